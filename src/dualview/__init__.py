@@ -1,0 +1,68 @@
+"""dualview: how far does a language model's in-context learning behave like gradient descent?
+
+The public names are loaded on first use, so that `import dualview` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dualview.comparison import compare
+    from dualview.errors import UserError
+    from dualview.metrics.summary import compute_metrics
+    from dualview.models.loading import LanguageModel, load_model
+    from dualview.options import RunOptions
+    from dualview.records import Records, Setting, load_records, save_records
+    from dualview.result import Result
+    from dualview.tasks.task import Task, list_tasks, load_task
+    from dualview.verdict import Verdict, judge
+
+_HOME = {
+    "compare": "dualview.comparison",
+    "UserError": "dualview.errors",
+    "compute_metrics": "dualview.metrics.summary",
+    "LanguageModel": "dualview.models.loading",
+    "load_model": "dualview.models.loading",
+    "RunOptions": "dualview.options",
+    "Records": "dualview.records",
+    "Setting": "dualview.records",
+    "load_records": "dualview.records",
+    "save_records": "dualview.records",
+    "Result": "dualview.result",
+    "Task": "dualview.tasks.task",
+    "list_tasks": "dualview.tasks.task",
+    "load_task": "dualview.tasks.task",
+    "Verdict": "dualview.verdict",
+    "judge": "dualview.verdict",
+}
+
+__all__ = [
+    "LanguageModel",
+    "Records",
+    "Result",
+    "RunOptions",
+    "Setting",
+    "Task",
+    "UserError",
+    "Verdict",
+    "compare",
+    "compute_metrics",
+    "judge",
+    "list_tasks",
+    "load_model",
+    "load_records",
+    "load_task",
+    "save_records",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'dualview' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

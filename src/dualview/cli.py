@@ -1,0 +1,196 @@
+"""The command line: each verb is one function of the library with the same argument names.
+
+Nothing heavy is imported before a verb runs, so that `dualview --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
+
+import typer
+
+from dualview.errors import UserError
+from dualview.options import RunOptions
+
+app = typer.Typer(
+    name="dualview",
+    help="How far does a language model's in-context learning behave like gradient descent? Measured, with controls.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    """Run a verb; a user's mistake is one sentence on standard error and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"dualview: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("dualview: interrupted; nothing was written.", file=sys.stderr)
+        sys.exit(130)
+
+
+def _option(field: Field[Any]) -> inspect.Parameter:
+    """One of `RunOptions`' fields as a command-line option; None where it is not given."""
+    kind = get_type_hints(RunOptions)[field.name]
+    default = "" if field.default is None or kind is bool else f" [default: {_shown(field.default)}]"
+    option = typer.Option(f"--{field.name.replace('_', '-')}", help=field.metadata["help"] + default)
+    taken = kind if kind is bool or get_origin(kind) is Literal else str
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[taken | None, option]
+    )
+
+
+def _shown(default: Any) -> str:
+    return ",".join(f"{x:g}" for x in default) if isinstance(default, tuple) else str(default)
+
+
+def _with_run_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb every option of a run, in place of its `**options`."""
+    own = [p for p in inspect.signature(verb, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters = [*(_option(field) for field in fields(RunOptions)), *own]
+    verb.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    verb.__annotations__ = {p.name: p.annotation for p in parameters}
+    return verb
+
+
+@app.command()
+@_with_run_options
+def run(
+    *,
+    out: Annotated[Path | None, typer.Option(help="write result.json and, with --save-records, the tensors here")] = None,
+    json: Annotated[Path | None, typer.Option(help="write the result to this file")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="count tokens and estimate the time, no more")] = False,
+    **options: Any,
+) -> None:
+    """Compare zero-shot, in-context and fine-tuned on one task."""
+    from rich.console import Console
+
+    from dualview.progress import for_stream
+
+    chosen = RunOptions.make(**options)
+    for place in (json, None if out is None else out / "result.json"):
+        _writable(place)
+    if chosen.save_records and out is None:
+        raise UserError("--save-records needs a folder to write to: give --out DIR.")
+    from dualview import comparison, estimate
+    from dualview.report.tables import result_table
+
+    if dry_run:
+        Console().print(estimate.estimate(chosen, for_stream()).table())
+        return
+    result = comparison.run(chosen, progress=for_stream())
+    written = comparison.write(result, out=out, json=json)
+    Console().print(result_table(result))
+    for path in written:
+        print(f"wrote {path}")
+
+
+@app.command()
+@_with_run_options
+def prompt(
+    *,
+    query: Annotated[int, typer.Option(min=0, help="which query to show, from 0")] = 0,
+    json: Annotated[Path | None, typer.Option(help="write the tokens and spans to this file")] = None,
+    **options: Any,
+) -> None:
+    """Show one prompt as the model sees it: tokens, spans and candidates."""
+    from rich.console import Console
+
+    from dualview import comparison
+    from dualview.progress import for_stream
+    from dualview.result import write_json
+    from dualview.tasks.show import describe_prompt, render_prompt
+
+    _writable(json)
+    prepared = comparison.prepare(RunOptions.make(**options), progress=for_stream())
+    Console().print(render_prompt(prepared.prompts, prepared.lm.tokenizer, query))
+    if json is not None:
+        write_json(json, describe_prompt(prepared.prompts, prepared.lm.tokenizer, query))
+
+
+@app.command()
+def metrics(
+    records: Annotated[Path, typer.Argument(help="a records.safetensors file that `run --save-records` wrote")],
+    json: Annotated[Path | None, typer.Option(help="write the metrics to this file")] = None,
+) -> None:
+    """Recompute every metric from saved records, without a model."""
+    from rich.console import Console
+
+    from dualview.metrics.summary import compute_metrics
+    from dualview.records import load_records
+    from dualview.report.tables import metrics_table
+    from dualview.result import write_json
+
+    _writable(json)
+    measured = compute_metrics(load_records(records)).to_json()
+    Console().print(metrics_table(measured))
+    if json is not None:
+        write_json(json, measured)
+
+
+@app.command()
+def tasks(
+    names: Annotated[list[str] | None, typer.Argument(help="tasks or YAML files to check; all are listed if none")] = None,
+    data: Annotated[Path | None, typer.Option(help="check them against this folder of <task>/*.jsonl")] = None,
+) -> None:
+    """List the tasks, or check some: read every row and count labels."""
+    from rich.console import Console
+
+    from dualview.report.tables import task_check_table, task_table
+    from dualview.tasks.task import check_task, list_tasks, load_task
+
+    if names:
+        Console().print(task_check_table([check_task(load_task(name, data)) for name in names]))
+    else:
+        Console().print(task_table(list_tasks()))
+
+
+@app.command()
+def assets(
+    action: Annotated[Literal["list", "fetch", "verify"], typer.Argument(help="what to do")] = "list",
+) -> None:
+    """List, fetch or verify the embedded model and data."""
+    from rich.console import Console
+
+    from dualview import assets as library
+    from dualview.report.tables import asset_table
+
+    def say(message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+
+    if action == "fetch":
+        found = library.fetch_assets(say)
+    else:
+        found = library.verify_assets(say) if action == "verify" else library.list_assets()
+    Console().print(asset_table(found))
+    if action == "verify" and any(status.state != "ready" for status in found):
+        raise UserError("Some assets are missing or damaged; run `dualview assets fetch`.")
+
+
+def _writable(path: Path | None) -> None:
+    """Say so before the work, not after it, if a file cannot be written."""
+    import os
+
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file.")
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"{path} cannot be written: {folder} is not a folder that may be written to.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Three ways to realise φ with φ(a)ᵀφ(b) = exp(aᵀb), the kernel of softmax attention (Ren & Liu 2024, section 3).
+
+| features | exact?                     | size          | error                                                      |
+|----------|----------------------------|---------------|------------------------------------------------------------|
+| Gram     | on the given points only   | n points      | rounding · exp(½ max ‖k − q‖²)                             |
+| Taylor   | in the limit of the order  | Σ_{n≤p} d^n   | ≤ Σ_{n>p} |kᵀq|^n / n! per kernel value                    |
+| random   | on average                 | m             | falls as m^{−½}; variance grows like exp(‖k + q‖²)         |
+
+Each takes points as columns and returns their features as columns.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualview.duality.algebra import column_norms, random_rotations, symmetric_eigen
+from dualview.duality.learners import gaussian_kernel
+from dualview.errors import UserError
+
+FeatureMap = Callable[[Float[Tensor, "d point"]], Float[Tensor, "feature point"]]
+"""Maps all points of one problem at once (Gram features know no other points)."""
+
+LARGEST_FEATURES = 2_000_000
+
+
+def gram_features(points: Float[Tensor, "d point"]) -> Float[Tensor, "point point"]:
+    """Exact features on these points: φ(z_i) = e^{‖z_i‖²/2} √Λ Uᵀ e_i, U Λ Uᵀ the Gaussian Gram matrix of the points.
+
+    exp(aᵀb) = e^{‖a‖²/2} e^{−‖a−b‖²/2} e^{‖b‖²/2}: factoring the middle kernel, whose diagonal is 1, keeps points of
+    very different norms apart. Kernel values below rounding (½‖a − b‖² above 36 in float64) are lost.
+    """
+    eigen = symmetric_eigen(gaussian_kernel(points, points))
+    root = eigen.vectors * eigen.values.clamp(min=0).sqrt()
+    return root.T * torch.exp(0.5 * points.square().sum(dim=0))
+
+
+def taylor_exp(t: Float[Tensor, "*shape"], order: int) -> Float[Tensor, "*shape"]:
+    """Σ_{n≤order} t^n / n!, the kernel that `taylor_features` realises, without forming them."""
+    total, term = torch.ones_like(t), torch.ones_like(t)
+    for n in range(1, order + 1):
+        term = term * t / n
+        total = total + term
+    return total
+
+
+def taylor_remainder(t: Float[Tensor, "*shape"], order: int) -> Float[Tensor, "*shape"]:
+    """Σ_{n>order} |t|^n / n!: a bound on |exp(t) − taylor_exp(t)|, summed until the terms vanish."""
+    size = t.abs()
+    term = torch.exp(order * torch.log(size.clamp(min=torch.finfo(t.dtype).tiny)) - math.lgamma(order + 1))
+    total, n = torch.zeros_like(t), order
+    while True:
+        n += 1
+        term = term * size / n
+        total = total + term
+        if n > float(size.max()) and bool((term <= torch.finfo(t.dtype).eps * total).all()):
+            return total
+
+
+def taylor_features(points: Float[Tensor, "d point"], order: int) -> Float[Tensor, "feature point"]:
+    """φ(z) = (z^{⊗n} / √n!)_{n≤order}: every monomial of degree ≤ order, so Σ_n d^n features. For small d only."""
+    d, n_points = points.shape
+    if sum(d**n for n in range(order + 1)) > LARGEST_FEATURES:
+        raise UserError(
+            f"Taylor features of order {order} in {d} dimensions are too many: use taylor_exp, or random features."
+        )
+    power = points.new_ones(1, n_points)
+    blocks = [power]
+    for n in range(1, order + 1):
+        # z^{⊗n}/√n! from z^{⊗(n−1)}/√(n−1)!
+        power = torch.einsum("ap,bp->abp", power, points).reshape(-1, n_points) / math.sqrt(n)
+        blocks.append(power)
+    return torch.cat(blocks)
+
+
+def random_directions(
+    d: int, n_features: int, generator: torch.Generator, orthogonal: bool = False
+) -> Float[Tensor, "d feature"]:
+    """w_r ~ N(0, I_d) in float64, as columns; `orthogonal` (in blocks of d) lowers the variance."""
+    plain = torch.randn(d, n_features, generator=generator, dtype=torch.float64)
+    if not orthogonal:
+        return plain
+    rotations = random_rotations(-(-n_features // d), d, generator)
+    return rotations.transpose(0, 1).reshape(d, -1)[:, :n_features] * column_norms(plain)
+
+
+def random_features(n_features: int, seed: int, orthogonal: bool = False) -> FeatureMap:
+    """Positive random features (Choromanski et al. 2021): φ(z) = e^{−‖z‖²/2} [exp(w_rᵀ z)]_r / √m.
+
+    Unbiased for exp(aᵀb); all features positive, so attention weights stay positive. The same seed gives the same
+    directions.
+    """
+
+    def features(points: Float[Tensor, "d point"]) -> Float[Tensor, "feature point"]:
+        generator = torch.Generator().manual_seed(seed)
+        directions = random_directions(points.shape[0], n_features, generator, orthogonal).to(points)
+        return torch.exp(directions.T @ points - 0.5 * points.square().sum(dim=0)) / math.sqrt(n_features)
+
+    return features

@@ -1,0 +1,80 @@
+"""Every identity on fresh random data, as a table; and the misprints, which must all fail.
+
+verify(seed=0)        → a Check per identity, all passed
+verify_wrong(seed=0)  → a Check per misprint, none passed
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from dualview.duality import (
+    identities_implicit,
+    identities_linear,
+    identities_regression,
+    identities_softmax,
+    misprints,
+)
+from dualview.duality.identity import Draws, Identity, ModelIdentity
+from dualview.errors import UserError
+
+IDENTITIES: tuple[Identity, ...] = (
+    *identities_linear.IDENTITIES,
+    *identities_regression.IDENTITIES,
+    *identities_softmax.IDENTITIES,
+    *identities_implicit.IDENTITIES,
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the table; its fields are the keys of `dualview verify --json`."""
+
+    statement: str
+    paper: str
+    error: float
+    tolerance: float
+    passed: bool
+
+
+def _check(identity: Identity | ModelIdentity, error: float) -> Check:
+    # a NaN passes nothing, because every comparison with it is false
+    return Check(identity.statement, identity.paper, error, identity.tolerance, passed=error <= identity.tolerance)
+
+
+def verify(
+    seed: int = 0,
+    model: object | None = None,
+    identities: Sequence[Identity] = IDENTITIES,
+    model_identities: Sequence[ModelIdentity] = (),
+) -> list[Check]:
+    """Run every identity on data drawn from `seed`; with a model, also the identities that need one."""
+    if model is not None and not model_identities:
+        raise UserError("verify was given a model but no identities to check on it.")
+    checks = [_check(identity, identity.error(Draws(seed, identity.statement))) for identity in identities]
+    if model is None:
+        return checks
+    on_model = [_check(each, each.error(Draws(seed, each.statement), model)) for each in model_identities]
+    return [*checks, *on_model]
+
+
+def verify_wrong(seed: int = 0) -> list[Check]:
+    """Run the common misprints on data drawn from `seed`: none may pass."""
+    return verify(seed, identities=misprints.MISPRINTS)
+
+
+def render(checks: Sequence[Check], title: str | None = None) -> Table:
+    """The table as rich prints it: statement, paper, error found, tolerance, pass or fail."""
+    table = Table(title=title, expand=False)
+    table.add_column("statement", ratio=3)
+    table.add_column("paper", ratio=1)
+    table.add_column("error", justify="right", no_wrap=True)
+    table.add_column("tolerance", justify="right", no_wrap=True)
+    table.add_column("", justify="center", no_wrap=True)
+    for check in checks:
+        verdict = "[green]pass[/]" if check.passed else "[red]FAIL[/]"
+        # brackets in a statement are mathematics, not rich's markup
+        statement = check.statement.replace("[", "\\[")
+        table.add_row(statement, check.paper, f"{check.error:.1e}", f"{check.tolerance:g}", verdict)
+    return table

@@ -1,0 +1,59 @@
+"""Contextual calibration (Zhao et al. 2021, section 5): divide out what the model answers to a question without content.
+
+    p̂(label) ∝ p(label | query) / p̄(label),      p̄ = the mean of p(label | content-free input)
+
+with both normalised over the candidates. It is worn beside the plain accuracies, never in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import log_softmax, logsumexp
+
+from dualview.metrics.prediction import accuracy
+from dualview.models.loading import LanguageModel
+from dualview.models.passes import Patch, Plan, ask
+from dualview.records import Setting
+from dualview.tasks.prompt import CONTENT_FREE, Query, content_free_queries
+from dualview.tasks.task import Task
+
+
+def calibrated_accuracy(
+    task: Task,
+    lm: LanguageModel,
+    queries: Sequence[Query],
+    settings: Mapping[str, Setting],
+    ways: Mapping[str, tuple[Plan, Patch | None]],
+) -> dict[str, float]:
+    """Accuracy of each setting after calibration, each by its own answers to the content-free queries."""
+    gold = np.array([query.gold for query in queries])
+    distinct = list(dict.fromkeys(query.candidates for query in queries))
+    empty = [q for candidates in distinct for q in content_free_queries(task, lm.tokenizer, candidates)]
+    row_of = {candidates: i for i, candidates in enumerate(distinct)}
+    rows = np.array([row_of[query.candidates] for query in queries])
+    found: dict[str, float] = {}
+    for name, (how, patch) in ways.items():
+        scores = ask(lm, empty, replace(how, record=False, at="prompt"), patch).settings[0].log_probs
+        prior = log_prior(scores.reshape(len(distinct), len(CONTENT_FREE), -1))
+        found[name] = accuracy(calibrated(settings[name].log_probs, prior[rows]), gold)
+    return found
+
+
+def log_prior(
+    content_free: Float[np.ndarray, "distinct filler candidate"],
+) -> Float[np.ndarray, "distinct candidate"]:
+    """log of the mean, over the content-free inputs, of the normalised probabilities."""
+    normalised = log_softmax(content_free, axis=-1)
+    return logsumexp(normalised, axis=1) - np.log(content_free.shape[1])
+
+
+def calibrated(
+    log_probs: Float[np.ndarray, "query candidate"], prior: Float[np.ndarray, "query candidate"]
+) -> Float[np.ndarray, "query candidate"]:
+    """Scores with the prior divided out; candidates a query does not have stay impossible."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(log_probs), log_probs - prior, -np.inf)

@@ -1,0 +1,269 @@
+"""Fine-tuning as the comparison means it: plain SGD on the demonstrations, one a step, in the order of the prompt.
+
+For the projections (k and v, or q, k and v, or v) the update is computed in its dual form,
+
+    ΔW ← ΔW − lr · Σ_t g_t x_tᵀ,      g_t = ∂loss/∂(W x_t)
+
+so nothing is differentiated that nothing reads, the base weights stay untouched, and every learning rate of a grid is
+one row of the same batch. Dai et al. 2022, appendix B (their release: SGD, batch 1, one epoch, all-token loss).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dualview.errors import UserError
+from dualview.learning.update import Deltas, Parameters, added
+from dualview.models.anatomy import Role
+from dualview.models.dispatch import run_forward
+from dualview.models.loading import LanguageModel, adopt
+from dualview.models.passes import Patch
+from dualview.models.prefix import Causal, as_row
+from dualview.models.probe import Whole
+from dualview.tasks.prompt import TrainingSequence
+
+Params = Literal["kv", "qkv", "v", "all"]
+Loss = Literal["all", "label"]
+Rule = Literal["sgd", "layer-causal"]
+Status = Literal["ok", "diverged", "collapsed"]
+
+ROLES_OF: dict[str, tuple[Role, ...]] = {"kv": ("k", "v"), "qkv": ("q", "k", "v"), "v": ("v",)}
+# Logits of one step, all learning rates and (layer-causal) all layers together, stay below this.
+_LOGIT_BYTES = 1 << 29
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to fine-tune; the learning rate comes apart, since a grid of them shares the work."""
+
+    params: Params = "kv"
+    loss: Loss = "all"
+    epochs: int = 1
+    rule: Rule = "sgd"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One fine-tuned model: the patch to wear, and how training went."""
+
+    lr: float
+    patch: Patch
+    losses: tuple[float, ...]
+    """The loss before each step."""
+    status: Status = "ok"
+
+
+def finetune(
+    lm: LanguageModel,
+    sequences: Sequence[TrainingSequence],
+    rates: Sequence[float],
+    recipe: Recipe = Recipe(),
+    progress: Callable[[int], None] | None = None,
+) -> list[Tuned]:
+    """Train from the base weights once for each learning rate; `lm` itself is not changed."""
+    for rate in rates:
+        if not math.isfinite(rate) or rate < 0:
+            raise UserError(f"The learning rate must be a finite number of at least 0, not {rate}.")
+    if recipe.epochs < 1:
+        raise UserError(f"--epochs must be at least 1, not {recipe.epochs}.")
+    wide = _in_single_precision(lm)
+    if recipe.params == "all":
+        tuned = [_train_parameters(wide, sequences, rate, recipe, progress) for rate in rates]
+    else:
+        longest = max(len(sequence.ids) for sequence in sequences)
+        layers = len(lm.anatomy.blocks) if recipe.rule == "layer-causal" else 1
+        together = max(1, _LOGIT_BYTES // (4 * lm.vocab * longest * layers))
+        groups = [rates[start : start + together] for start in range(0, len(rates), together)]
+        tuned = [t for group in groups for t in _train_projections(wide, sequences, group, recipe, progress)]
+    return tuned if wide is lm else [replace(t, patch=_moved(t.patch, lm)) for t in tuned]
+
+
+def steps_of(sequences: Sequence[TrainingSequence], recipe: Recipe) -> list[TrainingSequence]:
+    """The order of the steps: the prompt's, again for each epoch."""
+    return [sequence for _ in range(recipe.epochs) for sequence in sequences]
+
+
+def _train_projections(
+    lm: LanguageModel,
+    sequences: Sequence[TrainingSequence],
+    rates: Sequence[float],
+    recipe: Recipe,
+    progress: Callable[[int], None] | None,
+) -> list[Tuned]:
+    projections = lm.anatomy.projections(ROLES_OF[recipe.params])
+    if not projections:
+        raise UserError(f"dualview found no {recipe.params} projections to train in {lm.name}.")
+    deltas = Deltas.zero(projections, len(rates), lm.dtype)
+    lr = torch.tensor(rates, dtype=lm.dtype, device=lm.device)
+    alive = torch.ones_like(lr, dtype=torch.bool)
+    history: list[list[float]] = []
+    for step, sequence in enumerate(steps_of(sequences, recipe)):
+        # Before the first step all learning rates are the same model: one row does for all.
+        tape = Tape(deltas, rows=1 if step == 0 else len(rates))
+        with torch.enable_grad(), tape.running():
+            losses = sequence_losses(lm, sequence, recipe, tape.rows)
+        signals = tape.signals(losses)
+        alive &= torch.isfinite(losses.detach())
+        for g in signals:
+            alive &= torch.isfinite(g.sum((1, 2)))
+        for (index, x, _), g in zip(tape.calls, signals, strict=True):
+            # e_t = −lr · g_t, the error signals; a diverged row stops moving, its neighbours in the batch go on
+            e = torch.where(alive[:, None, None], -lr[:, None, None] * g, 0.0)
+            deltas.weights[index].baddbmm_(e.mT, x.to(e.dtype).expand(len(rates), -1, -1))
+            bias = deltas.biases[index]
+            if bias is not None:
+                bias.add_(e.sum(1))
+        history.append(losses.detach().expand(len(rates)).tolist())
+        if progress is not None:
+            progress(len(rates))
+    return [
+        Tuned(rate, deltas.pick(r), tuple(row[r] for row in history), "ok" if bool(alive[r]) else "diverged")
+        for r, rate in enumerate(rates)
+    ]
+
+
+@dataclass
+class Tape:
+    """Watches the projections of one training pass: their inputs x_t, and, once the loss is known, the g_t."""
+
+    deltas: Deltas
+    rows: int
+    calls: list[tuple[int, Tensor, Tensor]] = field(default_factory=list[tuple[int, Tensor, Tensor]])
+    """(projection, its input, its output), in the order of the pass."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        def watch(index: int) -> Any:
+            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                x = inputs[0]
+                if self.rows == self.deltas.rows:
+                    output = added(output, self.deltas.change(index, x), self.deltas.projections[index])
+                if not output.requires_grad:  # nothing before the first projection is trained
+                    output = output.detach().requires_grad_()
+                self.calls.append((index, x.detach().flatten(1, -2), output))
+                return output
+
+            return hook
+
+        hooks = [p.module.register_forward_hook(watch(i)) for i, p in enumerate(self.deltas.projections)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def signals(self, losses: Float[Tensor, " rate"]) -> list[Float[Tensor, "rate token row"]]:
+        """g_t of every call on the tape; each row's loss depends on its own row alone, so one pass serves all."""
+        outputs = [output for _, _, output in self.calls]
+        found = torch.autograd.grad(losses.sum(), outputs, allow_unused=True)
+        signals: list[Tensor] = []
+        for (index, _, output), gradient in zip(self.calls, found, strict=True):
+            gradient = torch.zeros_like(output) if gradient is None else gradient
+            rows = self.deltas.projections[index].rows
+            signals.append((gradient if rows is None else gradient[..., rows]).flatten(1, -2))
+        return signals
+
+
+def sequence_losses(
+    lm: LanguageModel, sequence: TrainingSequence, recipe: Recipe, rows: int
+) -> Float[Tensor, " rate"]:
+    """The loss of one demonstration for each row: the mean cross-entropy of its (or its label's) next tokens.
+
+    `layer-causal` (Deutch et al. 2024, section 5): every block reads a detached input, the final norm and the
+    unembedding read every block's output, and the layers' losses are summed.
+    """
+    first = sequence.label_start if recipe.loss == "label" else 1
+    ids = as_row(sequence.ids, lm.device, rows)
+    at = torch.arange(ids.shape[1], device=lm.device)
+    keep = at[first - 1 : -1]
+    strategy = Causal(at) if lm.fast else Whole(at, range(0, ids.shape[1]), 0, None)
+    with _layer_causal(lm) if recipe.rule == "layer-causal" else _as_it_is():
+        logits = run_forward(lm.model, strategy, ids, at[None].expand(rows, -1), keep, native=not lm.fast)
+    logits = logits.unflatten(0, (-1, rows))  # [layer or 1, rate, token, vocab]
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    targets = ids[:, first:]
+    picked = logits.gather(-1, targets[None, :, :, None].expand(logits.shape[0], -1, -1, 1))[..., 0]
+    return (torch.logsumexp(logits, -1) - picked).mean(-1).sum(0)
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _layer_causal(lm: LanguageModel) -> Iterator[None]:
+    outputs: list[Tensor] = []
+
+    def cut(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        detached = tuple(a.detach() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+        kwargs = {**kwargs, **{k: kwargs[k].detach() for k in ("hidden_states",) if k in kwargs}}
+        return detached, kwargs
+
+    def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        outputs.append(output[0] if isinstance(output, tuple) else output)
+
+    def all_layers(_module: nn.Module, args: tuple[Any, ...]) -> Any:
+        return (torch.cat(outputs), *args[1:])
+
+    hooks = [block.register_forward_pre_hook(cut, with_kwargs=True) for block in lm.anatomy.blocks]
+    hooks += [block.register_forward_hook(keep) for block in lm.anatomy.blocks]
+    hooks.append(lm.anatomy.final.register_forward_pre_hook(all_layers))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _train_parameters(
+    lm: LanguageModel,
+    sequences: Sequence[TrainingSequence],
+    rate: float,
+    recipe: Recipe,
+    progress: Callable[[int], None] | None,
+) -> Tuned:
+    """SGD on every parameter of the model, on a copy of them."""
+    values = {name: p.detach().clone().requires_grad_() for name, p in lm.model.named_parameters()}
+    patch = Parameters(lm.model, values)
+    history: list[float] = []
+    status: Status = "ok"
+    for sequence in steps_of(sequences, recipe):
+        with torch.enable_grad(), patch.applied():
+            loss = sequence_losses(lm, sequence, recipe, 1).sum()
+        history.append(float(loss.detach()))
+        if not math.isfinite(history[-1]):
+            status = "diverged"
+            break
+        gradients = torch.autograd.grad(loss, list(values.values()), allow_unused=True)
+        with torch.no_grad():
+            for value, gradient in zip(values.values(), gradients, strict=True):
+                if gradient is not None:
+                    value.sub_(rate * gradient)
+        if progress is not None:
+            progress(1)
+    return Tuned(rate, Parameters(lm.model, {n: v.detach() for n, v in values.items()}), tuple(history), status)
+
+
+def _in_single_precision(lm: LanguageModel) -> LanguageModel:
+    """Training needs at least float32: a narrower model is copied for it."""
+    if lm.dtype in (torch.float32, torch.float64):
+        return lm
+    return adopt(copy.deepcopy(lm.model).float(), lm.tokenizer, lm.name)
+
+
+def _moved(patch: Patch, lm: LanguageModel) -> Patch:
+    if isinstance(patch, Deltas):
+        return patch.moved_to(lm.anatomy)
+    assert isinstance(patch, Parameters)
+    return Parameters(lm.model, {name: value.to(lm.dtype) for name, value in patch.values.items()})
+

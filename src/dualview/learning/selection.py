@@ -1,0 +1,60 @@
+"""Choosing a learning rate, or a seed, on rows that are never reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dualview.learning.finetune import Status, Tuned
+from dualview.learning.update import Deltas
+from dualview.metrics.prediction import accuracy, predictions
+from dualview.models.loading import LanguageModel
+from dualview.models.passes import Plan, ask
+from dualview.progress import Advance
+from dualview.tasks.prompt import Query
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate's showing on the selection rows."""
+
+    value: float
+    accuracy: float | None
+    status: Status
+
+
+def judge_rates(
+    lm: LanguageModel, tuned: Sequence[Tuned], queries: Sequence[Query], how: Plan, advance: Advance | None = None
+) -> list[Trial]:
+    """Zero-shot accuracy of each fine-tuned model on the selection rows, all of one batch together."""
+    gold = np.array([query.gold for query in queries])
+    scores = _scores(lm, tuned, queries, replace(how, record=False, demo_logits=False), advance)
+    return [
+        Trial(t.lr, None if t.status == "diverged" else accuracy(s, gold), status_of(t, s))
+        for t, s in zip(tuned, scores, strict=True)
+    ]
+
+
+def status_of(tuned: Tuned, log_probs: np.ndarray) -> Status:
+    """Diverged if the loss was ever not finite, collapsed if every query got the same answer."""
+    if tuned.status == "diverged" or not np.isfinite(log_probs.max(1)).all():
+        return "diverged"
+    return "collapsed" if len(log_probs) > 1 and len(np.unique(predictions(log_probs))) == 1 else "ok"
+
+
+def best(trials: Sequence[Trial]) -> int:
+    """The index of the highest accuracy; ties to the smaller value; diverged trials only if there is no other."""
+    order = sorted(range(len(trials)), key=lambda i: trials[i].value)
+    return max(order, key=lambda i: -1.0 if trials[i].accuracy is None else (trials[i].accuracy or 0.0))
+
+
+def _scores(
+    lm: LanguageModel, tuned: Sequence[Tuned], queries: Sequence[Query], how: Plan, advance: Advance | None
+) -> list[np.ndarray]:
+    patches = [t.patch for t in tuned]
+    deltas = [p for p in patches if isinstance(p, Deltas)]
+    if len(deltas) < len(patches):
+        return [ask(lm, queries, how, p, advance).settings[0].log_probs for p in patches]
+    return [s.log_probs for s in ask(lm, queries, how, Deltas.side_by_side(deltas), advance).settings]

@@ -1,0 +1,34 @@
+"""The few scipy functions in use, with types (scipy ships none)."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from jaxtyping import Float
+from scipy import special, stats  # pyright: ignore[reportMissingTypeStubs]
+
+_special = cast("Any", special)
+_stats = cast("Any", stats)
+
+
+def hypergeometric_tail(at_least: int, population: int, successes: int, draws: int) -> float:
+    """P(X ≥ at_least) for `draws` drawn without replacement from `population` of which `successes` count."""
+    return float(_stats.hypergeom.sf(at_least - 1, population, successes, draws))
+
+
+def normal_cdf(x: float) -> float:
+    return float(_special.ndtr(x))
+
+
+def normal_quantile(p: float) -> float:
+    return float(_special.ndtri(p))
+
+
+def student_quantile(p: float, degrees: int) -> float:
+    return float(_special.stdtrit(degrees, p))
+
+
+def kendall_tau_b(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
+    """O(n log n); NaN when either side is constant."""
+    return float(_stats.kendalltau(x, y, method="asymptotic").statistic)

@@ -1,0 +1,315 @@
+"""Every similarity between what it would be without any likeness (floors) and what ICL shares with itself (ceilings).
+
+Floors come from the records alone (`dualview.metrics.floors`) and from control settings recorded beside zsl, icl and
+ft. A control that stands in ICL's place gives the floor sim(control − zsl, ft − zsl), one in FT's place
+sim(icl − zsl, control − zsl). A ceiling compares ICL with itself: sim(icl − zsl, icl' − zsl), icl' the same
+demonstrations in another order, or other demonstrations. A whole other model (untrained) brings its own three
+settings, `<name>_zsl`, `<name>_icl` and `<name>_ft`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from dualview.metrics._scipy import normal_cdf
+from dualview.metrics.floors import Floor, RecordFloors, record_floors
+from dualview.metrics.prediction import correct, rec2ftp
+from dualview.metrics.representation import noise_floor, relative_update_norm
+from dualview.metrics.statistics import (
+    DRAWS,
+    Interval,
+    benjamini_hochberg,
+    holm,
+    paired_interval,
+    query_interval,
+    sign_flip_p,
+    wilson_interval,
+)
+from dualview.metrics.summary import NOT_RECORDED, plain
+from dualview.metrics.vectors import Form, overall_mean, similarity_table
+from dualview.records import MAIN_SETTINGS, Records, Setting
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a control setting is for: whose place it takes, and whether it bounds from below, above, or neither."""
+
+    place: Literal["icl", "ft"]
+    bound: Literal["floor", "ceiling", "other"]
+    meaning: str
+
+
+ROLES: Mapping[str, Role] = {
+    "zsl_shifted": Role("icl", "floor", "the query moved to its in-context position, without demonstrations"),
+    "icl_random_labels": Role("icl", "floor", "demonstrations with random labels"),
+    "icl_other_task": Role("icl", "floor", "demonstrations of another task"),
+    "icl_random_text": Role("icl", "floor", "random text of the demonstrations' length"),
+    "ft_random_labels": Role("ft", "floor", "fine-tuning on random labels"),
+    "ft_other_task": Role("ft", "floor", "fine-tuning on another task"),
+    "ft_sign_flipped": Role("ft", "floor", "fine-tuning up the gradient"),
+    "icl_reordered": Role("ft", "ceiling", "ICL with the same demonstrations in another order"),
+    "icl_other_demos": Role("ft", "ceiling", "ICL with other demonstrations"),
+    "ft_all_params": Role("ft", "other", "fine-tuning of all parameters"),
+    "ft_layer_causal": Role("ft", "other", "layer-causal fine-tuning"),
+    "ft_linearised": Role("ft", "other", "fine-tuning of the linearised model"),
+}
+"""Known control settings. An `icl_…` or `zsl_…` not listed here is reported in ICL's place, an `ft_…` in FT's."""
+
+
+def role_of(name: str) -> Role | None:
+    if name in ROLES:
+        return ROLES[name]
+    if name.startswith(("icl_", "zsl_")):
+        return Role("icl", "other", name)
+    return Role("ft", "other", name) if name.startswith("ft_") else None
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Which array a similarity compares, and in which form."""
+
+    array: Literal["h", "m"]
+    form: Form
+    title: str
+
+
+SIMILARITIES: Mapping[str, Similarity] = {
+    "sim_aou": Similarity("h", "update", "raw SimAOU"),
+    "sim_aou_normalised": Similarity("h", "normalised", "normalised SimAOU"),
+    "sim_am": Similarity("m", "update", "SimAM-delta"),
+    "sim_am_after": Similarity("m", "map", "SimAM after"),
+}
+
+
+@dataclass(frozen=True)
+class FloorResult:
+    """A floor's mean, and the one-sided p that the similarity does not exceed it."""
+
+    value: float | None
+    p: float | None
+
+
+@dataclass(frozen=True)
+class MetricControls:
+    """One metric with its interval, floors and ceilings.
+
+    `p`: for a similarity the permutation p against the shuffled query, for Rec2FTP the hypergeometric one. `below_p`:
+    one-sided p that the similarity is not below what random rotations give. `position`: 0 at the highest floor, 1 at
+    the highest ceiling.
+    """
+
+    metric: str
+    value: float | None
+    ci: Interval | None = None
+    floors: Mapping[str, FloorResult] = field(default_factory=dict[str, FloorResult])
+    ceilings: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    others: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    p: float | None = None
+    p_per_layer: Float[np.ndarray, " layer"] | None = None
+    below_p: float | None = None
+    reason: str | None = None
+
+    @property
+    def floor(self) -> float | None:
+        """The highest floor."""
+        return max((floor.value for floor in self.floors.values() if floor.value is not None), default=None)
+
+    @property
+    def ceiling(self) -> float | None:
+        """The highest ceiling."""
+        return max((value for value in self.ceilings.values() if value is not None), default=None)
+
+    @property
+    def position(self) -> float | None:
+        if self.value is None or self.floor is None or self.ceiling is None or self.ceiling <= self.floor:
+            return None
+        return (self.value - self.floor) / (self.ceiling - self.floor)
+
+    def to_json(self) -> dict[str, object]:
+        result: dict[str, object] = {
+            "value": self.value,
+            "ci": None if self.ci is None else self.ci.to_json(),
+            "floors": {name: floor.value for name, floor in self.floors.items()},
+            "floors_p": {name: floor.p for name, floor in self.floors.items()},
+            "ceiling": self.ceiling,
+            "ceilings": dict(self.ceilings),
+            "others": dict(self.others),
+            "position": self.position,
+            "p": self.p,
+            "below_p": self.below_p,
+            "reason": self.reason,
+        }
+        if self.p_per_layer is not None:
+            corrected = {"raw": self.p_per_layer, "holm": holm(self.p_per_layer)}
+            corrected["benjamini_hochberg"] = benjamini_hochberg(self.p_per_layer)
+            result["p_per_layer"] = {name: [plain(p) for p in values] for name, values in corrected.items()}
+        return result
+
+
+@dataclass(frozen=True)
+class Options:
+    """Seed and sizes of every random draw."""
+
+    seed: int = 0
+    draws: int = DRAWS
+    level: float = 0.95
+
+
+def compute_controls(records: Records, options: Options | None = None) -> Mapping[str, MetricControls]:
+    """Interval, floors, ceilings and p-values of accuracy gains, Rec2FTP and every similarity the records allow."""
+    options = options or Options()
+    results = {f"accuracy_{name}": accuracy_gain(records, name, options) for name in ("icl", "ft")}
+    results["rec2ftp"] = rec2ftp_controls(records, options)
+    for array in ("h", "m"):
+        names = [name for name, similarity in SIMILARITIES.items() if similarity.array == array]
+        stacks = [getattr(records[name], array) for name in MAIN_SETTINGS]
+        if any(stack is None for stack in stacks):
+            results |= {name: MetricControls(name, None, reason=NOT_RECORDED) for name in names}
+            continue
+        forms: list[Form] = [SIMILARITIES[name].form for name in names]
+        floors = record_floors(stacks[0], stacks[1], stacks[2], forms, columns=records.columns, seed=options.seed)
+        for name in names:
+            results[name] = similarity_controls(records, name, floors[SIMILARITIES[name].form], options)
+    return results
+
+
+def accuracy_gain(records: Records, name: str, options: Options) -> MetricControls:
+    """How much more often a setting is right than zero-shot, with the interval of the paired difference."""
+    right = {which: correct(records[which].log_probs, records.gold).astype(np.float64) for which in ("zsl", name)}
+    metric = f"accuracy_{name}"
+    interval = paired_interval(
+        right[name], right["zsl"], seed=options.seed, name=metric, draws=options.draws, level=options.level
+    )
+    return MetricControls(metric, float((right[name] - right["zsl"]).mean()), interval)
+
+
+def rec2ftp_controls(records: Records, options: Options) -> MetricControls:
+    """Rec2FTP against its chance level and with each control in ICL's or FT's place."""
+
+    def of(zsl: Setting, icl: Setting, ft: Setting) -> float | None:
+        return rec2ftp(records.gold, zsl.log_probs, icl.log_probs, ft.log_probs).value
+
+    own = rec2ftp(records.gold, *(records[name].log_probs for name in MAIN_SETTINGS))
+    floors, bounds = {"chance": FloorResult(own.chance, own.p)}, _Bounds()
+    for name, trio in control_trios(records).items():
+        value = of(trio.zsl, trio.icl, trio.ft)
+        if trio.bound == "floor":
+            floors[name] = FloorResult(value, None)
+        else:
+            bounds.put(name, trio, value)
+    interval = wilson_interval(own.n_both, own.n_ft, options.level)
+    return MetricControls(
+        "rec2ftp", own.value, interval, floors, bounds.ceilings, bounds.others, own.p, reason=own.reason
+    )
+
+
+def similarity_controls(records: Records, name: str, from_records: RecordFloors, options: Options) -> MetricControls:
+    """One similarity with its interval, every floor's p-value, and its ceilings."""
+    values = _table(name, _Trio(records["zsl"], records["icl"], records["ft"]), records.columns)
+    if values is None:
+        return MetricControls(name, None, reason=NOT_RECORDED)
+    floors, bounds = {**from_records.floors, **_own_floors(records, name, values)}, _Bounds()
+    for control, trio in control_trios(records).items():
+        table = _table(name, trio, records.columns)
+        if table is not None and trio.bound == "floor":
+            floors[control] = Floor(table, values - table)
+        elif table is not None:
+            bounds.put(control, trio, plain(overall_mean(table)))
+    results = {
+        floor: FloorResult(plain(overall_mean(f.per_query)), _floor_p(name, floor, f, from_records, options))
+        for floor, f in floors.items()
+    }
+    value = plain(overall_mean(values))
+    return MetricControls(
+        metric=name,
+        value=value,
+        ci=query_interval(values, seed=options.seed, name=f"ci/{name}", draws=options.draws, level=options.level),
+        floors=results,
+        ceilings=bounds.ceilings,
+        others=bounds.others,
+        p=from_records.tests["shuffled_query"].p,
+        p_per_layer=from_records.tests["shuffled_query"].p_per_layer,
+        below_p=_rotated_p(from_records, value, above=False),
+        reason=None if value is not None else "undefined for every query",
+    )
+
+
+def _floor_p(metric: str, name: str, floor: Floor, from_records: RecordFloors, options: Options) -> float | None:
+    """The floor's own null where it has one (permutations, rotations), else sign flips of the per-query excess."""
+    if name in from_records.tests:
+        return from_records.tests[name].p
+    if name == "rotated":
+        return _rotated_p(from_records, plain(overall_mean(floor.excess)), above=True)
+    return sign_flip_p(floor.excess, seed=options.seed, name=f"floor/{metric}/{name}", draws=options.draws)
+
+
+def _rotated_p(from_records: RecordFloors, value: float | None, *, above: bool) -> float | None:
+    """One-sided normal p of a similarity against random rotations of FT's updates."""
+    if value is None or not from_records.rotated_sd:
+        return None
+    return normal_cdf((-value if above else value) / from_records.rotated_sd)
+
+
+def _own_floors(records: Records, name: str, values: Float[np.ndarray, "query layer"]) -> Mapping[str, Floor]:
+    """The analytic noise floor of normalised SimAOU, and SimAM before fine-tuning for SimAM after it."""
+    zsl, icl, ft = (records[which] for which in MAIN_SETTINGS)
+    if name == "sim_aou_normalised" and zsl.h is not None and icl.h is not None and ft.h is not None:
+        noise = noise_floor(relative_update_norm(zsl.h, icl.h), relative_update_norm(zsl.h, ft.h))
+        return {"noise": Floor(noise, values - noise)}
+    if name == "sim_am_after" and zsl.m is not None and icl.m is not None:
+        before = similarity_table("map", zsl.m, icl.m, zsl.m, records.columns)
+        return {"before": Floor(before, values - before)}
+    return {}
+
+
+# ------------------------------------------------------------------------------------------------- control settings
+
+
+@dataclass(frozen=True)
+class _Trio:
+    """Three settings to compare as zsl, icl and ft."""
+
+    zsl: Setting
+    icl: Setting
+    ft: Setting
+    bound: Literal["floor", "ceiling", "other"] = "floor"
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    ceilings: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    others: dict[str, float | None] = field(default_factory=dict[str, float | None])
+
+    def put(self, name: str, trio: _Trio, value: float | None) -> None:
+        (self.ceilings if trio.bound == "ceiling" else self.others)[name] = value
+
+
+def control_trios(records: Records) -> Mapping[str, _Trio]:
+    """Every control as the three settings it compares."""
+    settings, trios = records.settings, dict[str, _Trio]()
+    stems = {name.removesuffix("_zsl") for name in records.controls if name.endswith("_zsl")}
+    whole = {stem for stem in stems if all(f"{stem}_{part}" in settings for part in MAIN_SETTINGS)}
+    for stem in sorted(whole):
+        trios[stem] = _Trio(settings[f"{stem}_zsl"], settings[f"{stem}_icl"], settings[f"{stem}_ft"])
+    parts = {f"{stem}_{part}" for stem in whole for part in MAIN_SETTINGS}
+    for name, setting in records.controls.items():
+        role = None if name in parts else role_of(name)
+        if role is not None:
+            icl, ft = (setting, records["ft"]) if role.place == "icl" else (records["icl"], setting)
+            trios[name] = _Trio(records["zsl"], icl, ft, role.bound)
+    return trios
+
+
+def _table(
+    name: str, trio: _Trio, columns: Int[np.ndarray, " query"] | None
+) -> Float[np.ndarray, "query layer"] | None:
+    similarity = SIMILARITIES[name]
+    stacks = [getattr(setting, similarity.array) for setting in (trio.zsl, trio.icl, trio.ft)]
+    if any(stack is None for stack in stacks):
+        return None
+    return similarity_table(similarity.form, stacks[0], stacks[1], stacks[2], columns)

@@ -1,0 +1,196 @@
+"""What a similarity would be without any likeness of ICL to FT, computed from the records alone.
+
+Floors, each with the per-query excess of the similarity over it:
+
+- `gaussian`: FT's update replaced by a random one of the same norm.
+- `rotated` (for updates): all of FT's updates turned together, layer by layer and head by head, in a random way. Keeps
+  their norms and all relations between queries, and so tells likeness from the chance alignment of directions that
+  many queries share, which no number of queries averages away.
+- `shuffled_query`: FT's update replaced by its update of another query. Tells what is common to all queries from what
+  is the query's own, and gives an exact permutation test.
+- `mean_direction`: the part of the similarity owed to the mean update over queries; the excess is what is left once
+  the mean direction is removed from both sides.
+- `zsl_direction`: the part owed to the direction of the ZSL vector. Both updates start there, so two settings that
+  merely shrink it (as any attention to demonstrations does: attention = λ·demonstrations + (1−λ)·query) agree.
+
+`shuffled_query` and `mean_direction` compare queries with one another, in blocks. Attention maps of different queries
+have different numbers of columns, and no way of cutting or shifting them keeps every common pattern (the template's
+first words, its last) in place; so a map is only ever compared with maps of as many columns. A query that is alone
+with its number of columns has no such floor and is left out of these two tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from dualview.metrics.statistics import generator
+from dualview.metrics.updates import (
+    LayerVectors,
+    centred_pairs,
+    gaussian,
+    pair_cosines,
+    rotation_variance,
+    zsl_direction,
+)
+from dualview.metrics.vectors import Form, defined_mean, layer_of
+
+OUTPUT_BLOCK = 64
+MAP_BLOCK = 16
+_PERMUTATIONS = 999
+_ROTATION_SAMPLE = 256
+
+
+@dataclass(frozen=True)
+class Floor:
+    """One floor, per query and layer, and the similarity's excess over it on the same footing."""
+
+    per_query: Float[np.ndarray, "query layer"]
+    excess: Float[np.ndarray, "query layer"]
+
+
+@dataclass(frozen=True)
+class ShuffleTest:
+    """Permutation p-values of a similarity against pairing each query with another one's update."""
+
+    p: float | None
+    p_per_layer: Float[np.ndarray, " layer"]
+
+
+@dataclass(frozen=True)
+class RecordFloors:
+    """The floors of one similarity that need nothing but the records."""
+
+    floors: Mapping[str, Floor]
+    tests: Mapping[str, ShuffleTest]
+    """Exact permutation tests, for the floors that have one."""
+    rotated_sd: float | None
+    """The standard deviation of the similarity if FT's updates were turned at random; None for other forms."""
+
+
+def output_blocks(n_queries: int, seed: int) -> list[Int[np.ndarray, " member"]]:
+    """Random blocks of at most `OUTPUT_BLOCK` queries: permuting within blocks is as exact, and n² pairs cheaper."""
+    order = generator(seed, "blocks/h").permutation(n_queries)
+    return _split(order, OUTPUT_BLOCK)
+
+
+def map_blocks(columns: Int[np.ndarray, " query"], seed: int) -> list[Int[np.ndarray, " member"]]:
+    """Random blocks of at most `MAP_BLOCK` queries that have the same number of columns."""
+    order = generator(seed, "blocks/m").permutation(columns.shape[0])
+    same = [order[columns[order] == count] for count in np.unique(columns)]
+    return [block for group in same for block in _split(group, MAP_BLOCK)]
+
+
+def _split(order: Int[np.ndarray, " query"], largest: int) -> list[Int[np.ndarray, " member"]]:
+    return np.array_split(order, -(-order.size // largest))
+
+
+def shuffle_test(pairs: Sequence[Float[np.ndarray, "layer member member"]], *, seed: int, name: str) -> ShuffleTest:
+    """Exact one-sided permutation test: is FT's update of the same query more similar than that of any other?
+
+    `pairs[block][l, i, j]` is the similarity of query i with j's update. Under the null the updates of a block are
+    exchangeable among its queries; 999 random permutations within blocks. The statistic is the mean over layers;
+    undefined pairs count 0, weighted so that no permutation changes a layer's weight.
+    """
+    layers = int(pairs[0].shape[0]) if pairs else 0
+    expected = np.zeros(layers)
+    for block in pairs:
+        expected += (~np.isnan(block)).sum(axis=(1, 2)) / block.shape[1]
+    if not expected.any():
+        return ShuffleTest(None, np.full(layers, np.nan))
+    weight = np.where(expected > 0, 1.0 / np.maximum(expected, 1e-300), 0.0)
+    observed, shuffled = np.zeros(layers), np.zeros((layers, _PERMUTATIONS))
+    rng = generator(seed, name)
+    for block in pairs:
+        values, member = np.nan_to_num(block) * weight[:, None, None], np.arange(int(block.shape[1]))
+        observed += np.trace(values, axis1=1, axis2=2)
+        orders = rng.permuted(np.broadcast_to(member, (_PERMUTATIONS, member.size)), axis=1)
+        shuffled += values[:, member, orders].sum(axis=2)
+    slack = 1e-12 * np.abs(observed).sum()
+    per_layer = (1 + (shuffled >= observed[:, None] - slack).sum(axis=1)) / (_PERMUTATIONS + 1)
+    overall = (1 + int((shuffled.sum(axis=0) >= observed.sum() - slack).sum())) / (_PERMUTATIONS + 1)
+    return ShuffleTest(overall, np.where(expected > 0, per_layer, np.nan))
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """One form's arrays while the layers are being gone through."""
+
+    tables: Mapping[str, Float[np.ndarray, "query layer"]]
+    pairs: Sequence[Float[np.ndarray, "layer member member"]]
+    centred: Sequence[Float[np.ndarray, "layer member member"]]
+    rotated: Float[np.ndarray, " layer"]
+
+    @classmethod
+    def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " member"]]) -> _Collected:
+        squares = [[np.full((layers, block.size, block.size), np.nan) for block in blocks] for _ in range(2)]
+        tables = {name: np.full((n, layers), np.nan) for name in ("value", "zsl_direction", "gaussian")}
+        return cls(tables, squares[0], squares[1], np.full(layers, np.nan))
+
+    def fill(self, index: int, layer: LayerVectors, random: Float[np.ndarray, "query group"]) -> None:
+        self.tables["value"][:, index] = defined_mean(layer.cosines(), axis=1)
+        self.tables["zsl_direction"][:, index] = defined_mean(zsl_direction(layer), axis=1)
+        self.tables["gaussian"][:, index] = defined_mean(random, axis=1)
+
+
+def record_floors(
+    zsl: Float[np.ndarray, "query layer *rest"],
+    icl: Float[np.ndarray, "query layer *rest"],
+    ft: Float[np.ndarray, "query layer *rest"],
+    forms: Sequence[Form],
+    *,
+    columns: Int[np.ndarray, " query"] | None = None,
+    seed: int = 0,
+) -> Mapping[Form, RecordFloors]:
+    """All floors of `h` (three axes) or `m` (four) for the given forms, one layer at a time."""
+    n, layers, is_map = zsl.shape[0], zsl.shape[1], zsl.ndim == 4
+    dims = np.full(n, zsl.shape[-1]) if columns is None or not is_map else columns
+    blocks = [b for b in (map_blocks(dims, seed) if is_map else output_blocks(n, seed)) if b.size > 1]
+    sample = generator(seed, "rotated").permutation(n)[:_ROTATION_SAMPLE]
+    collected: dict[Form, _Collected] = {form: _Collected.empty(n, layers, blocks) for form in forms}
+    with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities, which become NaN
+        for index in range(layers):
+            z, p, f = (layer_of(array, index, columns) for array in (zsl, icl, ft))
+            for form, into in collected.items():
+                layer = LayerVectors.of(form, z, p, f)
+                rng = generator(seed, f"gaussian/{'m' if is_map else 'h'}/{form}/{index}")
+                into.fill(index, layer, gaussian(layer, dims, rng))
+                if form == "update":
+                    into.rotated[index] = _mean_variance(rotation_variance(layer, dims, sample))
+                for block, pairs, centred in zip(blocks, into.pairs, into.centred, strict=True):
+                    part = layer.take(block)
+                    pairs[index], centred[index] = pair_cosines(part), centred_pairs(part)
+    return {form: _finish(into, blocks, seed, f"{'m' if is_map else 'h'}/{form}") for form, into in collected.items()}
+
+
+def _mean_variance(variances: Float[np.ndarray, " part"]) -> float:
+    """The variance of the mean of independent parts; parts without one are left out."""
+    parts = np.isfinite(variances)
+    return float(variances[parts].sum() / parts.sum() ** 2) if parts.any() else float("nan")
+
+
+def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " member"]], seed: int, name: str) -> RecordFloors:
+    value = into.tables["value"]
+    others, specific = np.full_like(value, np.nan), np.full_like(value, np.nan)
+    for block, pairs, centred in zip(blocks, into.pairs, into.centred, strict=True):
+        own = np.eye(block.size, dtype=bool)
+        others[block] = defined_mean(np.where(own, np.nan, pairs), axis=2).T
+        specific[block] = np.diagonal(centred, axis1=1, axis2=2).T
+    floors = {
+        "gaussian": Floor(into.tables["gaussian"], value - into.tables["gaussian"]),
+        "shuffled_query": Floor(others, value - others),
+        "mean_direction": Floor(value - specific, specific),
+        "zsl_direction": Floor(into.tables["zsl_direction"], value - into.tables["zsl_direction"]),
+    }
+    tests = {
+        "shuffled_query": shuffle_test(into.pairs, seed=seed, name=f"shuffle/{name}"),
+        "mean_direction": shuffle_test(into.centred, seed=seed, name=f"centred/{name}"),
+    }
+    variance = _mean_variance(into.rotated)
+    if np.isnan(variance):
+        return RecordFloors(floors, tests, None)
+    floors["rotated"] = Floor(np.where(np.isnan(value), np.nan, 0.0), value)
+    return RecordFloors(floors, tests, variance**0.5)

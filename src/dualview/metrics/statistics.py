@@ -1,0 +1,216 @@
+"""Intervals and p-values: bootstrap over queries and seeds, sign flips, hypergeometric tails, corrections.
+
+Everything random takes a seed and a name: each named draw has its own generator, so that adding a control never
+changes another number. Queries are the sampling unit throughout. All queries share one demonstration list and one
+fine-tuning run, so an interval over queries speaks about *this* list and run only; `seed_interval` is the one that
+speaks about others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from dualview.metrics._scipy import hypergeometric_tail, normal_cdf, normal_quantile, student_quantile
+from dualview.metrics.vectors import defined_mean, ratio
+
+DRAWS = 1999
+"""Default number of resamples: the smallest p-value is then 1/2000."""
+
+_CHUNK = 2_000_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval."""
+
+    low: float
+    high: float
+    level: float = 0.95
+
+    def to_json(self) -> list[float]:
+        return [self.low, self.high]
+
+
+def generator(seed: int, name: str) -> np.random.Generator:
+    """The generator of one named draw of one seed, independent of every other name's."""
+    return np.random.default_rng([seed, *name.encode()])
+
+
+def _as_table(values: Float[np.ndarray, " query *layer"]) -> Float[np.ndarray, "query layer"]:
+    return values.astype(np.float64).reshape(values.shape[0], -1)
+
+
+def _chunks(draws: int, width: int) -> Iterator[int]:
+    size = max(1, _CHUNK // max(1, width))
+    yield from [size] * (draws // size)
+    if draws % size:
+        yield draws % size
+
+
+def _counts(rng: np.random.Generator, draws: int, n: int) -> Float[np.ndarray, "draw n"]:
+    """How often each of n units is drawn, n times with replacement, in each resample."""
+    picks: np.ndarray = rng.integers(0, n, size=(draws, n)) + np.arange(draws)[:, None] * n
+    return np.bincount(picks.ravel(), minlength=draws * n).reshape(draws, n).astype(np.float64)
+
+
+def _resampled_layers(
+    values: Float[np.ndarray, "query layer"], rng: np.random.Generator, draws: int
+) -> Float[np.ndarray, "draw layer"]:
+    """Per-layer means of resampled queries, NaN where a resample holds nothing defined."""
+    defined = ~np.isnan(values)
+    filled, weight = np.where(defined, values, 0.0), defined.astype(np.float64)
+    parts: list[np.ndarray] = []
+    for size in _chunks(draws, values.shape[0]):
+        counts = _counts(rng, size, values.shape[0])
+        parts.append(ratio(counts @ filled, counts @ weight))
+    return np.concatenate(parts)
+
+
+def _expanded_tail(level: float, n: int) -> float:
+    """The percentile whose bootstrap interval is as wide as Student's.
+
+    A plain percentile interval is too narrow by √((n−1)/n) and uses the normal in place of the t quantile
+    (Hesterberg 2015, "What teachers should know about the bootstrap", section 5.3); this undoes both.
+    """
+    return normal_cdf(-((n / (n - 1)) ** 0.5) * student_quantile((1 + level) / 2, n - 1))
+
+
+def _percentiles(samples: Float[np.ndarray, " draw"], tail: float, level: float) -> Interval | None:
+    samples = samples[~np.isnan(samples)]
+    if samples.size == 0:
+        return None
+    low, high = np.quantile(samples, [tail, 1 - tail])
+    return Interval(float(low), float(high), level)
+
+
+def query_interval(
+    values: Float[np.ndarray, " query *layer"],
+    *,
+    seed: int,
+    name: str = "interval",
+    draws: int = DRAWS,
+    level: float = 0.95,
+) -> Interval | None:
+    """Bootstrap interval of the mean (over queries, then layers) by resampling queries; NaN values are left out.
+
+    The expanded percentile interval. None with fewer than two queries that have a value. Paired differences: pass the
+    differences.
+    """
+    table = _as_table(values)
+    table = table[~np.isnan(table).all(axis=1)]
+    if table.shape[0] < 2:
+        return None
+    means = defined_mean(_resampled_layers(table, generator(seed, name), draws), axis=1)
+    return _percentiles(means, _expanded_tail(level, table.shape[0]), level)
+
+
+def paired_interval(
+    after: Float[np.ndarray, " query *layer"],
+    before: Float[np.ndarray, " query *layer"],
+    *,
+    seed: int,
+    name: str = "paired",
+    draws: int = DRAWS,
+    level: float = 0.95,
+) -> Interval | None:
+    """Bootstrap interval of the mean difference after − before, query by query."""
+    return query_interval(after - before, seed=seed, name=name, draws=draws, level=level)
+
+
+def seed_interval(
+    runs: Sequence[Float[np.ndarray, " query *layer"]],
+    *,
+    seed: int,
+    name: str = "seeds",
+    draws: int = 9999,
+    level: float = 0.95,
+) -> Interval | None:
+    """Interval of the mean over several runs (demonstration seeds): runs are resampled, and queries within them.
+
+    Runs over the same number of queries are taken to share them: one resample of queries serves them all. None with
+    fewer than two runs: one run says nothing about another list of demonstrations.
+    """
+    if len(runs) < 2:
+        return None
+    shared = len({run.shape[0] for run in runs}) == 1
+    names = [name if shared else f"{name}/{i}" for i in range(len(runs))]
+    means = np.stack(
+        [
+            defined_mean(_resampled_layers(_as_table(run), generator(seed, own), draws), axis=1)
+            for run, own in zip(runs, names, strict=True)
+        ],
+        axis=1,
+    )
+    picks = generator(seed, f"{name}/runs").integers(0, len(runs), size=means.shape)
+    samples = defined_mean(np.take_along_axis(means, picks, axis=1), axis=1)
+    return _percentiles(samples, _expanded_tail(level, len(runs)), level)
+
+
+def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | None:
+    """Wilson's score interval of a proportion; None when n is 0.
+
+    For Rec2FTP: given n_ft, n_both is binomial, and a bootstrap would collapse to a point at recalls of 0 and 1.
+    """
+    if n == 0:
+        return None
+    z, p = normal_quantile((1 + level) / 2), successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
+    return Interval(max(0.0, centre - half), min(1.0, centre + half), level)
+
+
+def hypergeometric_p(n_both: int, n_ft: int, n_icl: int, n_wrong: int) -> float | None:
+    """One-sided P(X ≥ n_both): do ICL's fixes and FT's meet more often than if each fixed its own at random?
+
+    Population: the n_wrong queries ZSL got wrong; successes: the n_icl of them that ICL has right; draws: the n_ft that
+    FT has right. None when FT fixed nothing.
+    """
+    return None if n_ft == 0 else hypergeometric_tail(n_both, n_wrong, n_icl, n_ft)
+
+
+def sign_flip_p(
+    excess: Float[np.ndarray, " query *layer"], *, seed: int, name: str = "signs", draws: int = DRAWS
+) -> float | None:
+    """One-sided p that the mean excess (over queries, then layers) is above 0, by flipping whole queries' signs.
+
+    Null: each query's excess is as likely to be −x as x. A query's layers flip together, so their dependence is kept.
+    The observed data counts as one of the draws, hence p ≥ 1/(draws + 1). None when nothing is defined.
+    """
+    table = _as_table(excess)
+    defined = ~np.isnan(table)
+    counts = defined.sum(axis=0)
+    if not counts.any():
+        return None
+    weights = np.where(counts > 0, 1.0 / np.maximum(counts, 1), 0.0)
+    parts: np.ndarray = (np.where(defined, table, 0.0) * weights).sum(axis=1)
+    observed, slack = float(parts.sum()), 1e-12 * float(np.abs(parts).sum())
+    rng, reached = generator(seed, name), 0
+    for size in _chunks(draws, parts.shape[0]):
+        signs = rng.integers(0, 2, size=(size, parts.shape[0]), dtype=np.int8) * 2 - 1
+        reached += int((signs @ parts >= observed - slack).sum())
+    return (reached + 1) / (draws + 1)
+
+
+def holm(p: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
+    """Holm's step-down adjusted p-values (family-wise error, any dependence); NaN entries are no tests."""
+    return _step(p, lambda ranked: np.maximum.accumulate(ranked * np.arange(ranked.size, 0, -1)))
+
+
+def benjamini_hochberg(p: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
+    """Benjamini and Hochberg's adjusted p-values (false discovery rate); NaN entries are no tests."""
+    return _step(p, lambda q: np.minimum.accumulate((q * q.size / np.arange(1, q.size + 1))[::-1])[::-1])
+
+
+def _step(
+    p: Float[np.ndarray, " test"], adjust: Callable[[Float[np.ndarray, " k"]], Float[np.ndarray, " k"]]
+) -> Float[np.ndarray, " test"]:
+    """Apply a correction to the sorted, defined p-values and put the results back in place."""
+    adjusted = np.full(p.shape, np.nan)
+    tests = np.flatnonzero(~np.isnan(p))
+    order = tests[np.argsort(p[tests], kind="stable")]
+    adjusted[order] = np.minimum(1.0, adjust(p[order]))
+    return adjusted

@@ -1,0 +1,158 @@
+"""Every metric of one run, from its records: what `dualview run` reports and `dualview metrics` recomputes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from dualview.metrics.attention import DemoMass, SimAM, by_query, demo_mass_summary, sim_am
+from dualview.metrics.prediction import Rec2FTP, accuracy, prediction_warnings, rec2ftp
+from dualview.metrics.representation import noise_floor, relative_update_norm, sim_aou, sim_aou_normalised
+from dualview.metrics.vectors import layer_means, overall_mean
+from dualview.records import Records, as_records
+
+
+def plain(value: float) -> float | None:
+    """A number as JSON can hold it: NaN becomes null."""
+    return float(value) if np.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Layered:
+    """One metric per query and layer (NaN where undefined), with its averages: queries first, then layers."""
+
+    per_query: Float[np.ndarray, "query layer"]
+    undefined: int
+    """How many of `counted` single values (per head, where there are heads) are undefined and left out."""
+    counted: int
+
+    @classmethod
+    def of(cls, values: Float[np.ndarray, "query layer *head"]) -> Layered:
+        per_query = by_query(values) if values.ndim == 3 else values
+        return cls(per_query, int(np.isnan(values).sum()), int(values.size))
+
+    @property
+    def value(self) -> float | None:
+        return plain(overall_mean(self.per_query))
+
+    @property
+    def per_layer(self) -> list[float | None]:
+        return [plain(value) for value in layer_means(self.per_query)]
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no value, if there is none."""
+        return None if self.value is not None else "undefined for every query: one side did not change, or diverged"
+
+
+NOT_RECORDED = "not recorded"
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """All metrics of one run; None where the records lack the arrays. `to_json` gives the result file's keys."""
+
+    accuracy: Mapping[str, float]
+    rec2ftp: Rec2FTP
+    sim_aou_raw: Layered | None
+    sim_aou_normalised: Layered | None
+    sim_am_before: Layered | None
+    sim_am_after: Layered | None
+    sim_am_delta: Layered | None
+    update_norm_icl: Layered | None
+    update_norm_ft: Layered | None
+    heads: SimAM | None
+    """SimAM of every query, layer and head."""
+    demo_mass: DemoMass | None
+    warnings: tuple[str, ...]
+
+    @property
+    def sim_aou_per_query(self) -> Float[np.ndarray, "query layer"] | None:
+        """Raw SimAOU of every query and layer."""
+        return None if self.sim_aou_raw is None else self.sim_aou_raw.per_query
+
+    @property
+    def sim_am_per_query(self) -> Float[np.ndarray, "query layer"] | None:
+        """SimAM-delta of every query and layer, averaged over heads."""
+        return None if self.sim_am_delta is None else self.sim_am_delta.per_query
+
+    @property
+    def noise_floor(self) -> float | None:
+        """The analytic noise floor of normalised SimAOU at the run's mean relative update norms."""
+        if self.update_norm_icl is None or self.update_norm_ft is None:
+            return None
+        sizes = [np.array(np.nan if n.value is None else n.value) for n in (self.update_norm_icl, self.update_norm_ft)]
+        return plain(float(noise_floor(sizes[0], sizes[1])))
+
+    @property
+    def noise_floor_per_layer(self) -> list[float | None] | None:
+        if self.update_norm_icl is None or self.update_norm_ft is None:
+            return None
+        sizes = [layer_means(n.per_query) for n in (self.update_norm_icl, self.update_norm_ft)]
+        return [plain(value) for value in noise_floor(sizes[0], sizes[1])]
+
+    def to_json(self) -> dict[str, object]:
+        """The contract's keys as plain numbers and nulls, with reasons and counts beside them."""
+        return {
+            "accuracy": dict(self.accuracy),
+            "rec2ftp": self.rec2ftp.to_json(),
+            "sim_aou": {
+                **_block({"raw": self.sim_aou_raw, "normalised": self.sim_aou_normalised}),
+                "noise_floor": self.noise_floor,
+                "noise_floor_per_layer": self.noise_floor_per_layer,
+            },
+            "sim_am": _block({"before": self.sim_am_before, "after": self.sim_am_after, "delta": self.sim_am_delta}),
+            "update_norm": _block({"icl": self.update_norm_icl, "ft": self.update_norm_ft}),
+            "demo_mass": None if self.demo_mass is None else self.demo_mass.to_json(),
+            "warnings": list(self.warnings),
+        }
+
+
+def _block(parts: Mapping[str, Layered | None]) -> dict[str, object]:
+    """value, value_per_layer, and what was left out, for the variants of one metric."""
+    result: dict[str, object] = {name: None if part is None else part.value for name, part in parts.items()}
+    result |= {f"{name}_per_layer": None if part is None else part.per_layer for name, part in parts.items()}
+    result["undefined"] = {
+        name: None if part is None else {"count": part.undefined, "of": part.counted} for name, part in parts.items()
+    }
+    result["reason"] = {name: NOT_RECORDED if part is None else part.reason for name, part in parts.items()}
+    return result
+
+
+def compute_metrics(records: object) -> Metrics:
+    """Every metric of one run from its records alone (or anything `as_records` reads).
+
+    Averages: heads, then queries, then layers. Undefined values are left out and counted, never 0.
+    """
+    data = as_records(records)
+    zsl, icl, ft = (data[name] for name in ("zsl", "icl", "ft"))
+    raw = normalised = icl_norm = ft_norm = None
+    if zsl.h is not None and icl.h is not None and ft.h is not None:
+        raw = Layered.of(sim_aou(zsl.h, icl.h, ft.h))
+        normalised = Layered.of(sim_aou_normalised(zsl.h, icl.h, ft.h))
+        icl_norm = Layered.of(relative_update_norm(zsl.h, icl.h))
+        ft_norm = Layered.of(relative_update_norm(zsl.h, ft.h))
+    heads = None
+    if zsl.m is not None and icl.m is not None and ft.m is not None:
+        heads = sim_am(zsl.m, icl.m, ft.m, data.columns)
+    return Metrics(
+        accuracy={name: accuracy(setting.log_probs, data.gold) for name, setting in data.settings.items()},
+        rec2ftp=rec2ftp(data.gold, zsl.log_probs, icl.log_probs, ft.log_probs),
+        sim_aou_raw=raw,
+        sim_aou_normalised=normalised,
+        sim_am_before=None if heads is None else Layered.of(heads.before),
+        sim_am_after=None if heads is None else Layered.of(heads.after),
+        sim_am_delta=None if heads is None else Layered.of(heads.delta),
+        update_norm_icl=icl_norm,
+        update_norm_ft=ft_norm,
+        heads=heads,
+        demo_mass=None if icl.demo_mass is None else demo_mass_summary(icl.demo_mass),
+        warnings=tuple(_warnings(data)),
+    )
+
+
+def _warnings(records: Records) -> list[str]:
+    return prediction_warnings({name: setting.log_probs for name, setting in records.settings.items()})

@@ -1,0 +1,211 @@
+"""Attention in parts that merge exactly.
+
+Softmax attention over [demonstrations, query tokens] is the mass-weighted mean of attention over each half,
+
+    y = λ · y_demos + (1 − λ) · y_query,      λ = Z_demos / (Z_demos + Z_query),   Z = Σ exp(logit)
+
+(the exact form of Dai et al. 2022, section 3.2, for softmax). Every function here therefore returns an output together
+with the log-sum-exp of its logits, so that a prefix shared by all queries is attended to once, densely, and the
+queries' own tokens apart. No function builds a full query × key map for more than a bounded slice of queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+# Rows of logits the portable kernel holds at once: bounds its memory, not its result.
+_LOGITS_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one layer does to q·k: its scale, and what comes between the logit and the softmax."""
+
+    scale: float
+    window: int | None = None
+    """A key is seen only if it is fewer than `window` positions back."""
+    chunk: int | None = None
+    """A key is seen only if it lies in the same chunk of this many positions."""
+    softcap: float | None = None
+    """logit ← softcap · tanh(logit / softcap) (Gemma 2)."""
+    sinks: Float[Tensor, " head"] | None = None
+    """A learnt logit per head that takes part in the softmax and carries no value (GPT-OSS)."""
+    alibi: Callable[[Int[Tensor, "*rows key"]], Float[Tensor, "head *rows key"]] | None = None
+    """An additive bias that depends on the key's position alone, up to the softmax's shift."""
+
+    def visible(
+        self, query_at: Int[Tensor, " query"], key_at: Int[Tensor, " key"]
+    ) -> Bool[Tensor, "query key"] | None:
+        """Which keys a window or chunk leaves in sight; None when all of them. Causality is not its business."""
+        if self.window is None and self.chunk is None:
+            return None
+        if not query_at.numel() or not key_at.numel():
+            return None
+        nearest, furthest = int(query_at.min()), int(query_at.max())
+        first = int(key_at.min())
+        seen = None
+        if self.window is not None and furthest - first >= self.window:
+            seen = query_at[:, None] - key_at[None, :] < self.window
+        if self.chunk is not None and (furthest // self.chunk != first // self.chunk or nearest < first):
+            same = query_at[:, None] // self.chunk == key_at[None, :] // self.chunk
+            seen = same if seen is None else seen & same
+        return seen
+
+
+@dataclass(frozen=True)
+class Part:
+    """Attention over some of the keys: the output over them alone, and the log of their softmax mass."""
+
+    out: Float[Tensor, "batch head query d_value"]
+    lse: Float[Tensor, "batch head query"]
+
+
+def attend(
+    q: Float[Tensor, "batch head query d_head"],
+    k: Float[Tensor, "batch kv_head key d_head"],
+    v: Float[Tensor, "batch kv_head key d_value"],
+    rule: Rule,
+    *,
+    causal: bool = False,
+    allowed: Bool[Tensor, "*batch_or_1 query key"] | None = None,
+    key_at: Int[Tensor, "*batch_or_1 key"] | None = None,
+) -> Part:
+    """Softmax attention and its log-sum-exp; heads of a group share their key and value head.
+
+    A query that sees no key gets a zero output and a log-sum-exp of −∞, so that merging leaves it out.
+    Sinks are not applied here: they belong to the merged softmax, once.
+    """
+    if k.shape[0] != q.shape[0]:
+        k, v = k.expand(q.shape[0], *k.shape[1:]), v.expand(q.shape[0], *v.shape[1:])
+    bias = _bias(q, rule, allowed, key_at)
+    # The compiled kernels know no soft-cap, and their log-sum-exp, which sinks need, is not differentiable.
+    portable = rule.softcap is not None or (rule.sinks is not None and torch.is_grad_enabled())
+    kernel = _portable if portable else _kernel_for(q, k, v, bias)
+    part = kernel(q, k, v, rule, bias, causal)
+    if allowed is None:
+        return part
+    blind = ~allowed.any(-1)  # [*batch_or_1, query]
+    if not bool(blind.any()):
+        return part
+    blind = blind.view(-1, 1, blind.shape[-1])
+    return Part(
+        part.out.masked_fill(blind[..., None], 0.0),
+        part.lse.masked_fill(blind, -torch.inf),
+    )
+
+
+def merge(first: Part, second: Part) -> Part:
+    """The two parts' softmaxes as one: each output weighted by its share of the mass."""
+    lse = torch.logaddexp(first.lse, second.lse)
+    weight = torch.exp(first.lse - lse).to(first.out.dtype)[..., None]
+    return Part(torch.lerp(second.out, first.out, weight), lse)
+
+
+def with_sinks(part: Part, sinks: Float[Tensor, " head"] | None) -> Part:
+    """Let each head's sink take its share of the mass; it adds nothing to the output."""
+    if sinks is None:
+        return part
+    lse = torch.logaddexp(part.lse, sinks.to(part.lse.dtype)[None, :, None])
+    return Part(part.out * torch.exp(part.lse - lse).to(part.out.dtype)[..., None], lse)
+
+
+def final_logits(
+    logits: Float[Tensor, "batch head query key"], rule: Rule, key_at: Int[Tensor, " key"]
+) -> Float[Tensor, "batch head query key"]:
+    """Scaled q·k as the softmax sees it: soft-capped, biased; windows and causality apart."""
+    if rule.softcap is not None:
+        logits = rule.softcap * torch.tanh(logits / rule.softcap)
+    if rule.alibi is not None:
+        logits = logits + rule.alibi(key_at)[None, :, None, :]
+    return logits
+
+
+def _bias(
+    q: Tensor, rule: Rule, allowed: Tensor | None, key_at: Tensor | None
+) -> Float[Tensor, "batch_or_1 head_or_1 query_or_1 key"] | None:
+    bias = None
+    if rule.alibi is not None:
+        assert key_at is not None, "a positional bias needs the keys' positions"
+        bias = rule.alibi(key_at.view(-1, key_at.shape[-1])).to(q.dtype).transpose(0, 1)[:, :, None, :]
+    if allowed is not None:
+        mask = torch.zeros(allowed.shape, dtype=q.dtype, device=q.device).masked_fill_(~allowed, -torch.inf)
+        mask = mask.view(-1, 1, *mask.shape[-2:])
+        bias = mask if bias is None else bias + mask
+    return bias
+
+
+# Kernels: (q, k, v, rule, bias, causal) -> Part. The compiled ones are torch's own but not public, because the public
+# function does not return the log-sum-exp; `_portable` needs nothing but matmul and is their fallback and their twin.
+Kernel = Callable[[Tensor, Tensor, Tensor, Rule, Tensor | None, bool], Part]
+
+
+def _kernel_for(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Kernel:
+    if q.shape[-1] != v.shape[-1] or not q.shape[2] or not k.shape[2]:
+        return _portable
+    if q.device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
+        return _cpu_flash
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    if q.device.type == "cuda" and bias is None and half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
+        return _cuda_flash
+    return _portable
+
+
+def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> Part:
+    if bias is not None:
+        bias = bias.expand(-1, -1, q.shape[2], -1)
+        if causal:
+            bias = bias.masked_fill(~_tril(q, k), -torch.inf)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # pyright: ignore
+        q, k, v, 0.0, causal and bias is None, attn_mask=bias, scale=rule.scale
+    )
+    return Part(out, lse)
+
+
+def _cuda_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> Part:
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1 and causal:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    folded = q if groups == 1 or causal else q.reshape(q.shape[0], k.shape[1], groups * q.shape[2], q.shape[3])
+    found = torch.ops.aten._scaled_dot_product_flash_attention(  # pyright: ignore
+        folded, k, v, 0.0, causal, scale=rule.scale
+    )
+    out, lse = found[0], found[1][..., : folded.shape[2]]
+    return Part(out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3]))
+
+
+def _portable(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> Part:
+    """The definition, a slice of queries at a time."""
+    batch, heads, queries, _ = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    rows = max(1, _LOGITS_AT_ONCE // max(1, batch * heads * keys))
+    outs: list[Tensor] = []
+    lses: list[Tensor] = []
+    lower = _tril(q, k) if causal else None
+    for start in range(0, max(queries, 1), rows):
+        piece = q[:, :, start : start + rows]
+        grouped = piece.reshape(batch, kv_heads, -1, q.shape[-1])
+        logits = (grouped @ k.mT).reshape(batch, heads, piece.shape[2], keys) * rule.scale
+        if q.dtype in (torch.bfloat16, torch.float16):
+            logits = logits.float()
+        if rule.softcap is not None:
+            logits = rule.softcap * torch.tanh(logits / rule.softcap)
+        if bias is not None:
+            logits = logits + (bias if bias.shape[2] == 1 else bias[:, :, start : start + rows])
+        if lower is not None:
+            logits = logits.masked_fill(~lower[start : start + rows], -torch.inf)
+        lse = torch.logsumexp(logits, dim=-1)
+        finite = lse.masked_fill(lse == -torch.inf, 0.0)
+        weights = torch.exp(logits - finite[..., None]).to(v.dtype)
+        out = weights.reshape(batch, kv_heads, -1, keys) @ v
+        outs.append(out.reshape(batch, heads, piece.shape[2], v.shape[-1]))
+        lses.append(lse)
+    return Part(torch.cat(outs, 2), torch.cat(lses, 2))
+
+
+def _tril(q: Tensor, k: Tensor) -> Bool[Tensor, "query key"]:
+    return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()

@@ -1,0 +1,187 @@
+"""Getting a causal language model: embedded, from a folder, from a GGUF file, or from the hub.
+
+Weights are read from safetensors or GGUF only, never from a pickle, and a model's own code is run only when asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from dualview import assets
+from dualview.errors import UserError
+from dualview.models.anatomy import Anatomy, dissect
+from dualview.models.dispatch import Unsupported, run_forward
+
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A causal LM with its tokenizer, and what dualview found out about it."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    anatomy: Anatomy
+    slow_because: str | None = None
+    """Why this architecture cannot share a prefix between packed queries; None where it can."""
+    _hash: list[str] = field(default_factory=list[str], repr=False, compare=False)
+
+    @property
+    def fast(self) -> bool:
+        return self.slow_because is None
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def vocab(self) -> int:
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def context(self) -> int | None:
+        """How many positions the model has, where its configuration says."""
+        config = self.model.config.get_text_config()
+        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+            found = getattr(config, key, None)
+            if isinstance(found, int) and found > 0:
+                return found
+        return None
+
+    @property
+    def weights_hash(self) -> str:
+        """sha256 over every parameter's name, shape, dtype and bytes; computed once."""
+        if not self._hash:
+            digest = hashlib.sha256()
+            for name, tensor in sorted(self.model.state_dict().items()):
+                digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            self._hash.append(digest.hexdigest())
+        return self._hash[0]
+
+
+def load_model(
+    name: str = "embedded",
+    *,
+    dtype: str = "float32",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> LanguageModel:
+    """Load a causal LM by name: `embedded`, a folder, a `.gguf` file or a hub id."""
+    if dtype not in DTYPES:
+        raise UserError(f"Unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}.")
+    where = pick_device(device)
+    _quiet()
+    source, arguments = _source(name)
+    options: dict[str, Any] = {**arguments, "trust_remote_code": trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, **options, dtype=DTYPES[dtype], **({} if "gguf_file" in options else {"use_safetensors": True})
+        )
+    except Exception as error:
+        raise UserError(_why(name, error)) from error
+    return adopt(model.to(where), tokenizer, name)
+
+
+def adopt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> LanguageModel:
+    """Take a model that is already in memory: find its parts and try the fast path on it."""
+    model.eval().requires_grad_(False)
+    try:
+        anatomy = dissect(model)
+    except Unsupported as error:
+        raise UserError(f"dualview cannot follow the attention of {name}: {error}.") from error
+    return LanguageModel(name, model, tokenizer, anatomy, _slow_because(model, tokenizer, anatomy, name))
+
+
+def pick_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"Device {device!r} cannot be used here ({_first_line(error)}); try cpu or auto.") from error
+    return found
+
+
+def _source(name: str) -> tuple[str, dict[str, Any]]:
+    if name == "embedded":
+        return str(assets.embedded_model()), {"local_files_only": True}
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UserError(f"There is no GGUF file {name}.")
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise UserError(f"{name} is not a GGUF file: it does not begin with the GGUF mark.")
+        return str(path.parent), {"gguf_file": path.name, "local_files_only": True}
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"The folder {name} holds no model: it has no config.json.")
+        return str(path), {"local_files_only": True}
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"There is no model folder {name}; --model takes embedded, a folder, a .gguf file or a hub id.")
+    return name, {}
+
+
+def _why(name: str, error: Exception) -> str:
+    return (
+        f"The model {name} could not be loaded ({_first_line(error)}); --model takes embedded, a folder with "
+        "config.json and safetensors weights, a .gguf file, or the id of a causal LM on a reachable hub."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
+
+
+def _slow_because(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, anatomy: Anatomy, name: str
+) -> str | None:
+    """Two short prompts, packed behind a shared prefix and whole: None if the model cannot tell the difference."""
+    from dualview.models.passes import Plan, ask
+    from dualview.tasks.prompt import Query
+
+    vocab = int(model.config.get_text_config().vocab_size)
+    draw = torch.Generator().manual_seed(0)
+    tokens = [int(t) for t in torch.randint(vocab, (17,), generator=draw)]
+    queries = [Query(tuple(tokens[5:9]), ((tokens[0],), (tokens[1], tokens[2])), 0)]
+    queries.append(Query(tuple(tokens[9:17]), ((tokens[3], tokens[4]), (tokens[3],)), 0))
+    how = Plan(prefix=tuple(tokens[:5]), special=1, record=False)
+    trial = LanguageModel(name, model, tokenizer, anatomy)
+    slow = LanguageModel(name, model, tokenizer, anatomy, slow_because="trial")
+    try:
+        fast = ask(trial, queries, how).settings[0].log_probs
+    except (Unsupported, RuntimeError, ValueError, TypeError, IndexError) as error:
+        return f"its attention cannot be packed ({_first_line(error)})"
+    whole = ask(slow, queries, how).settings[0].log_probs
+    worst = float(abs(fast - whole).max())
+    tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.2
+    return None if worst <= tolerance else f"packed and whole prompts differ by {worst:.2g} in log-probability"
+
+
+def _quiet() -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -1,0 +1,216 @@
+"""Asking a model queries: every candidate's log-probability, and the records, under one prefix and one set of weights.
+
+`ask` is the one way in. It packs the queries and shares the prefix where the architecture allows it, and runs whole
+prompts one at a time where it does not; the results are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dualview.models.dispatch import run_forward
+from dualview.models.loading import LanguageModel
+from dualview.models.packing import At, Pack, Tree, grow, plan
+from dualview.models.prefix import Causal, Prefix, as_row
+from dualview.models.probe import Packed, Trace, Whole, recording
+from dualview.records import Setting
+from dualview.tasks.prompt import Query
+
+# What one forward pass may hold: tokens of packed queries, and bytes of logits. Larger packs gain nothing on a CPU,
+# whose matrix products are at their peak by then; a GPU needs more to be busy.
+_TOKENS = {"cpu": 2048, "cuda": 32768}
+_LOGIT_BYTES = 1 << 28
+
+
+class Patch(Protocol):
+    """Weights other than the model's own, worn for the length of a pass; `rows` of them at once, one a batch row."""
+
+    @property
+    def rows(self) -> int: ...
+
+    def applied(self) -> AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What came of one pass over all queries, one `Setting` for each row of the patch."""
+
+    settings: tuple[Setting, ...]
+    columns: np.ndarray
+    demo_logits: Float[np.ndarray, "query layer key"] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to ask: the prefix's tokens (the first `special` of them no demonstration), what to record and where."""
+
+    prefix: tuple[int, ...]
+    special: int
+    at: At = "prompt"
+    record: bool = True
+    shift: int = 0
+    """Move the queries this many positions further on than they stand."""
+    demo_logits: bool = False
+    batch_size: int | None = None
+
+
+def ask(
+    lm: LanguageModel,
+    queries: Sequence[Query],
+    how: Plan,
+    patch: Patch | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Asked:
+    """Score every candidate of every query after the prefix, recording as told."""
+    trees = [grow(query, how.at) for query in queries]
+    sink = _Sink(lm, queries, trees, how, 1 if patch is None else patch.rows)
+    with torch.no_grad(), nullcontext() if patch is None else patch.applied():
+        if lm.fast:
+            _ask_packed(lm, trees, how, sink, progress)
+        else:
+            _ask_whole(lm, queries, how, sink, progress)
+    return sink.done()
+
+
+def _ask_packed(
+    lm: LanguageModel, trees: list[Tree], how: Plan, sink: _Sink, progress: Callable[[int], None] | None
+) -> None:
+    rows = sink.rows
+    prefix = compute_prefix(lm, how.prefix, how.special, rows)
+    tokens = max(1, _TOKENS.get(lm.device.type, 2048) // rows)
+    reads = max(1, _LOGIT_BYTES // (4 * lm.vocab * rows))
+    for host_pack in plan(trees, tokens=tokens, reads=reads, queries=how.batch_size):
+        pack = host_pack.to(lm.device)
+        trace = sink.trace()
+        strategy = Packed(pack, prefix, shift=how.shift, trace=trace)
+        with recording(lm.anatomy, pack.record, trace):
+            ids = pack.ids[None].expand(rows, -1)
+            logits = run_forward(lm.model, strategy, ids, strategy.positions[None].expand(rows, -1), pack.read)
+        sink.add(pack, _token_log_probs(logits, pack.read_row, pack.target), trace)
+        if progress is not None:
+            progress(len(pack.members))
+
+
+def compute_prefix(lm: LanguageModel, ids: Sequence[int], special: int, rows: int = 1) -> Prefix:
+    """Run the prefix once and keep its keys and values."""
+    if not ids:
+        return Prefix(0)
+    at = torch.arange(len(ids), device=lm.device)
+    strategy = Causal(at, keep=True)
+    last = at[-1:]
+    run_forward(lm.model, strategy, as_row(ids, lm.device, rows), at[None].expand(rows, -1), last)
+    return Prefix(len(ids), tuple(strategy.keys), tuple(strategy.values), special)
+
+
+def _ask_whole(
+    lm: LanguageModel, queries: Sequence[Query], how: Plan, sink: _Sink, progress: Callable[[int], None] | None
+) -> None:
+    start = len(how.prefix)
+    for i, query in enumerate(queries):
+        stop = start + len(query.ids)
+        for j, candidate in enumerate(query.candidates):
+            keep_trace = j == 0 and how.record
+            # The last token of a candidate is only predicted, never read, unless it is the one recorded.
+            told = candidate if keep_trace and how.at == "label0" else candidate[:-1]
+            ids = as_row([*how.prefix, *query.ids, *told], lm.device, sink.rows)
+            at = torch.arange(ids.shape[1], device=lm.device)
+            at = torch.where(at >= start, at + how.shift, at)
+            end = stop + (len(told) if how.at == "label0" else 0)
+            trace = sink.trace() if keep_trace else None
+            strategy = Whole(at, range(start, end), how.special, trace)
+            keep = torch.arange(stop - 1, stop - 1 + len(candidate), device=lm.device)
+            with recording(lm.anatomy, torch.tensor([end - 1], device=lm.device), trace):
+                logits = run_forward(lm.model, strategy, ids, at[None].expand(sink.rows, -1), keep, native=True)
+            row = torch.arange(len(candidate), device=lm.device)
+            found = _token_log_probs(logits, row, torch.tensor(candidate, device=lm.device))
+            sink.add_one(i, j, found.mean(1), trace)
+        if progress is not None:
+            progress(1)
+
+
+def _token_log_probs(
+    logits: Float[Tensor, "batch read vocab"], row: Tensor, target: Tensor
+) -> Float[Tensor, "batch scored"]:
+    """log p of each target token at its row, in at least single precision."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits[:, row, target] - torch.logsumexp(logits, -1)[:, row]
+
+
+class _Sink:
+    """Collects packs of results into arrays in the queries' own order."""
+
+    def __init__(self, lm: LanguageModel, queries: Sequence[Query], trees: Sequence[Tree], how: Plan, rows: int):
+        self.rows, self.how = rows, how
+        dtype = np.float64 if lm.dtype == torch.float64 else np.float32
+        n, layers = len(queries), len(lm.anatomy.layers)
+        self.columns = np.array([len(tree.path) for tree in trees])
+        widest = max((len(query.candidates) for query in queries), default=0)
+        self.log_probs = np.full((rows, n, widest), -np.inf)
+        self.h = self.m = self.mass = self.demo = None
+        if how.record:
+            heads = max(layer.heads for layer in lm.anatomy.layers)
+            self.h = np.zeros((rows, n, layers, max(layer.d_model for layer in lm.anatomy.layers)), dtype)
+            self.m = np.zeros((rows, n, layers, heads, int(self.columns.max(initial=0))), dtype)
+            self.mass = np.zeros((rows, n, layers, heads), dtype)
+        if how.record and how.demo_logits:
+            self.demo = np.zeros((n, layers, len(how.prefix)), dtype)
+
+    def trace(self) -> Trace | None:
+        if not self.how.record:
+            return None
+        return Trace(demo_logits=[] if self.how.demo_logits else None)
+
+    def add(self, pack: Pack, found: Float[Tensor, "batch scored"], trace: Trace | None) -> None:
+        shape = (found.shape[0], len(pack.members), self.log_probs.shape[2])
+        at = pack.scored_query * shape[2] + pack.scored_candidate
+        total = torch.zeros(shape[0], shape[1] * shape[2], dtype=torch.float64, device=found.device)
+        count = torch.zeros(shape[1] * shape[2], dtype=torch.float64, device=found.device)
+        total.index_add_(1, at, found.double())
+        count.index_add_(0, at, torch.ones_like(at, dtype=torch.float64))
+        mean = torch.where(count > 0, total / count, -torch.inf).view(shape)
+        self.log_probs[:, pack.members] = mean.cpu().numpy()
+        self._keep(list(pack.members), trace)
+
+    def add_one(self, query: int, candidate: int, found: Float[Tensor, " batch"], trace: Trace | None) -> None:
+        self.log_probs[:, query, candidate] = found.double().cpu().numpy()
+        self._keep([query], trace)
+
+    def _keep(self, members: list[int], trace: Trace | None) -> None:
+        if trace is None or self.h is None or self.m is None or self.mass is None:
+            return
+        _put(self.h, members, trace.h)
+        _put(self.m, members, trace.m)
+        _put(self.mass, members, trace.demo_mass)
+        if self.demo is not None and trace.demo_logits:
+            _put(self.demo[None], members, trace.demo_logits)
+
+    def done(self) -> Asked:
+        settings = tuple(
+            Setting(
+                self.log_probs[row],
+                None if self.h is None else self.h[row],
+                None if self.m is None else self.m[row],
+                None if self.mass is None else self.mass[row],
+            )
+            for row in range(self.rows)
+        )
+        return Asked(settings, self.columns, self.demo)
+
+
+def _put(into: Float[np.ndarray, "batch query layer ..."], members: list[int], layers: list[Tensor]) -> None:
+    """Lay each layer's [batch, query, …] at its queries; smaller layers (fewer heads) leave zeros beside them."""
+    same = len({layer.shape for layer in layers}) == 1
+    blocks = [(slice(None), torch.stack(layers, 2))] if same else [(l, x[:, :, None]) for l, x in enumerate(layers)]
+    for layer, block in blocks:
+        host = (block if block.dtype == torch.float64 else block.float()).cpu().numpy()
+        layer = layer if isinstance(layer, slice) else slice(layer, layer + 1)
+        into[(slice(None), members, layer, *(slice(width) for width in host.shape[3:]))] = host
+

@@ -1,0 +1,193 @@
+"""The attention of one pass over queries, and what it records of each layer at one token of each query.
+
+The attention function already has q, k and the log-sum-exps in hand, so a record costs one row of q·k per query and
+layer; the attention's output after its projection comes from a hook on that projection. No map is ever built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from dualview.models.anatomy import Anatomy
+from dualview.models.attention import Part, Rule, attend, final_logits, merge, with_sinks
+from dualview.models.dispatch import Call, Unsupported
+from dualview.models.packing import Pack
+from dualview.models.prefix import Prefix
+
+
+@dataclass
+class Trace:
+    """What one pass left behind, layer by layer, at the recorded tokens."""
+
+    h: list[Float[Tensor, "batch query d_model"]] = field(default_factory=list)
+    m: list[Float[Tensor, "batch query head column"]] = field(default_factory=list)
+    demo_mass: list[Float[Tensor, "batch query head"]] = field(default_factory=list)
+    demo_logits: list[Float[Tensor, "batch query key"]] | None = None
+    """Σ over heads of the scaled logits against the prefix's tokens; kept only where it is a list."""
+
+
+class Packed:
+    """Packed queries: every token attends densely to the shared prefix and causally to its own query, merged."""
+
+    def __init__(self, pack: Pack, prefix: Prefix, *, shift: int = 0, trace: Trace | None = None):
+        self.pack, self.prefix, self.trace = pack, prefix, trace
+        self.prefix_at = torch.arange(prefix.length, device=pack.depth.device)
+        self.positions = pack.depth + (prefix.length + shift)
+        self._in_sight: dict[tuple[int | None, int | None], Tensor | None] = {}
+
+    def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]:
+        if call.unknown:
+            raise Unsupported(f"its attention takes {', '.join(call.unknown)}")
+        rule, part, shared = call.rule, self._own(call), None
+        if self.prefix.length:
+            keys, values = self.prefix.keys[layer], self.prefix.values[layer]
+            shared = attend(call.q, keys, values, rule, allowed=self._visible(rule), key_at=self.prefix_at)
+            part = merge(shared, part)
+        part = with_sinks(part, rule.sinks)
+        if self.trace is not None:
+            self._record(self.trace, layer, call, part.lse, None if shared is None else shared.lse)
+        return part.out.transpose(1, 2)
+
+    def _visible(self, rule: Rule) -> Bool[Tensor, "token key"] | None:
+        kind = (rule.window, rule.chunk)
+        if kind not in self._in_sight:
+            self._in_sight[kind] = rule.visible(self.positions, self.prefix_at)
+        return self._in_sight[kind]
+
+    def _own(self, call: Call) -> Part:
+        """Each query's tokens among themselves, as a batch of short rows."""
+        pack, batch, rule = self.pack, call.q.shape[0], call.rule
+        n, width = pack.slots.shape
+        q, k, v = (
+            x[:, :, pack.slots].permute(0, 2, 1, 3, 4).reshape(batch * n, x.shape[1], width, x.shape[-1])
+            for x in (call.q, call.k, call.v)
+        )
+        at = self.positions[pack.slots]
+        allowed = self._own_visible(rule, at)
+        if batch > 1:
+            at = at.repeat(batch, 1)
+            allowed = None if allowed is None else allowed.repeat(batch, 1, 1)
+        part = attend(q, k, v, rule, causal=allowed is None, allowed=allowed, key_at=at)
+
+        def in_row(x: Tensor) -> Tensor:
+            return x.unflatten(0, (batch, n)).transpose(1, 2).flatten(2, 3)[:, :, pack.cells]
+
+        return Part(in_row(part.out), in_row(part.lse))
+
+    def _own_visible(self, rule: Rule, at: Int[Tensor, "query slot"]) -> Bool[Tensor, "query slot slot"] | None:
+        reach = int(self.pack.depth.max())
+        windowed = rule.window is not None and reach >= rule.window
+        if not windowed and rule.chunk is None:
+            return self.pack.ancestors
+        allowed = self.pack.ancestors
+        if allowed is None:
+            allowed = torch.ones(at.shape[1], at.shape[1], dtype=torch.bool, device=at.device).tril()[None]
+        if windowed:
+            allowed = allowed & (at[:, :, None] - at[:, None, :] < rule.window)
+        if rule.chunk is not None:
+            allowed = allowed & (at[:, :, None] // rule.chunk == at[:, None, :] // rule.chunk)
+        return allowed
+
+    def _record(self, trace: Trace, layer: int, call: Call, lse: Tensor, shared: Tensor | None) -> None:
+        pack = self.pack
+        q = call.q[:, :, pack.record]
+        m = _row_logits(q, call.k[:, :, pack.own], call.rule.scale)
+        beyond = torch.arange(m.shape[-1], device=m.device) >= pack.columns[:, None]
+        trace.m.append(m.masked_fill(beyond[None, :, None, :], 0.0))
+        lse = lse[:, :, pack.record]
+        mass = torch.zeros_like(lse)
+        if shared is not None and self.prefix.length > self.prefix.special:
+            mass = torch.exp(shared[:, :, pack.record] - lse)
+            if self.prefix.special:
+                mass = (mass - self._special_mass(layer, call.rule, q, lse)).clamp(min=0.0)
+        trace.demo_mass.append(mass.transpose(1, 2))
+        if trace.demo_logits is not None and self.prefix.length:
+            trace.demo_logits.append(_summed_logits(q, self.prefix.keys[layer], call.rule.scale))
+
+    def _special_mass(self, layer: int, rule: Rule, q: Tensor, lse: Tensor) -> Float[Tensor, "batch head query"]:
+        """The softmax mass on the prefix's first tokens that are no demonstration."""
+        at = self.prefix_at[: self.prefix.special]
+        keys = self.prefix.keys[layer][:, :, : len(at), None].transpose(2, 3).expand(-1, -1, q.shape[2], -1, -1)
+        logits = _row_logits(q, keys.expand(q.shape[0], *keys.shape[1:]), rule.scale).transpose(1, 2)
+        logits = final_logits(logits, rule, at)
+        visible = rule.visible(self.positions[self.pack.record], at)
+        if visible is not None:
+            logits = logits.masked_fill(~visible, -torch.inf)
+        return torch.exp(logits - lse[..., None]).sum(-1)
+
+
+class Whole:
+    """A whole prompt in one row, attended to as the model itself does, recorded at one token.
+
+    The slow twin of `Packed`: for architectures that mix tokens in ways a pack would break, and for checking the fast
+    path. `own` are the row's positions that are the columns of m, the last of them the recorded token.
+    """
+
+    def __init__(self, positions: Int[Tensor, " token"], own: range, special: int, trace: Trace | None):
+        self.positions, self.own, self.special, self.trace = positions, own, special, trace
+
+    def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]:
+        if self.trace is not None:
+            self._record(self.trace, call)
+        if call.native is not None:
+            return call.native()
+        allowed = call.rule.visible(self.positions, self.positions)
+        part = attend(call.q, call.k, call.v, call.rule, causal=True, allowed=allowed, key_at=self.positions)
+        return with_sinks(part, call.rule.sinks).out.transpose(1, 2)
+
+    def _record(self, trace: Trace, call: Call) -> None:
+        at, rule = self.own[-1], call.rule
+        q, seen = call.q[:, :, at : at + 1], call.k[:, :, : at + 1]
+        row = _row_logits(q, seen[:, :, None], rule.scale).transpose(1, 2)  # [batch, head, 1, key]
+        trace.m.append(row[..., self.own.start : self.own.stop].transpose(1, 2))
+        logits = final_logits(row, rule, self.positions[: at + 1])
+        visible = rule.visible(self.positions[at : at + 1], self.positions[: at + 1])
+        if visible is not None:
+            logits = logits.masked_fill(~visible, -torch.inf)
+        if rule.sinks is not None:
+            sinks = rule.sinks.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
+            logits = torch.cat([logits, sinks], -1)
+        weights = torch.softmax(logits, -1)
+        trace.demo_mass.append(weights[..., self.special : self.own.start].sum(-1).transpose(1, 2))
+        if trace.demo_logits is not None:
+            trace.demo_logits.append(_summed_logits(q, seen[:, :, : self.own.start], rule.scale))
+
+
+def _row_logits(
+    q: Float[Tensor, "batch head query d_head"], k: Float[Tensor, "batch kv_head query key d_head"], scale: float
+) -> Float[Tensor, "batch query head key"]:
+    """Scaled q·k of single tokens against keys of their own."""
+    grouped = q.unflatten(1, (k.shape[1], -1))
+    return torch.einsum("bkgnd,bkncd->bnkgc", grouped, k).flatten(2, 3) * scale
+
+
+def _summed_logits(
+    q: Float[Tensor, "batch head query d_head"], k: Float[Tensor, "batch kv_head key d_head"], scale: float
+) -> Float[Tensor, "batch query key"]:
+    """Σ over heads of scaled q·k against keys that all queries share."""
+    summed = q.unflatten(1, (k.shape[1], -1)).sum(2)
+    return torch.einsum("bknd,bkcd->bnc", summed, k.expand(q.shape[0], *k.shape[1:])) * scale
+
+
+@contextmanager
+def recording(anatomy: Anatomy, at: Int[Tensor, " query"], trace: Trace | None) -> Iterator[None]:
+    """Keep each attention's output after its projection, at the row's tokens `at`."""
+
+    def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        assert trace is not None
+        trace.h.append(output[:, at].detach())
+
+    modules = {layer.output for layer in anatomy.layers} if trace is not None else ()
+    hooks = [module.register_forward_hook(keep) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,62 @@
+"""Telling how far a long part is: bars on a terminal, plain lines elsewhere, nothing in a library call."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+Advance = Callable[[int], None]
+
+
+class Progress(Protocol):
+    """Opens one part of the work: a description, how many steps it has, and a call that advances it."""
+
+    def part(self, description: str, total: int) -> AbstractContextManager[Advance]: ...
+
+
+class Silent:
+    """For library calls."""
+
+    @contextmanager
+    def part(self, description: str, total: int) -> Iterator[Advance]:
+        yield lambda _steps: None
+
+
+class Lines:
+    """For logs: one line when a part begins and one when it ends."""
+
+    @contextmanager
+    def part(self, description: str, total: int) -> Iterator[Advance]:
+        print(f"{description} ({total}) …", file=sys.stderr, flush=True)
+        start = time.monotonic()
+        yield lambda _steps: None
+        print(f"{description}: {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+
+
+class Bars:
+    """For terminals."""
+
+    @contextmanager
+    def part(self, description: str, total: int) -> Iterator[Advance]:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (
+            TextColumn("{task.description:<42}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with RichProgress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(description, total=total)
+            yield lambda steps: bar.advance(task, steps)
+
+
+def for_stream() -> Progress:
+    """Bars if a person is watching standard error, lines if it goes to a file."""
+    return Bars() if sys.stderr.isatty() else Lines()

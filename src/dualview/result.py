@@ -1,0 +1,150 @@
+"""The result of one comparison, typed, as it stands in the JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+
+from dualview.errors import UserError
+from dualview.records import Records
+
+SCHEMA = "dualview.result/1"
+
+
+class _Part(BaseModel):
+    """Known keys are typed; keys added beside them (counts, reasons) are kept."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class TaskPart(_Part):
+    name: str
+    shots: int
+    """Demonstrations asked for."""
+    shots_used: int
+    """Demonstrations that fit the context."""
+    n_queries: int
+
+
+class Accuracy(_Part):
+    zsl: float
+    icl: float
+    ft: float
+
+
+class Rec2FTPPart(_Part):
+    value: float | None
+    n_ft: int
+    n_both: int
+    chance: float | None
+    p: float | None
+    reverse: float | None
+
+
+class SimAOUPart(_Part):
+    raw: float | None
+    normalised: float | None
+    raw_per_layer: list[float | None] | None
+    normalised_per_layer: list[float | None] | None
+
+
+class SimAMPart(_Part):
+    before: float | None
+    after: float | None
+    delta: float | None
+    before_per_layer: list[float | None] | None
+    after_per_layer: list[float | None] | None
+    delta_per_layer: list[float | None] | None
+
+
+class UpdateNorm(_Part):
+    icl: float | None
+    ft: float | None
+
+
+class FineTuningPart(_Part):
+    rule: str
+    lr: float
+    loss: str
+    params: str
+    epochs: int
+    steps: int
+    final_loss: float | None
+    status: str
+
+
+class QueryPart(_Part):
+    """One query: the right candidate, and each setting's mean log-probability of every candidate."""
+
+    gold: int
+    zsl: list[float]
+    icl: list[float]
+    ft: list[float]
+
+
+class Result(BaseModel):
+    """Everything a comparison found, with what is needed to repeat it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
+
+    schema_: str = Field(SCHEMA, alias="schema")
+    provenance: dict[str, Any]
+    task: TaskPart
+    accuracy: Accuracy
+    rec2ftp: Rec2FTPPart
+    sim_aou: SimAOUPart
+    sim_am: SimAMPart
+    update_norm: UpdateNorm
+    ft: FineTuningPart
+    warnings: list[str]
+    queries: list[QueryPart]
+
+    _records: Records | None = PrivateAttr(default=None)
+
+    @property
+    def records(self) -> Records | None:
+        """The tensors behind the numbers, while the run is in memory."""
+        return self._records
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True)
+
+    def save(self, path: Path) -> None:
+        """Write the JSON file, whole or not at all."""
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"The result {path} cannot be read ({error.strerror}).") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the whole file"
+            raise UserError(f"{path} is not a dualview result: {where}: {first['msg']}.") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file under another name first, so that nobody ever sees half of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); choose another place with --out.") from error

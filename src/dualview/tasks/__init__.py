@@ -1,0 +1,1 @@
+"""Tasks: where rows come from, how one becomes a prompt, and which rows are demonstrations, selection and queries."""

@@ -1,0 +1,142 @@
+"""The five embedded tasks' rows, made from the four rated collections of Hutto & Gilbert (ICWSM 2014).
+
+Each sentence of 5 to 40 words is cleaned (HTML entities, runs of blanks) and labelled by its mean human valence
+(−4 to +4) or by its collection. A sentence's split is decided by a hash of its text alone, so the splits are fixed,
+disjoint, and the same across the five tasks: what one of them is tested on, no other shows as a demonstration.
+Each split is then cut to equally many sentences of every label and dealt out one label after the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dualview.assets import embedded_data
+from dualview.errors import UserError
+
+WORDS = range(5, 41)
+SHARES = {"validation": 0.30, "selection": 0.15, "train": 0.55}
+SALT = "dualview embedded splits, 1\n"
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """One sentence of one collection with its mean human valence, −4 (extremely negative) to +4."""
+
+    text: str
+    valence: float
+    collection: str
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    text: str
+    label: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which collections a task is made from, and a snippet's label (None: left out)."""
+
+    collections: tuple[str, ...]
+    label: Callable[[Snippet], int | None]
+
+
+def polarity(snippet: Snippet) -> int | None:
+    """0 below a valence of −1, 1 above +1 (both included); the lukewarm middle is left out."""
+    if abs(snippet.valence) < 1:
+        return None
+    return int(snippet.valence > 0)
+
+
+def five_grades(snippet: Snippet) -> int:
+    """0 to 4, with cuts at −2, −0.5, 0.5 and 2: terrible, bad, neutral, good, great."""
+    return bisect_right([-2.0, -0.5, 0.5, 2.0], snippet.valence)
+
+
+SOURCES = ("movie", "tweet", "product", "news")
+RECIPES: Mapping[str, Recipe] = {
+    "movie": Recipe(("movie",), polarity),
+    "movie5": Recipe(("movie",), five_grades),
+    "tweet": Recipe(("tweet",), polarity),
+    "product": Recipe(("product",), polarity),
+    "source": Recipe(SOURCES, lambda snippet: SOURCES.index(snippet.collection)),
+}
+
+
+def embedded_rows(task: str, split: str) -> list[LabelledText]:
+    """The rows of one split of one embedded task, label-balanced, in a fixed order that alternates the labels."""
+    if task not in RECIPES:
+        raise UserError(f"embedded:{task} does not exist; the embedded tasks are {', '.join(RECIPES)}.")
+    recipe = RECIPES[task]
+    folder = embedded_data()
+    snippets = [snippet for name in recipe.collections for snippet in read_collection(folder, name)]
+    by_label: dict[int, list[LabelledText]] = {}
+    for row in sorted(_without_duplicates(snippets, recipe), key=lambda row: digest(row.text)):
+        if split_of(row.text) == split:
+            by_label.setdefault(row.label, []).append(row)
+    columns = [by_label[label] for label in sorted(by_label)]
+    return [row for deal in zip(*columns, strict=False) for row in deal]  # stops at the rarest label: balanced
+
+
+def read_collection(folder: Path, name: str) -> list[Snippet]:
+    """A collection's snippets of 5 to 40 words, cleaned, in file order."""
+    snippets: list[Snippet] = []
+    for line in (folder / f"{name}.txt").read_text(encoding="utf-8").strip("\n").split("\n"):
+        _, valence, text = line.split("\t")
+        text = clean(text)
+        if len(text.split()) in WORDS:
+            snippets.append(Snippet(text, float(valence), name))
+    return snippets
+
+
+def clean(text: str) -> str:
+    """Entities decoded (some are encoded twice) and every run of blanks made one space.
+
+    >>> clean("Meagher &amp;amp; Flom,  the ")
+    'Meagher & Flom, the'
+    """
+    return " ".join(html.unescape(html.unescape(text)).split())
+
+
+def identity(text: str) -> str:
+    """What two copies of one text share: its letters and digits, whatever the case, blanks and punctuation.
+
+    >>> identity("So GOOD!!") == identity("so good.")
+    True
+    """
+    return re.sub(r"[\W_]+", "", text.casefold()) or text
+
+
+def digest(text: str) -> int:
+    """64 bits that order the texts and decide their split: the same on every machine, forever."""
+    return int.from_bytes(hashlib.sha256((SALT + identity(text)).encode()).digest()[:8])
+
+
+def split_of(text: str) -> str:
+    """`validation` for 30 % of all texts, `selection` for 15 %, `train` for 55 %."""
+    position, edge = digest(text) / 2**64, 0.0
+    for split, share in SHARES.items():
+        edge += share
+        if position < edge:
+            return split
+    return "train"
+
+
+def _without_duplicates(snippets: list[Snippet], recipe: Recipe) -> list[LabelledText]:
+    """The first copy of every text; a text whose copies disagree about the label is left out altogether."""
+    first: dict[str, LabelledText] = {}
+    disputed: set[str] = set()
+    for snippet in snippets:
+        label = recipe.label(snippet)
+        if label is None:
+            continue
+        row = first.setdefault(identity(snippet.text), LabelledText(snippet.text, label))
+        if row.label != label:
+            disputed.add(identity(snippet.text))
+    return [row for key, row in first.items() if key not in disputed]

@@ -1,0 +1,50 @@
+"""Which rows are demonstrations, which are queries, and which choose the learning rate and the seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dualview.errors import UserError
+from dualview.tasks.rows import Row
+from dualview.tasks.task import Task, shuffled
+
+QUERY_SEED = 1
+"""The queries' order never follows the demonstrations' seed, so every seed is scored on the same queries."""
+
+
+def sample_demos(task: Task, seed: int, shots: int) -> list[Row]:
+    """`shots` rows of the task's train split, drawn without replacement.
+
+    They depend on the task's name and rows, the seed and the number of shots, and on nothing else; the draw is the
+    head of a shuffle keyed by the three, so 16 shots are not the first half of 32.
+    """
+    if shots < 1:
+        raise UserError(f"--shots is {shots}; in-context learning and fine-tuning need at least one demonstration.")
+    pool = task.rows("train")
+    if shots > len(pool):
+        held = "" if task.source("selection") else " after a part was held out for selection"
+        raise UserError(
+            f"--shots is {shots} but task {task.name} has {len(pool)} demonstration rows in {task.source('train')}"
+            f"{held}; ask for fewer, add rows, or name the demonstrations with --demos."
+        )
+    order = shuffled(len(pool), f"demos of {task.name}, seed {seed}, shots {shots}")
+    return [pool[index] for index in order[:shots]]
+
+
+def sample_queries(task: Task, n: int | None = None, seed: int = QUERY_SEED) -> list[Row]:
+    """The first `n` of the shuffled validation rows (None, or more than there are: all of them)."""
+    if n is not None and n < 1:
+        raise UserError(f"--n-queries is {n}; ask for at least one query.")
+    rows = task.rows("validation")
+    order = shuffled(len(rows), f"queries of {task.name}, seed {seed}")
+    return [rows[index] for index in order[:n]]
+
+
+def selection_rows(task: Task, n: int = 64) -> list[Row]:
+    """The first `n` rows of the selection split, on which `--lr auto` and `--seed auto` choose."""
+    return task.rows("selection")[:n]
+
+
+def read_rows(task: Task, path: str | Path) -> list[Row]:
+    """Exactly the rows of a file (`--demos`, `--queries`), in its order, validated as the task's."""
+    return task.read(Path(path))

@@ -1,0 +1,190 @@
+"""Where a task's rows come from: a jsonl, csv or parquet file, a dataset on the hub, or the embedded collections.
+
+A reader yields raw rows, each with the words that point at it ("data/train.jsonl, line 3"), and judges nothing but
+the file itself; `rows` judges what is in a row.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from dualview.errors import UserError
+from dualview.tasks.embedded import embedded_rows
+
+CONVERTED = "refs/convert/parquet"
+"""The branch on which the hub keeps every public dataset as parquet, for those whose own branch is still a script."""
+
+
+@dataclass(frozen=True)
+class RawRow:
+    """One row as read, before any judgement."""
+
+    where: str
+    values: Mapping[str, object]
+    textual: bool = False
+    """Every value is text (csv), so an integer label arrives as digits."""
+
+
+def read_source(source: str, folder: Path) -> list[RawRow]:
+    """All rows of `source` (paths are relative to `folder`); a source without any is a UserError."""
+    if source.startswith("hf:"):
+        rows = list(_read_hub(source))
+    elif source.startswith("embedded:"):
+        rows = list(_read_embedded(source))
+    else:
+        return read_file(folder / source)
+    if not rows:
+        raise UserError(f"{source} has no rows; name a dataset and split that has some.")
+    return rows
+
+
+def read_file(path: Path) -> list[RawRow]:
+    """All rows of a jsonl, csv or parquet file, told apart by its name's ending."""
+    readers: dict[str, Callable[[Path], Iterator[RawRow]]] = {
+        ".jsonl": _read_jsonl,
+        ".csv": _read_csv,
+        ".parquet": _read_parquet,
+    }
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise UserError(f"{path} is not a row file; its name must end in .jsonl, .csv or .parquet.")
+    try:
+        rows = list(reader(path))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; check the path.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8."
+        ) from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}); check the path.") from error
+    if not rows:
+        raise UserError(f"{path} is empty; it needs at least one row.")
+    return rows
+
+
+def _read_jsonl(path: Path) -> Iterator[RawRow]:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                values = json.loads(line)
+            except (json.JSONDecodeError, RecursionError) as error:
+                reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+                raise UserError(f"{where} is not valid JSON ({reason}); write one JSON object a line.") from error
+            if not isinstance(values, dict):
+                raise UserError(f"{where} is not a JSON object; write one object with named fields a line.")
+            yield RawRow(where, cast(dict[str, object], values))
+
+
+def _read_csv(path: Path) -> Iterator[RawRow]:
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, strict=True)
+        try:
+            header = next(reader, None)
+            if header is None:
+                return
+            if len(set(header)) != len(header):
+                raise UserError(f"{path}, line 1 names a column twice; give every column its own name.")
+            for cells in reader:
+                if not cells:
+                    continue
+                where = f"{path}, line {reader.line_num}"
+                if len(cells) != len(header):
+                    raise UserError(f"{where} has {len(cells)} cells for {len(header)} columns; quote commas in text.")
+                yield RawRow(where, dict(zip(header, cells, strict=True)), textual=True)
+        except csv.Error as error:
+            raise UserError(f"{path}, line {reader.line_num} is not valid CSV ({error}); mend that line.") from error
+
+
+def _read_parquet(path: Path) -> Iterator[RawRow]:
+    arrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    try:
+        with path.open("rb") as stream:
+            table = parquet.read_table(stream)
+    except arrow.ArrowException as error:
+        raise UserError(f"{path} is not a readable parquet file ({_first_line(error)}); write it again.") from error
+    for number, values in enumerate(table.to_pylist(), start=1):
+        yield RawRow(f"{path}, row {number}", values)
+
+
+@dataclass(frozen=True)
+class HubAddress:
+    """`hf:dataset/config:split`, where the dataset may carry its owner's name: `hf:owner/dataset/config:split`."""
+
+    dataset: str
+    config: str | None
+    split: str
+
+
+def hub_addresses(source: str) -> tuple[HubAddress, ...]:
+    """What `source` can mean, likeliest first.
+
+    Three names are owner, dataset and configuration, one is a dataset; of two the second may be either a dataset
+    (`SetFit/sst5`) or a configuration (`glue/sst2`), and only the hub knows.
+
+    >>> hub_addresses("hf:nyu-mll/glue/sst2:train")
+    (HubAddress(dataset='nyu-mll/glue', config='sst2', split='train'),)
+    """
+    match = re.fullmatch(r"hf:([\w.-]+(?:/[\w.-]+){0,2}):(\w+)", source)
+    if match is None:
+        raise UserError(f"{source!r} is not a hub source; write hf:dataset/config:split.")
+    names, split = match[1].split("/"), match[2]
+    if len(names) == 3:
+        return (HubAddress(f"{names[0]}/{names[1]}", names[2], split),)
+    if len(names) == 1:
+        return (HubAddress(names[0], None, split),)
+    return (HubAddress("/".join(names), None, split), HubAddress(names[0], names[1], split))
+
+
+def _read_hub(source: str) -> Iterator[RawRow]:
+    addresses = hub_addresses(source)
+    instead = "or read a folder of <task>/train.jsonl and <task>/validation.jsonl with --data"
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        raise UserError(
+            f"{source} needs the datasets package; run `pip install 'dualview[hub]'`, {instead}."
+        ) from error
+    reasons: list[str] = []
+    for address in addresses:
+        try:
+            table = _load_hub(datasets, address)
+            break
+        except Exception as error:  # the library raises its own, the hub's, the network's and the parsers' errors
+            reasons.append(_first_line(error))
+    else:
+        raise UserError(f"{source} cannot be loaded ({'; '.join(reasons)}); check the name and the network, {instead}.")
+    for number, values in enumerate(table, start=1):
+        yield RawRow(f"{source}, row {number}", values)
+
+
+def _load_hub(datasets: Any, address: HubAddress) -> Any:
+    try:
+        return datasets.load_dataset(address.dataset, address.config, split=address.split)
+    except RuntimeError as error:
+        if "script" not in str(error):
+            raise
+        return datasets.load_dataset(address.dataset, address.config, split=address.split, revision=CONVERTED)
+
+
+def _read_embedded(source: str) -> Iterator[RawRow]:
+    match = re.fullmatch(r"embedded:(\w+):(train|selection|validation)", source)
+    if match is None:
+        raise UserError(f"{source!r} is not an embedded source; write embedded:NAME:train, :selection or :validation.")
+    for number, row in enumerate(embedded_rows(match[1], match[2]), start=1):
+        yield RawRow(f"{source}, row {number}", {"text": row.text, "label": row.label})
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

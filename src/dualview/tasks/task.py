@@ -1,0 +1,296 @@
+"""A task: a template, its labels, and where its rows come from, as one YAML file."""
+
+from __future__ import annotations
+
+import hashlib
+import string
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+
+from dualview.errors import UserError
+from dualview.tasks.rows import Row, RowShape, parse_row
+from dualview.tasks.sources import read_file, read_source
+
+__all__ = ["Row", "SplitName", "Task", "TaskCheck", "check_task", "list_tasks", "load_task", "shuffled"]
+
+SplitName = Literal["train", "selection", "validation"]
+SPLITS: tuple[SplitName, ...] = ("train", "selection", "validation")
+HELD_OUT_SHARE, HELD_OUT_MOST = 4, 512
+
+
+class Task(BaseModel):
+    """What to ask, what may be answered, and where the rows come from.
+
+    Sources (`train`, `selection`, `validation`) are a jsonl, csv or parquet path relative to the YAML,
+    `hf:dataset/config:split`, or `embedded:NAME:split`. A task that names no `selection` holds a part of its train
+    rows out for it (see `rows`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    template: str
+    """The question, with `{field}`s; as in `str.format`, `{{` and `}}` are literal braces."""
+    labels: tuple[str, ...] = ()
+    """The answers, in the order of the rows' integer labels; left out for a multiple-choice task."""
+    choices: str | tuple[str, ...] | None = None
+    """Multiple choice: the field that holds a row's list of candidates (a dotted path reaches into nested fields), or
+    one field for each candidate. The label is the right one's index."""
+    separator: str = "\n"
+    """Text between demonstrations, or `eos` for the tokenizer's EOS id."""
+    train: str
+    validation: str
+    selection: str | None = None
+    label_field: str = "label"
+    """Where the label is; a row without it may have it under `label`."""
+    answer_labels: str | None = None
+    """Multiple choice whose label is a name ('C'): the path of the row's list of such names."""
+    fields: dict[str, str] = {}
+    """Renames: a field of the template may be found in a row under either name of its entry."""
+    citation: str = ""
+    licence: str = ""
+    notes: str = ""
+
+    _folder: Path = PrivateAttr(default=Path())
+    _data: Path | None = PrivateAttr(default=None)
+    _known: dict[str, tuple[Row, ...]] = PrivateAttr(default_factory=dict[str, tuple[Row, ...]])
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Task:
+        if not self.template_fields:
+            raise ValueError("template: has no {field}; name the row's field it should show")
+        if (self.choices is None) != bool(self.labels):
+            raise ValueError("labels: give either labels or, for multiple choice, choices")
+        if self.choices is None and len(self.labels) < 2:
+            raise ValueError("labels: give at least two")
+        for label in self.labels:
+            if not label.strip():
+                raise ValueError("labels: holds a blank one; give every label a word")
+            if self.labels.count(label) > 1:
+                raise ValueError(f"labels: holds {label!r} twice; labels must differ")
+        if isinstance(self.choices, tuple) and len(self.choices) < 2:
+            raise ValueError("choices: lists fewer than two fields; name one field for each candidate")
+        if not self.separator:
+            raise ValueError("separator: is empty; give some text, or eos")
+        return self
+
+    @property
+    def template_fields(self) -> tuple[str, ...]:
+        """The template's fields, in order of first use."""
+        return tuple(dict.fromkeys(field for _, field in _pieces(self.template) if field is not None))
+
+    def render(self, row: Row) -> str:
+        """The template with the row's fields filled in, byte for byte."""
+        return self.fill(row.fields)
+
+    def fill(self, values: Mapping[str, str]) -> str:
+        return "".join(text + ("" if field is None else values[field]) for text, field in _pieces(self.template))
+
+    def candidates(self, row: Row) -> tuple[str, ...]:
+        """The answers the row chooses from: its own choices, or the task's labels."""
+        return self.labels if row.choices is None else row.choices
+
+    def rows(self, split: SplitName) -> list[Row]:
+        """All rows of a split, validated.
+
+        `train` is the pool demonstrations are drawn from. Without a selection source of its own, the task holds out a
+        quarter of its train rows for selection, at most 512 (none of a single row): the first ones of a shuffle seeded
+        by the task's name, less those whose text also stands in the pool, so the two never share a text.
+        """
+        if split == "validation":
+            return list(self._read(cast(str, self.source("validation"))))
+        training = self._training()
+        if split == "train":
+            return list(training.pool)
+        if not training.held_out:
+            raise UserError(
+                f"Task {self.name} has no selection rows: {self.source('train')} has too few different rows to hold "
+                "some out; add train rows or name a selection source."
+            )
+        return list(training.held_out)
+
+    def source(self, split: SplitName) -> str | None:
+        """Where a split is read from: the task's own source, or its file in the `--data` folder."""
+        if self._data is None:
+            return {"train": self.train, "selection": self.selection, "validation": self.validation}[split]
+        path = self._data / self.name / f"{split}.jsonl"
+        return None if split == "selection" and not path.exists() else str(path.absolute())
+
+    def read(self, path: Path) -> list[Row]:
+        """The rows of any row file, validated as this task's."""
+        return [parse_row(raw, self._shape) for raw in read_file(path)]
+
+    @property
+    def _shape(self) -> RowShape:
+        return RowShape(
+            fields=self.template_fields,
+            renames=self.fields,
+            label_field=self.label_field,
+            n_labels=len(self.labels),
+            choices=self.choices,
+            answer_labels=self.answer_labels,
+        )
+
+    def _read(self, source: str) -> tuple[Row, ...]:
+        # The key holds all that decides the rows, so a copy of the task with other settings never meets stale ones.
+        shape = self._shape
+        key = repr((source, self._folder, shape))
+        if key not in self._known:
+            self._known[key] = tuple(parse_row(raw, shape) for raw in read_source(source, self._folder))
+        return self._known[key]
+
+    def _training(self) -> _Training:
+        rows = self._read(cast(str, self.source("train")))
+        selection = self.source("selection")
+        if selection is not None:
+            return _Training(pool=rows, held_out=self._read(selection))
+        count = min(HELD_OUT_MOST, max(1, len(rows) // HELD_OUT_SHARE)) if len(rows) > 1 else 0
+        order = shuffled(len(rows), f"selection of {self.name}")
+        pool = tuple(rows[index] for index in sorted(order[count:]))
+        pool_texts = {self.render(row) for row in pool}
+        return _Training(pool, tuple(rows[i] for i in order[:count] if self.render(rows[i]) not in pool_texts))
+
+
+@dataclass(frozen=True)
+class _Training:
+    pool: tuple[Row, ...]
+    held_out: tuple[Row, ...]
+
+
+def shuffled(count: int, key: str) -> list[int]:
+    """The numbers 0 … count − 1 in an order that depends on `key` alone.
+
+    They are sorted by raw 64-bit words of a PCG64 seeded with the key's sha256: numpy promises never to change that
+    stream, which it does not promise of `Generator.permutation`.
+    """
+    words = np.random.PCG64(int.from_bytes(hashlib.sha256(key.encode()).digest()[:16])).random_raw(count)
+    return [int(index) for index in np.argsort(words, kind="stable")]
+
+
+def _pieces(template: str) -> list[tuple[str, str | None]]:
+    """The template as (literal text, field after it) pairs; a field is a bare name."""
+    try:
+        parsed = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"template: {error}; write a literal brace twice") from None
+    for _, field, spec, conversion in parsed:
+        if field is not None and (not field or spec or conversion or any(mark in field for mark in ".[]")):
+            raise ValueError(f"template: {{{field}}} is not a plain field; write {{name}}")
+    return [(text, field) for text, field, _, _ in parsed]
+
+
+def load_task(name_or_path: str | Path, data: Path | None = None) -> Task:
+    """A task of the library by name, or one of your own by the path of its YAML.
+
+    With `data`, its rows come from `<data>/<task>/train.jsonl` and `validation.jsonl` (and `selection.jsonl`, if there
+    is one) instead of the sources it names.
+    """
+    library = _library()
+    if str(name_or_path) in library:
+        task = _parse(library[str(name_or_path)], f"{name_or_path}.yaml")
+    else:
+        path = Path(name_or_path)
+        if path.suffix not in (".yaml", ".yml"):
+            raise UserError(
+                f"Task {str(name_or_path)!r} is not in the library ({', '.join(library)}); "
+                "name one of those, or the path of a .yaml file."
+            )
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"Task file {path} cannot be read ({error}); check the path.") from error
+        task = _parse(text, str(path))
+        task._folder = path.parent  # pyright: ignore[reportPrivateUsage]
+    if data is not None:
+        folder = Path(data) / task.name
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} is not a folder; --data needs {task.name}/train.jsonl and validation.jsonl in it."
+            )
+        task._data = Path(data)  # pyright: ignore[reportPrivateUsage]
+    return task
+
+
+def list_tasks() -> list[Task]:
+    """Every task of the library, by name."""
+    return [_parse(text, f"{name}.yaml") for name, text in _library().items()]
+
+
+def _library() -> dict[str, str]:
+    folder = resources.files("dualview.tasks") / "library"
+    files = [entry for entry in folder.iterdir() if entry.name.endswith(".yaml")]
+    return {entry.name[:-5]: entry.read_text(encoding="utf-8") for entry in sorted(files, key=lambda entry: entry.name)}
+
+
+def _parse(text: str, where: str) -> Task:
+    try:
+        document: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"Task file {where} is not valid YAML ({reason}); mend it.") from error
+    if not isinstance(document, dict):
+        raise UserError(f"Task file {where} is not a mapping; write name, template, labels, train and validation.")
+    try:
+        return Task.model_validate(document)
+    except ValidationError as error:
+        raise UserError(f"Task file {where}: {_first_problem(error)}.") from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    message = problem["msg"].removeprefix("Value error, ")
+    place = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "string_type" and isinstance(problem["input"], bool | int | float):
+        message = f"is {problem['input']!r} to YAML; put it in quotes"
+    elif problem["type"] == "missing":
+        message = "is missing; every task needs it"
+    elif problem["type"] == "extra_forbidden":
+        message = "is not a task's key; check its spelling"
+    elif place:
+        message = message[0].lower() + message[1:]
+    return f"{place}: {message}" if place else message
+
+
+@dataclass(frozen=True)
+class SplitCheck:
+    """How many rows a split has, and how many of each label (for multiple choice: of each right answer's position)."""
+
+    rows: int
+    label_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TaskCheck:
+    """What reading every row of a task showed."""
+
+    task: str
+    splits: Mapping[str, SplitCheck]
+    warnings: tuple[str, ...]
+
+
+def check_task(task: Task) -> TaskCheck:
+    """Read and validate every row of every split; the first thing wrong is a UserError, oddities are warnings."""
+    rows = {split: task.rows(split) for split in SPLITS}
+    splits: dict[str, SplitCheck] = {}
+    warnings: list[str] = []
+    for split, members in rows.items():
+        counts = Counter(row.label for row in members)
+        width = len(task.labels) or max(counts) + 1
+        splits[split] = SplitCheck(len(members), tuple(counts[label] for label in range(width)))
+        if task.labels and 0 in splits[split].label_counts:
+            absent = [task.labels[label] for label in range(width) if counts[label] == 0]
+            warnings.append(f"{split} has no row labelled {', '.join(absent)}")
+    asked = {task.render(row) for row in rows["validation"]}
+    for split in ("train", "selection"):
+        shared = sum(task.render(row) in asked for row in rows[split])
+        if shared:
+            warnings.append(f"{shared} {split} row(s) have a text that validation has too")
+    return TaskCheck(task.name, splits, tuple(warnings))

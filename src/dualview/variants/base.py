@@ -1,0 +1,118 @@
+"""What every variant is: a frozen setting, one coefficient (fixed or learnable), and a rule for one attention call."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dualview.errors import UserError
+from dualview.variants.softmax import Call
+
+if TYPE_CHECKING:
+    from dualview.models.anatomy import Layer
+
+Coefficient = float | Tensor
+"""η, α, β or c: a number, or a tensor of shape [] (one per layer) or [kv_head] (one per key/value head)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant(ABC):
+    """A way of doing attention with one scalar coefficient, named by `symbol`, whose 0 means plain softmax attention
+    (except in `Sign` and `Linear`, which have no such value)."""
+
+    learnable: bool = False
+    """Make the coefficient a parameter of every layer's attention module; otherwise it is the number given."""
+    per: Literal["layer", "head"] = "layer"
+    """One learnable coefficient per layer, or one per key/value head of the layer."""
+
+    name: ClassVar[str]
+    symbol: ClassVar[str]
+    bounded: ClassVar[bool] = False
+    """The coefficient lives in (0, 1): learnt as its logit, so that no step of an optimiser leaves the interval."""
+
+    needs_layer: ClassVar[bool] = False
+    """`attach` must find the layer's projections first."""
+
+    def __post_init__(self) -> None:
+        value = getattr(self, self.symbol)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise UserError(f"{self.name}: {self.symbol} must be a finite number, not {value!r}.")
+        if self.bounded and not 0 <= value < 1:
+            raise UserError(f"{self.name}: {self.symbol} must lie in [0, 1), not {value}; the sum diverges outside.")
+        if self.bounded and self.learnable and value == 0:
+            raise UserError(f"{self.name}: a learnable {self.symbol} must start inside (0, 1), for example at 0.5.")
+        if self.per not in ("layer", "head"):
+            raise UserError(f"{self.name}: per must be 'layer' or 'head', not {self.per!r}.")
+
+    @abstractmethod
+    def attend(self, call: Call, coefficient: Coefficient) -> Float[Tensor, "batch query head d_value"]:
+        """The attention output of one call."""
+
+    def equip(self, attention: nn.Module, layer: Layer | None, index: int) -> Equipment:
+        """What `attach` puts on the `index`-th attention module, as its child `dualview`."""
+        return Equipment(self, attention, layer.kv_heads if layer else 1)
+
+    def value(self) -> float:
+        return float(getattr(self, self.symbol))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, kept in the model's config so that a saved model knows its variant."""
+        return {"name": self.name, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
+        known = {f.name for f in fields(cls)}
+        given = {key: value for key, value in settings.items() if key != "name"}
+        if unknown := sorted(given.keys() - known):
+            raise UserError(f"{cls.name} has no setting {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
+        return cls(**given)
+
+
+class Equipment(nn.Module):
+    """The state of a variant on one attention module: its setting, and the learnable coefficient if there is one.
+
+    A fixed coefficient adds nothing to the model's state dict.
+    """
+
+    def __init__(self, variant: Variant, attention: nn.Module, kv_heads: int) -> None:
+        super().__init__()
+        self.variant = variant
+        self.previous: str | None = None
+        """The attention implementation to go back to."""
+        self.demo_length: int | Int[Tensor, " batch"] | None = None
+        """Set by `demonstrations`: how many real tokens, from the start, are demonstrations."""
+        self.parameter_name: str | None = None
+        if variant.learnable:
+            start = variant.value()
+            self.parameter_name = f"{variant.symbol}_logit" if variant.bounded else variant.symbol
+            like = next(attention.parameters())
+            shape = () if variant.per == "layer" else (kv_heads,)
+            raw = math.log(start / (1 - start)) if variant.bounded else start
+            self.register_parameter(
+                self.parameter_name, nn.Parameter(torch.full(shape, raw, dtype=like.dtype, device=like.device))
+            )
+
+    def coefficient(self) -> Coefficient:
+        if self.parameter_name is None:
+            return self.variant.value()
+        raw: Tensor = getattr(self, self.parameter_name)
+        return torch.sigmoid(raw) if self.variant.bounded else raw
+
+    def remove(self) -> None:
+        """Undo whatever else was changed outside this module; nothing by default."""
+
+
+def over_heads(coefficient: Coefficient) -> Coefficient:
+    """The coefficient in a shape that multiplies [batch, kv_head, token, d_value]."""
+    return coefficient.reshape(1, -1, 1, 1) if isinstance(coefficient, Tensor) else coefficient
+
+
+def to_query_heads(x: Float[Tensor, "batch kv_head query d_value"], heads: int) -> Float[Tensor, "batch query head d"]:
+    """Repeat each key/value head for the query heads of its group, in the order the attention functions return."""
+    return x.repeat_interleave(heads // x.shape[1], dim=1).transpose(1, 2)

@@ -1,0 +1,101 @@
+"""Which keys each query may read, taken from the mask Hugging Face hands over, as a few index vectors.
+
+Causal, padded, sliding-window, chunked and packed masks all have one form: row t reads the real keys of an interval
+[first_t, own_t], own_t being the token itself. Sums over such rows need no query × key matrix.
+
+Positions are counted in real tokens, so that padding, wherever it stands, changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dualview.errors import UserError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`batch` is 1 where all sequences of the batch look alike. Rows that see nothing (left padding) point at key 0."""
+
+    first: Int[Tensor, "batch query"]
+    """Index of the first key the row reads."""
+    own: Int[Tensor, "batch query"]
+    """Index of the row's own key, the last one it reads."""
+    real: Bool[Tensor, "batch key"]
+    """False for padding, and for keys that no row of this call reads."""
+    before: Int[Tensor, "batch key"]
+    """How many real keys come before each key."""
+    plain: bool
+    """There was no mask, hence neither padding nor window: every row reads from key 0 to itself."""
+
+    def rows_of_every_key(self) -> Layout:
+        """The layout with one row per key, each reading everything up to itself: valid where no window hides keys."""
+        keys = torch.arange(self.real.shape[-1], device=self.real.device).expand_as(self.real)
+        return Layout(torch.zeros_like(keys), keys, self.real, self.before, self.plain)
+
+    def earlier(self, rows: slice) -> Bool[Tensor, "batch rows key"]:
+        """Which keys come before each of these rows, among those it reads."""
+        keys = torch.arange(self.real.shape[-1], device=self.real.device)
+        inside = (keys >= self.first[:, rows, None]) & (keys < self.own[:, rows, None])
+        return inside & self.real[:, None]
+
+    def distance(self) -> Int[Tensor, "batch query key"]:
+        """Real tokens from each key to each row, 0 for the row's own key."""
+        return (self.before.gather(1, self.own)[:, :, None] - self.before[:, None]).clamp(min=0)
+
+    def count(self) -> Int[Tensor, "batch query"]:
+        """How many keys each row reads (1 for a row that reads none, so that it can divide)."""
+        return self.before.gather(1, self.own) - self.before.gather(1, self.first) + 1
+
+
+def visible(
+    mask: Bool[Tensor, "batch one query key"] | Float[Tensor, "batch one query key"],
+) -> Bool[Tensor, "batch one query key"]:
+    """The mask as booleans, whether it came as booleans or as numbers to add."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def layout_of(mask: Tensor | None, queries: int, keys: int, device: torch.device) -> Layout:
+    """`read_layout`, but once for all the layers that share a mask: the result stays with the mask tensor.
+
+    On a GPU the check it makes waits for the device, which is better done once per pass than once per layer.
+    """
+    if mask is None:
+        return read_layout(None, queries, keys, device)
+    notes: dict[str, tuple[int | None, Layout]] = vars(mask)
+    version = None if mask.is_inference() else mask._version
+    known = notes.get("dualview_layout")
+    if known is None or known[0] != version:
+        known = notes["dualview_layout"] = (version, read_layout(mask, queries, keys, device))
+    return known[1]
+
+
+def read_layout(mask: Tensor | None, queries: int, keys: int, device: torch.device) -> Layout:
+    """The layout behind a mask; no mask means that the queries are the last of the keys and read all up to themselves.
+
+    A mask of another form (a prefix read in both directions, say) is refused: a running sum over it means nothing.
+    """
+    at = torch.arange(keys, device=device)[None]
+    if mask is None:
+        own = at[:, keys - queries :]
+        return Layout(torch.zeros_like(own), own, torch.ones_like(at, dtype=torch.bool), at, plain=True)
+    seen = visible(mask)
+    if seen.shape[1] != 1:
+        raise UserError("This attention variant needs one mask for all heads; the model passed a mask per head.")
+    seen = seen[:1, 0] if seen.stride(0) == 0 else seen[:, 0]
+    marks = seen.to(torch.uint8)
+    empty = ~seen.any(-1)
+    first = marks.argmax(-1)
+    own = (keys - 1 - marks.flip(-1).argmax(-1)).masked_fill(empty, 0)
+    real = seen.any(-2)
+    band = (at[:, None] >= first[..., None]) & (at[:, None] <= own[..., None]) & real[:, None] & ~empty[..., None]
+    if not torch.equal(band, seen):
+        raise UserError(
+            "This attention variant works with causal masks (padding, windows, chunks and packed sequences included), "
+            "and the model's mask is of another kind; use plain attention there."
+        )
+    return Layout(first, own, real, real.long().cumsum(-1) - real.long(), plain=False)

@@ -1,0 +1,53 @@
+"""Read back a model that was saved with its variant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from dualview.errors import UserError
+from dualview.variants.registry import VARIANTS, attach, variant_parameters
+
+
+def load(folder: str | Path, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The model that `save_pretrained(folder)` wrote, with its variant attached and its learnt coefficients.
+
+    `from_pretrained` alone builds the bare architecture: it drops the variant and what was learnt with it.
+    """
+    folder = Path(folder)
+    config = cast(Any, AutoConfig).from_pretrained(folder)
+    settings: dict[str, Any] = getattr(config, "dualview", None) or {}
+    kind = VARIANTS.get(settings.get("name", ""))
+    if kind is None:
+        raise UserError(f"{folder}/config.json names no known attention variant; load it with from_pretrained instead.")
+    model: PreTrainedModel = cast(Any, AutoModelForCausalLM).from_pretrained(
+        folder, config=config, dtype=dtype or "auto"
+    )
+    attach(model, kind.from_dict(settings))
+    wanted = variant_parameters(model)
+    saved = _tensors(folder, set(wanted))
+    if missing := sorted(wanted.keys() - saved.keys()):
+        raise UserError(f"{folder} has no weights for {missing[0]}; it was saved before the variant was attached.")
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(saved[name])
+    return model
+
+
+def _tensors(folder: Path, names: set[str]) -> dict[str, Tensor]:
+    """These tensors from the folder's safetensors files, one or several."""
+    index = folder / "model.safetensors.index.json"
+    files = {"model.safetensors"}
+    if index.exists():
+        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    found: dict[str, Tensor] = {}
+    for file in sorted(files):
+        with cast(Any, safetensors).safe_open(folder / file, framework="pt") as tensors:
+            found.update({name: tensors.get_tensor(name) for name in names & set(tensors.keys())})
+    return found

@@ -1,0 +1,169 @@
+"""The verdict: is this run's in-context learning like its fine-tuning, beyond what controls give?
+
+The rule, on one run's records:
+
+*supported*, when all of these hold
+  1. ICL and FT each beat ZSL: the 95 % bootstrap interval of the paired difference in accuracy lies above 0.
+  2. Raw SimAOU and SimAM-delta each exceed every floor at p < .01. Against the shuffled query and the mean direction:
+     an exact permutation test. Against random rotations of FT's updates: their exact variance, and the normal tail.
+     Against any other floor: query by query, the similarity minus the floor's similarity of the same query, averaged
+     over layers, tested by flipping the signs of whole queries.
+  3. Rec2FTP exceeds chance: hypergeometric p < .01.
+*contradicted*, when the 95 % interval of raw SimAOU or of SimAM-delta lies below 0 and the value also lies below 95 %
+  of random rotations (2.5 % tail).
+*indistinguishable* from its controls, otherwise; the sentence says which conditions failed.
+
+Why these. All tests must pass together (an intersection-union test), so testing many floors needs no correction: the
+verdict is wrong at most as often as its most telling test, 1 %. A mean direction common to all queries passes the
+Gaussian floor and fails the shuffled query and the mean direction. Two settings that only shrink the zero-shot vector
+pass those and fail `zsl_direction`. Updates that many queries share in part (by label, by length) are aligned with
+ICL's by chance, a little above or below 0 in each layer; more queries make that error sharper, not smaller, and every
+test over queries calls it real. `rotated` knows its size, in both directions, so it also guards *contradicted*. An
+array that was not recorded is not tested, and the sentence says so; one of the two similarities is the least. A
+similarity that was recorded and is undefined everywhere fails; a control that is (a position shift, under rotary
+positions, changes nothing) is no floor to exceed.
+
+What it cannot say. Queries share one list of demonstrations and one fine-tuning run: the verdict is about that list
+and that run. Repeat it over seeds before believing it. And passing every floor shows likeness, not mechanism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from dualview.metrics.controls import SIMILARITIES, MetricControls, Options, compute_controls
+from dualview.metrics.statistics import DRAWS
+from dualview.metrics.summary import NOT_RECORDED
+from dualview.records import as_records
+
+Overall = Literal["supported", "indistinguishable", "contradicted"]
+JUDGED = ("sim_aou", "sim_am")
+LIMITS = "Intervals and p-values are over queries, which share one list of demonstrations and one fine-tuning run."
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition of *supported*: whether it holds (None: could not be tested), and a clause that says so."""
+
+    metric: str
+    passed: bool | None
+    clause: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict, one sentence, and for each metric its value, interval, floors, ceiling and place between them."""
+
+    overall: Overall
+    sentence: str
+    by_metric: Mapping[str, MetricControls]
+    conditions: tuple[Condition, ...]
+    seed: int
+    alpha: float
+
+    def to_json(self) -> dict[str, object]:
+        """The result file's `verdict`."""
+        passed = {condition.metric: condition.passed for condition in self.conditions}
+        return {
+            "overall": self.overall,
+            "sentence": self.sentence,
+            "by_metric": {
+                name: {
+                    "value": metric.value,
+                    "ci": None if metric.ci is None else metric.ci.to_json(),
+                    "floor": metric.floor,
+                    "ceiling": metric.ceiling,
+                    "p": metric.p,
+                    "position": metric.position,
+                    "passed": passed.get(name),
+                }
+                for name, metric in self.by_metric.items()
+            },
+            "conditions": [vars(condition) for condition in self.conditions],
+            "seed": self.seed,
+            "alpha": self.alpha,
+            "limits": LIMITS,
+        }
+
+    def controls_json(self) -> dict[str, object]:
+        """The result file's `controls`, by metric."""
+        return {name: metric.to_json() for name, metric in self.by_metric.items()}
+
+
+def judge(records: object, *, seed: int = 0, draws: int = DRAWS, level: float = 0.95, alpha: float = 0.01) -> Verdict:
+    """Judge one run from its records alone (anything `as_records` reads); the rule is this module's docstring."""
+    metrics = compute_controls(as_records(records), Options(seed, draws, level))
+    conditions = (
+        *(_beats_zsl(metrics[f"accuracy_{name}"], name.upper()) for name in ("icl", "ft")),
+        *(_above_floors(metrics[name], alpha) for name in JUDGED),
+        _above_chance(metrics["rec2ftp"], alpha),
+    )
+    against = [_against(metrics[name], level) for name in JUDGED if _below_zero(metrics[name], level)]
+    tested = any(condition.passed is not None for condition in conditions if condition.metric in JUDGED)
+    failed = [condition.clause for condition in conditions if condition.passed is False]
+    untested = [condition.clause for condition in conditions if condition.passed is None]
+    if against:
+        overall, clauses = "contradicted", against
+    elif failed or not tested:
+        overall, clauses = "indistinguishable", failed + untested
+    else:
+        overall, clauses = "supported", [c.clause for c in conditions if c.passed] + untested
+    return Verdict(overall, f"{_OPENING[overall]}: {'; '.join(clauses)}.", metrics, conditions, seed, alpha)
+
+
+_OPENING: Mapping[Overall, str] = {
+    "supported": "Supported",
+    "indistinguishable": "Indistinguishable from its controls",
+    "contradicted": "Contradicted",
+}
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
+
+
+def _beats_zsl(metric: MetricControls, title: str) -> Condition:
+    passed = metric.ci is not None and metric.ci.low > 0
+    interval = "" if metric.ci is None else f" ({metric.ci.low:+.3f} to {metric.ci.high:+.3f})"
+    verb = "beats" if passed else "does not reliably beat"
+    return Condition(
+        metric.metric, passed, f"{title} {verb} zero-shot, {metric.value or 0.0:+.3f} in accuracy{interval}"
+    )
+
+
+def _above_floors(metric: MetricControls, alpha: float) -> Condition:
+    title = SIMILARITIES[metric.metric].title
+    if metric.reason == NOT_RECORDED:
+        return Condition(metric.metric, None, f"{title} was not recorded, so not tested")
+    if metric.value is None:
+        return Condition(metric.metric, False, f"{title} is undefined for every query")
+    short = {name: floor for name, floor in metric.floors.items() if floor.p is not None and floor.p >= alpha}
+    if not short:
+        floor = _number(metric.floor)
+        return Condition(metric.metric, True, f"{title} is {metric.value:.3f}, above every floor (highest {floor})")
+    named = ", ".join(f"{name} {_number(floor.value)} at p = {floor.p:.3g}" for name, floor in short.items())
+    return Condition(metric.metric, False, f"{title} is {metric.value:.3f}, not above its floor {named}")
+
+
+def _above_chance(metric: MetricControls, alpha: float) -> Condition:
+    if metric.value is None or metric.p is None:
+        return Condition("rec2ftp", False, f"Rec2FTP is undefined, since {metric.reason}")
+    passed = metric.p < alpha
+    relation = "above" if passed else "not above"
+    chance = _number(metric.floors["chance"].value)
+    return Condition(
+        "rec2ftp", passed, f"Rec2FTP is {metric.value:.3f}, {relation} chance {chance} (p = {metric.p:.3g})"
+    )
+
+
+def _below_zero(metric: MetricControls, level: float) -> bool:
+    below = metric.ci is not None and metric.ci.high < 0
+    return below and metric.below_p is not None and metric.below_p < (1 - level) / 2
+
+
+def _against(metric: MetricControls, level: float) -> str:
+    interval = "" if metric.ci is None else f", {level:.0%} interval {metric.ci.low:.3f} to {metric.ci.high:.3f}"
+    title = SIMILARITIES[metric.metric].title
+    return f"FT changes attention against ICL's direction, {title} {_number(metric.value)}{interval}"

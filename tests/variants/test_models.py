@@ -1,0 +1,316 @@
+"""Every variant inside Hugging Face models: cached decoding, padding, zero coefficients, in float64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers as tf
+
+from dualview.errors import UserError
+from dualview.variants import (
+    VARIANTS,
+    Alibi,
+    Augmented,
+    Linear,
+    Momentum,
+    Negative,
+    Regularised,
+    Sign,
+    TokenShift,
+    attach,
+    demonstrations,
+    detach,
+    implementation,
+    register,
+    variant_parameters,
+)
+
+CASES = [
+    Momentum(eta=0.7),
+    Sign(scale="constant", alpha=0.5),
+    Sign(scale="sequence"),
+    Sign(scale="token"),
+    Regularised(alpha=0.3),
+    Regularised(alpha=0.3, form="strict"),
+    Augmented(rank=3),
+    Negative(beta=0.5, k=2),
+    Linear(average=True),
+    TokenShift(eta=0.6),
+    Alibi(),
+]
+IDS = [f"{v.name}-{n}" for n, v in enumerate(CASES)]
+REFUSED = ("gemma2", "linear")
+MODELS = ["llama", "gpt2", "gpt_neox", "qwen3", "mistral", "gemma2"]
+
+
+def equipped(kit, kind, variant):
+    """A model with the variant on, its adapters filled with numbers."""
+    model = kit.model(kind, "eager" if kind == "gemma2" else "sdpa")
+    attach(model, variant)
+    with torch.no_grad():
+        for parameter in variant_parameters(model).values():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    return model
+
+
+def tokens(rows=2, length=13):
+    return torch.randint(2, 40, (rows, length), generator=torch.Generator().manual_seed(7))
+
+
+def positions(attention_mask):
+    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
+
+
+@torch.no_grad()
+def decoded(model, ids, attention_mask, cache, cuts):
+    """Logits with a cache, in pieces that end at `cuts`."""
+    pieces = []
+    for start, end in zip([0, *cuts], [*cuts, ids.shape[1]], strict=True):
+        out = model(
+            ids[:, start:end],
+            attention_mask=attention_mask[:, :end],
+            position_ids=positions(attention_mask)[:, start:end],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        pieces.append(out.logits)
+        cache = out.past_key_values
+    return torch.cat(pieces, 1)
+
+
+# Gemma 2 caps its logits, which means nothing without a softmax: that pair is refused (test_attach).
+@pytest.mark.parametrize(
+    ("kind", "variant"),
+    [
+        pytest.param(k, v, id=f"{k}-{i}")
+        for k in MODELS
+        for v, i in zip(CASES, IDS, strict=True)
+        if (k, v.name) != REFUSED
+    ],
+)
+def test_cached_decoding_is_the_full_pass(kit, kind, variant):
+    """In float64 to 1e-9, with left padding, piecewise and token by token, with the model's own kind of cache."""
+    model = equipped(kit, kind, variant)
+    ids, mask = tokens(), torch.ones(2, 13, dtype=torch.long)
+    mask[0, :3] = 0
+    with torch.no_grad():
+        full = model(ids, attention_mask=mask, position_ids=positions(mask), use_cache=False).logits
+    steps = decoded(model, ids, mask, None, [5, 8, 9, 10, 11, 12])
+    real = mask.bool()
+    assert full[real].std() > 0.1
+    torch.testing.assert_close(steps[real], full[real], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("variant", CASES, ids=IDS)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_other_caches(kit, variant, cache):
+    """A cache that never forgets in a sliding-window model, and one of fixed size."""
+    kind = "mistral" if cache == "dynamic" else "llama"
+    model = equipped(kit, kind, variant)
+    ids, mask = tokens(), torch.ones(2, 13, dtype=torch.long)
+    held = tf.DynamicCache() if cache == "dynamic" else tf.StaticCache(config=model.config, max_cache_len=20)
+    with torch.no_grad():
+        full = model(ids, use_cache=False).logits
+    steps = decoded(model, ids, mask, held, [5, 8, 9, 10, 11, 12])
+    torch.testing.assert_close(steps, full, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mistral"])
+@pytest.mark.parametrize("variant", CASES, ids=IDS)
+def test_generate(kit, kind, variant):
+    """What `generate` writes from a left-padded batch is what taking the best token of full passes writes."""
+    model = equipped(kit, kind, variant)
+    prompt, mask = tokens(2, 6), torch.ones(2, 6, dtype=torch.long)
+    prompt[0, :2], mask[0, :2] = 0, 0
+    written = model.generate(prompt, attention_mask=mask, max_new_tokens=7, do_sample=False)
+    assert written.shape == (2, 13)
+    with torch.no_grad():
+        for row in range(2):
+            ids = prompt[row][mask[row].bool()][None]
+            for _ in range(7):
+                best = model(ids, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
+                ids = torch.cat([ids, best], 1)
+            assert written[row, -ids.shape[1] :].tolist() == ids[0].tolist()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("variant", CASES, ids=IDS)
+def test_padded_batches_are_their_rows(kit, kind, side, variant):
+    model = equipped(kit, kind, variant)
+    ids, mask = tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
+    mask[0, slice(0, 4) if side == "left" else slice(5, 9)] = 0
+    with torch.no_grad():
+        both = model(ids, attention_mask=mask, position_ids=positions(mask), use_cache=False).logits
+        for row in range(2):
+            real = mask[row].bool()
+            alone = model(ids[row][real][None], use_cache=False).logits[0]
+            torch.testing.assert_close(both[row][real], alone, rtol=0, atol=1e-12)
+
+
+ZEROS = [
+    Momentum(eta=0.0),
+    Regularised(alpha=0.0),
+    Regularised(alpha=0.0, form="strict"),
+    Augmented(c=0.0),
+    Negative(beta=0.0, k=3),
+    TokenShift(eta=0.0),
+]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "qwen3", "mistral", "phi3"])
+@pytest.mark.parametrize("variant", ZEROS, ids=[f"{v.name}-{n}" for n, v in enumerate(ZEROS)])
+def test_zero_is_softmax_attention_to_the_bit(kit, kind, variant):
+    ids, mask = tokens(), torch.ones(2, 13, dtype=torch.long)
+    mask[0, :3] = 0
+    model = kit.model(kind)
+    with torch.no_grad():
+        plain, padded = model(ids).logits, model(ids, attention_mask=mask).logits
+    model = equipped(kit, kind, variant)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, plain)
+        assert torch.equal(model(ids, attention_mask=mask).logits[mask.bool()], padded[mask.bool()])
+
+
+def test_zero_strength_alibi_and_soft_cap_up_to_rounding(kit):
+    ids = tokens()
+    for kind, variant in (("llama", Alibi(strength=0.0)), ("gemma2", Momentum(eta=0.0))):
+        model = kit.model(kind, "sdpa" if kind == "llama" else "eager")
+        with torch.no_grad():
+            plain = model(ids).logits
+            attach(model, variant)
+            # Gemma's eager attention takes its softmax in float32 whatever the model's precision.
+            torch.testing.assert_close(model(ids).logits, plain, rtol=0, atol=1e-12 if kind == "llama" else 1e-4)
+
+
+def test_sinks_are_part_of_the_softmax(kit):
+    """GPT-OSS: the explicit softmax with its sinks is the model's own."""
+    shape = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 4}
+    config = tf.GptOssConfig(
+        **shape,
+        num_key_value_heads=2,
+        intermediate_size=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        sliding_window=4,
+    )
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        if "sinks" in name:
+            torch.nn.init.normal_(parameter)
+    with torch.no_grad():
+        plain = model(tokens()).logits
+        attach(model, Momentum(eta=0.0))
+        torch.testing.assert_close(model(tokens()).logits, plain, rtol=1e-4, atol=1e-5)
+        attach(model, Momentum(eta=0.5))
+        assert not torch.allclose(model(tokens()).logits, plain, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS.keys() - {"augmented"}))
+def test_by_name_alone(kit, name):
+    """`attn_implementation="dualview_…"` is the variant with its default setting."""
+    register()
+    kind = VARIANTS[name]
+    by_name = kit.model("llama", implementation(kind))
+    attached = kit.model("llama")
+    attach(attached, kind())
+    with torch.no_grad():
+        assert torch.equal(by_name(tokens()).logits, attached(tokens()).logits)
+
+
+def test_augmented_by_name_alone_is_refused(kit):
+    register()
+    with pytest.raises(UserError, match="no adapters"):
+        kit.model("llama", "dualview_augmented")(tokens())
+
+
+def test_strict_form_with_declared_demonstrations(kit):
+    """Row 0 has 2 pads, 3 demonstration tokens and 4 query tokens; row 1 has 6 and 3."""
+    register()
+    variant = Regularised(alpha=0.4, form="strict")
+    draw = torch.Generator().manual_seed(4)
+    query, key, value = (torch.randn(2, heads, 9, 3, generator=draw, dtype=torch.float64) for heads in (4, 2, 2))
+    real = torch.ones(2, 9, dtype=torch.bool)
+    real[0, :2] = False
+    module = torch.nn.Linear(1, 1)
+    module.dualview = variant.equip(module, None, 0)
+    attention = tf.AttentionInterface()[implementation(variant)]
+    for lengths in (torch.tensor([3, 6]), 5):
+        with demonstrations(module, lengths):
+            out, _ = attention(module, query, key, value, kit.causal_mask(real), scaling=3**-0.5)
+        for row, length in enumerate(torch.as_tensor(lengths).expand(2).tolist()):
+            at = real[row]
+            expected = kit.slow(variant, query[row][:, at], key[row][:, at], value[row][:, at], demos=length)
+            torch.testing.assert_close(out[row][at], torch.from_numpy(expected), rtol=0, atol=1e-12)
+
+
+def test_declared_demonstrations_while_decoding(kit):
+    model = equipped(kit, "llama", Regularised(alpha=0.4, form="strict"))
+    ids, mask = tokens(2, 10), torch.ones(2, 10, dtype=torch.long)
+    mask[0, :2] = 0
+    real = mask.bool()
+    with torch.no_grad():
+        own = model(ids, attention_mask=mask, position_ids=positions(mask), use_cache=False).logits
+        with demonstrations(model, torch.tensor([3, 6])):
+            full = model(ids, attention_mask=mask, position_ids=positions(mask), use_cache=False).logits
+            steps = decoded(model, ids, mask, None, [5, 8, 9])
+        after = model(ids, attention_mask=mask, position_ids=positions(mask), use_cache=False).logits
+    torch.testing.assert_close(steps[real], full[real], rtol=0, atol=1e-9)
+    assert not torch.allclose(own[real], full[real])  # undeclared, X_T is the token alone
+    assert torch.equal(after[real], own[real])
+
+
+def test_demonstrations_wants_the_strict_form_and_matching_lengths(kit):
+    model = kit.model("llama")
+    attach(model, Regularised())
+    with pytest.raises(UserError, match="strict"), demonstrations(model, 3):
+        pass
+    attach(model, Regularised(form="strict"))
+    with pytest.raises(UserError, match="one per row"), demonstrations(model, torch.tensor([1, 2, 3])):
+        model(tokens(2, 5))
+
+
+def test_a_window_that_hides_the_past_is_refused(kit):
+    """Negative values of a cache filled by something else than the last call cannot be known: say so."""
+    model = equipped(kit, "mistral", Negative(k=1))
+    with torch.no_grad():
+        cache = model(tokens(1, 9), use_cache=True).past_key_values
+        model(tokens(1, 9) + 1, use_cache=True)
+        with pytest.raises(UserError, match="sliding window"):
+            model(tokens(1, 1), past_key_values=cache)
+    model = equipped(kit, "mistral", Regularised(form="strict"))
+    with torch.no_grad(), demonstrations(model, 2):
+        cache = model(tokens(1, 9), use_cache=True).past_key_values
+        with pytest.raises(UserError, match="use_cache=False"):
+            model(tokens(1, 1), past_key_values=cache)
+
+
+def test_a_cache_from_elsewhere_is_computed_again(kit):
+    """Two interleaved generations on one model do not mix up what older tokens left."""
+    model = equipped(kit, "llama", Negative(beta=0.5, k=2))
+    one, two = tokens(1, 12), tokens(1, 12).flip(1)
+    with torch.no_grad():
+        full = [model(ids, use_cache=False).logits[:, -1] for ids in (one, two)]
+        caches = [model(ids[:, :9], use_cache=True).past_key_values for ids in (one, two)]
+        pairs = list(zip((one, two), caches, strict=True))
+        for at in (9, 10, 11):
+            last = [model(ids[:, at : at + 1], past_key_values=c).logits[:, -1] for ids, c in pairs]
+    for a, b in zip(last, full, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_a_copied_model_is_its_own(kit):
+    model = equipped(kit, "gpt2", Augmented(rank=2))
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        before = model(tokens()).logits
+        torch.testing.assert_close(twin(tokens()).logits, before)
+        for parameter in variant_parameters(twin).values():
+            parameter.add_(1.0)
+        assert torch.equal(model(tokens()).logits, before)
+        assert not torch.allclose(twin(tokens()).logits, before)
+        detach(twin)
+        assert torch.equal(twin(tokens()).logits, kit.model("gpt2")(tokens()).logits)
