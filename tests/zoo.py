@@ -21,7 +21,15 @@ _BASE: dict[str, Any] = {
 }
 _GQA = {**_BASE, "num_key_value_heads": 2}
 _HEAD = {**_GQA, "head_dim": 8}
-_GPT = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128, "bos_token_id": 1, "eos_token_id": 2}
+_GPT = {
+    "vocab_size": VOCAB,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 ZOO: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,7 +65,10 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-mqa": ("falcon", {**_BASE, "alibi": False, "multi_query": True}),
     "falcon-alibi": ("falcon", {**_BASE, "alibi": True, "multi_query": False}),
     "falcon-groups": ("falcon", {**_BASE, "new_decoder_architecture": True, "num_kv_heads": 2}),
-    "mpt": ("mpt", {"vocab_size": VOCAB, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 128, "expansion_ratio": 2}),
+    "mpt": (
+        "mpt",
+        {"vocab_size": VOCAB, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 128, "expansion_ratio": 2},
+    ),
     # A pack would mix its tokens: it must take the slow path.
     "lfm2-hybrid": ("lfm2", {**_GQA, "layer_types": ["conv", "full_attention", "conv"]}),
     "qwen3_next-hybrid": (

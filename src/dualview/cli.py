@@ -67,7 +67,7 @@ def _with_run_options(verb: Callable[..., None]) -> Callable[..., None]:
 @_with_run_options
 def run(
     *,
-    out: Annotated[Path | None, typer.Option(help="write result.json and, with --save-records, the tensors here")] = None,
+    out: Annotated[Path | None, typer.Option(help="write result.json and the saved records to this folder")] = None,
     json: Annotated[Path | None, typer.Option(help="write the result to this file")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="count tokens and estimate the time, no more")] = False,
     **options: Any,
@@ -140,7 +140,7 @@ def metrics(
 
 @app.command()
 def tasks(
-    names: Annotated[list[str] | None, typer.Argument(help="tasks or YAML files to check; all are listed if none")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="tasks or YAML files to check; none: list all")] = None,
     data: Annotated[Path | None, typer.Option(help="check them against this folder of <task>/*.jsonl")] = None,
 ) -> None:
     """List the tasks, or check some: read every row and count labels."""

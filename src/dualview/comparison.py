@@ -1,6 +1,6 @@
 """The comparison: one model, one task, three settings.
 
-    task → demonstrations and queries → prompts → zsl, icl, ft → records → metrics → result
+task → demonstrations and queries → prompts → zsl, icl, ft → records → metrics → result
 """
 
 from __future__ import annotations
@@ -206,20 +206,24 @@ def run(options: RunOptions, *, lm: LanguageModel | None = None, progress: Progr
     extra: dict[str, Any] = {}
     if options.calibrate:
         extra["calibrated"] = {
-            "accuracy": calibrated_accuracy(prepared.task, lm, queries, records.settings, {
-                "zsl": (prepared.zero_shot, None),
-                "icl": (prepared.in_context, None),
-                "ft": (prepared.zero_shot, learnt.tuned.patch),
-            })
+            "accuracy": calibrated_accuracy(
+                prepared.task,
+                lm,
+                queries,
+                records.settings,
+                {
+                    "zsl": (prepared.zero_shot, None),
+                    "icl": (prepared.in_context, None),
+                    "ft": (prepared.zero_shot, learnt.tuned.patch),
+                },
+            )
         }
     result = _result(prepared, learnt, records, extra, clock)
     result._records = records  # pyright: ignore[reportPrivateUsage]
     return result
 
 
-def _result(
-    prepared: Prepared, learnt: FineTuning, records: Records, extra: dict[str, Any], clock: _Clock
-) -> Result:
+def _result(prepared: Prepared, learnt: FineTuning, records: Records, extra: dict[str, Any], clock: _Clock) -> Result:
     options, prompts = prepared.options, prepared.prompts
     measured = compute_metrics(records).to_json()
     ft = _ft_part(prepared, learnt, records["ft"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -21,7 +21,7 @@ class Silent:
     """For library calls."""
 
     @contextmanager
-    def part(self, description: str, total: int) -> Iterator[Advance]:
+    def part(self, description: str, total: int) -> Generator[Advance]:
         yield lambda _steps: None
 
 
@@ -29,7 +29,7 @@ class Lines:
     """For logs: one line when a part begins and one when it ends."""
 
     @contextmanager
-    def part(self, description: str, total: int) -> Iterator[Advance]:
+    def part(self, description: str, total: int) -> Generator[Advance]:
         print(f"{description} ({total}) …", file=sys.stderr, flush=True)
         start = time.monotonic()
         yield lambda _steps: None
@@ -40,7 +40,7 @@ class Bars:
     """For terminals."""
 
     @contextmanager
-    def part(self, description: str, total: int) -> Iterator[Advance]:
+    def part(self, description: str, total: int) -> Generator[Advance]:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress

@@ -1,11 +1,7 @@
-"""One thread and a fixed hypothesis profile: the problems are tiny, and a slow machine must not make a test flaky."""
+"""One thread: the problems are tiny, and a second one only costs."""
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
-
-settings.register_profile("duality", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("duality")
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualview.duality.attention import (
@@ -18,6 +18,8 @@ from dualview.duality.attention import (
 )
 from dualview.duality.tensors import lin_attn, relative_error, soft_attn
 
+PROPERTY = settings(max_examples=25, deadline=None)
+
 sizes = st.integers(1, 8)
 dtypes = st.sampled_from([torch.float64, torch.float32])
 scales = st.sampled_from([1e-3, 1.0, 1e3])
@@ -30,6 +32,7 @@ def draw(seed, dtype, *shapes, scale=1.0):
     return [scale * torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
+@PROPERTY
 @given(sizes, sizes, sizes, sizes, sizes, dtypes, scales, seeds)
 def test_linear_split_and_outer_products(d, d_k, d_v, n_demo, n_own, dtype, scale, seed):
     w_k, w_v, demos, own, q = draw(seed, dtype, (d_k, d), (d_v, d), (d, n_demo), (d, n_own), (d_k,), scale=scale)
@@ -43,9 +46,10 @@ def test_linear_split_and_outer_products(d, d_k, d_v, n_demo, n_own, dtype, scal
     torch.testing.assert_close(
         each.sum(dim=0), split.icl, rtol=1e-3, atol=TOLERANCE[dtype] * float(split.icl.abs().max())
     )
-    torch.testing.assert_close(split(torch.stack([q, q], dim=1))[:, 1], split(q))
+    assert float((split(torch.stack([q, q], dim=1))[:, 1] - split(q)).abs().max()) <= TOLERANCE[dtype] * size
 
 
+@PROPERTY
 @given(sizes, sizes, sizes, sizes, dtypes, scales, seeds)
 def test_four_terms(d, d_k, d_v, n, dtype, scale, seed):
     w_k, w_v, dk, dv, x, q = draw(seed, dtype, (d_k, d), (d_v, d), (d_k, d), (d_v, d), (d, n), (d_k,), scale=scale)
@@ -64,6 +68,7 @@ def test_lost_transposes_are_far_off():
     assert relative_error(printed @ q, four_terms(w_v, w_k, dv, dk, x).total @ q) > 0.5
 
 
+@PROPERTY
 @given(sizes, sizes, sizes, sizes, dtypes, st.sampled_from([1e-2, 1.0, 30.0]), seeds)
 def test_softmax_split_is_softmax_over_both(d_k, d_v, n_demo, n_own, dtype, scale, seed):
     k1, v1, k2, v2, q = draw(seed, dtype, (d_k, n_demo), (d_v, n_demo), (d_k, n_own), (d_v, n_own), (d_k,))

@@ -1,11 +1,13 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualview.duality.coefficients import StepRule, constant_rate, unroll
 from dualview.errors import UserError
+
+PROPERTY = settings(max_examples=25, deadline=None)
 
 rates = st.floats(0.001, 0.5)
 rules = st.builds(
@@ -40,6 +42,7 @@ def torch_weight(schedule, gradients, start):
     return float(weight.detach())
 
 
+@PROPERTY
 @given(st.lists(st.one_of(st.none(), rules), max_size=12), st.integers(0, 2**31), st.floats(-3, 3))
 def test_unroll_is_torch_sgd_whatever_changes_between_steps(schedule, seed, start):
     gradients = np.random.default_rng(seed).normal(size=len(schedule))
@@ -48,6 +51,7 @@ def test_unroll_is_torch_sgd_whatever_changes_between_steps(schedule, seed, star
     assert predicted == pytest.approx(torch_weight(schedule, gradients, start), rel=1e-10, abs=1e-10)
 
 
+@PROPERTY
 @given(st.integers(0, 10), rates, st.floats(0.1, 0.95), st.floats(0, 1), st.integers(0, 2**31))
 def test_nesterov_with_either_decay(steps, lr, momentum, decay, seed):
     gradients = np.random.default_rng(seed).normal(size=steps)
@@ -58,6 +62,7 @@ def test_nesterov_with_either_decay(steps, lr, momentum, decay, seed):
         assert predicted == pytest.approx(torch_weight(schedule, gradients, 1.5), rel=1e-10, abs=1e-10)
 
 
+@PROPERTY
 @given(st.integers(0, 15), rates, st.sampled_from([0.0, 0.3, 0.9]), st.floats(0, 1))
 def test_constant_rate_is_the_printed_closed_form(steps, lr, momentum, decay):
     found = unroll([StepRule(lr=lr, momentum=momentum, decoupled_decay=decay)] * steps)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualview.duality.compare import (
@@ -19,6 +19,8 @@ from dualview.duality.compare import (
 )
 from dualview.errors import UserError
 
+PROPERTY = settings(max_examples=25, deadline=None)
+
 seeds = st.integers(0, 10_000)
 
 
@@ -26,12 +28,15 @@ def normal(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@PROPERTY
 @given(st.integers(2, 10), st.integers(1, 6), st.integers(1, 6), seeds)
 def test_principal_angles_are_scipys(m, p, q, seed):
     p, q = min(p, m), min(q, m)
     a, b = normal(seed, m, p), normal(seed + 1, m, q)
     expected = np.sort(scipy.linalg.subspace_angles(a.numpy(), b.numpy()))
-    np.testing.assert_allclose(principal_angles(a, b).numpy(), expected, atol=1e-9)
+    np.testing.assert_allclose(
+        principal_angles(a, b).numpy(), expected, atol=1e-7
+    )  # scipy rounds angles of 0 up to 1e-8
 
 
 def test_tiny_angles_keep_their_digits():
@@ -49,6 +54,7 @@ def test_leading_subspaces_and_rank_deficiency():
         principal_angles(torch.zeros(3, 3), a[:3, :3].float())
 
 
+@PROPERTY
 @given(st.integers(1, 7), st.integers(1, 7), st.sampled_from([1e-8, 1.0, 1e8]), seeds)
 def test_stable_rank(m, n, scale, seed):
     a = scale * normal(seed, m, n)
@@ -72,6 +78,7 @@ def hsic_cka(a, b):
     return hsic(of_a, of_b) / math.sqrt(hsic(of_a, of_a) * hsic(of_b, of_b))
 
 
+@PROPERTY
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(2, 12), st.sampled_from([1e-3, 1.0, 1e3]), seeds)
 def test_linear_cka(d_a, d_b, n, scale, seed):
     a, b = scale * normal(seed, d_a, n), normal(seed + 1, d_b, n) + 5

@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -21,6 +21,8 @@ from dualview.duality.implicit import (
 )
 from dualview.errors import UserError
 
+PROPERTY = settings(max_examples=25, deadline=None)
+
 widths = st.integers(1, 9)
 seeds = st.integers(0, 10_000)
 dtypes = st.sampled_from([torch.float64, torch.float32])
@@ -36,6 +38,7 @@ def tight(dtype):
     return {"rtol": 1e-8, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 5e-3, "atol": 5e-3}
 
 
+@PROPERTY
 @given(widths, widths, dtypes, scales, seeds)
 def test_the_patched_layer_reads_the_context_out_of_the_bare_input(d, d_out, dtype, scale, seed):
     weight, without, full = normals(seed, dtype, (d_out, d), (d,), (d,))
@@ -76,6 +79,7 @@ def test_a_zero_input_cannot_carry_a_patch():
         scale_patch(torch.tensor([1.0, 0.0]), torch.ones(2))
 
 
+@PROPERTY
 @given(widths, widths, seeds)
 def test_skip(d, d_ff, seed):
     w, b, w2, b2, x, without, full = normals(seed, torch.float64, (d_ff, d), (d_ff,), (d, d_ff), (d,), (d,), (d,), (d,))
@@ -89,6 +93,7 @@ def test_skip(d, d_ff, seed):
     )
 
 
+@PROPERTY
 @given(widths, widths, st.integers(1, 7), seeds)
 def test_dynamics_end_at_the_patch_and_each_step_is_a_gradient_step(d, d_out, n, seed):
     weight, outputs = normals(seed, torch.float64, (d_out, d), (d, n))
@@ -109,6 +114,7 @@ def llama(seed, d, d_ff, dtype):
     return LlamaBlock(1 + 0.1 * norm, gate, up, down)
 
 
+@PROPERTY
 @given(st.integers(2, 9), st.integers(2, 9), dtypes, scales, seeds)
 def test_llama(d, d_ff, dtype, scale, seed):
     block = llama(seed, d, d_ff, dtype)
@@ -121,6 +127,7 @@ def test_llama(d, d_ff, dtype, scale, seed):
     )
 
 
+@PROPERTY
 @given(st.integers(2, 9), st.integers(2, 9), scales, seeds)
 def test_gemma(d, d_ff, scale, seed):
     inner = llama(seed, d, d_ff, torch.float64)
@@ -139,6 +146,7 @@ def gpt2(seed, d, d_ff, dtype):
     return Gpt2Block(1 + 0.1 * norm, norm_bias, fc, fc_bias, proj, proj_bias)
 
 
+@PROPERTY
 @given(st.integers(2, 9), st.integers(1, 9), dtypes, seeds)
 def test_gpt2_and_parallel(d, d_ff, dtype, seed):
     block = gpt2(seed, d, d_ff, dtype)

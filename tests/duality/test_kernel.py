@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualview.duality.features import (
@@ -35,6 +35,8 @@ from dualview.duality.kernel import (
 from dualview.duality.tensors import relative_error
 from dualview.errors import UserError
 
+PROPERTY = settings(max_examples=25, deadline=None)
+
 sizes = st.integers(1, 7)
 seeds = st.integers(0, 10_000)
 
@@ -56,6 +58,7 @@ def slow_attention(head, exp=math.exp):
     return sum(w * values[:, i] for i, w in enumerate(weights)) / sum(weights)
 
 
+@PROPERTY
 @given(sizes, sizes, st.integers(1, 8), st.integers(0, 4), st.floats(0.01, 100), seeds)
 def test_theorem_exact_with_gram_features(d, d_v, n, own, rate, seed):
     head = head_of(seed, d, d_v, n, own, size=0.6)
@@ -88,6 +91,7 @@ def test_the_normaliser_depends_on_the_query():
     assert float(kernel_model(head).normaliser) != pytest.approx(float(kernel_model(other).normaliser), rel=0.01)
 
 
+@PROPERTY
 @given(st.integers(1, 6), st.integers(1, 12), st.sampled_from([0.1, 0.5, 1.0]), seeds)
 def test_gram_features_reproduce_the_kernel(d, n, size, seed):
     (z,) = normals(seed, (d, n))
@@ -98,6 +102,7 @@ def test_gram_features_reproduce_the_kernel(d, n, size, seed):
     assert np.abs((phi.T @ phi).numpy() - kernel).max() <= 1e-13 * n * scale.max()
 
 
+@PROPERTY
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 6), seeds)
 def test_taylor_features_are_the_truncated_series(d, n, order, seed):
     (z,) = normals(seed, (d, n))
@@ -112,6 +117,7 @@ def test_taylor_features_are_the_truncated_series(d, n, order, seed):
     assert phi.shape[0] == sum(d**m for m in range(order + 1))
 
 
+@PROPERTY
 @given(st.floats(-20, 20), st.integers(0, 30))
 def test_taylor_remainder_bounds_the_error(t, order):
     at = torch.tensor([t], dtype=torch.float64)
@@ -171,6 +177,7 @@ def test_orthogonal_directions_are_orthogonal_and_lower_the_error():
     assert mean_square(True) < mean_square(False)
 
 
+@PROPERTY
 @given(seeds, st.integers(1, 12))
 def test_relu_fold(seed, d_ff):
     head = head_of(seed)
@@ -183,6 +190,7 @@ def test_relu_fold(seed, d_ff):
     torch.testing.assert_close(folded.predict(folded.step(0.3)) + fold.offset, expected, rtol=1e-8, atol=1e-9)
 
 
+@PROPERTY
 @given(seeds, st.floats(0.01, 2), st.floats(0, 2))
 def test_regularised_strictly(seed, rate, decay):
     head = head_of(seed)
@@ -212,6 +220,7 @@ def test_regularisation_without_own_tokens_does_nothing_strictly_but_much_on_the
     assert relative_error(regularised_slide(head, 0.4, head.demo_values[:, 0]), head.output()) > 0.1
 
 
+@PROPERTY
 @given(seeds)
 def test_augmented_changes_attention_and_dual_model_alike(seed):
     head = head_of(seed)
@@ -230,6 +239,7 @@ def test_parallel_adapter_reads_the_token_itself():
     torch.testing.assert_close(parallel_adapter(weight, down, up, 0.5, x), slow)
 
 
+@PROPERTY
 @given(seeds, st.integers(1, 3), st.floats(0, 2), st.floats(0.05, 3))
 def test_negative_is_a_step_on_the_negative_loss(seed, count, beta, rate):
     head = head_of(seed)

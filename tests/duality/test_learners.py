@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualview.duality.learners import (
@@ -17,6 +17,8 @@ from dualview.duality.learners import (
 from dualview.duality.tensors import relative_error
 from dualview.errors import UserError
 
+PROPERTY = settings(max_examples=25, deadline=None)
+
 sizes = st.integers(1, 7)
 seeds = st.integers(0, 10_000)
 dtypes = st.sampled_from([torch.float64, torch.float32])
@@ -31,6 +33,7 @@ def tight(dtype):
     return 1e-10 if dtype == torch.float64 else 2e-3
 
 
+@PROPERTY
 @given(sizes, sizes, sizes, dtypes, st.booleans(), seeds)
 def test_delta_rule_is_sequential_sgd(d_k, d_v, n, dtype, gated, seed):
     keys, values, start = normals(seed, dtype, (d_k, n), (d_v, n), (d_v, d_k))
@@ -52,6 +55,7 @@ def test_unit_rate_and_orthonormal_keys_store_the_values_exactly():
     torch.testing.assert_close(stored, values)
 
 
+@PROPERTY
 @given(sizes, sizes, sizes, st.floats(0.01, 50), seeds)
 def test_mesa_is_ridge_and_its_recursion_agrees(d_k, d_v, n, strength, seed):
     keys, values = normals(seed, torch.float64, (d_k, n), (d_v, n))
@@ -80,6 +84,7 @@ def test_kernels_on_points():
             assert float(gaussian_kernel(a, b)[i, j]) == pytest.approx(np.exp(-((x - y) ** 2).sum() / 2))
 
 
+@PROPERTY
 @given(
     sizes,
     st.integers(1, 3),

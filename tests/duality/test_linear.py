@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -13,6 +13,8 @@ from dualview.duality.coefficients import StepRule
 from dualview.duality.linear import DualLinear, aggregate
 from dualview.duality.recorder import DualRecorder, weight_matrix
 from dualview.errors import UserError
+
+PROPERTY = settings(max_examples=25, deadline=None)
 
 TIGHT = {torch.float64: 1e-11, torch.float32: 2e-5}
 
@@ -42,6 +44,7 @@ def run(net, optimizer, steps=4, batch=(2, 3), dtype=torch.float64, before_step=
     return recorder
 
 
+@PROPERTY
 @given(
     st.integers(1, 6),
     st.integers(1, 6),
@@ -122,6 +125,7 @@ def test_contributions_are_signed_and_sum_to_the_change():
     torch.testing.assert_close(many, torch.stack([found, -found], dim=1))
 
 
+@PROPERTY
 @given(st.integers(1, 20), st.integers(1, 5), st.integers(0, 1000))
 def test_aggregate_is_a_grouped_sum(tokens, groups, seed):
     generator = np.random.default_rng(seed)

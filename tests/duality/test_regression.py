@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualview.duality.regression import (
@@ -19,6 +19,8 @@ from dualview.duality.regression import (
 )
 from dualview.errors import UserError
 
+PROPERTY = settings(max_examples=25, deadline=None)
+
 sizes = st.integers(1, 8)
 dtypes = st.sampled_from([torch.float64, torch.float32])
 seeds = st.integers(0, 10_000)
@@ -30,6 +32,7 @@ def problem(seed, n_x, n_y, n, dtype=torch.float64, scale=1.0):
     return [scale * torch.randn(*s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes]
 
 
+@PROPERTY
 @given(sizes, st.integers(1, 4), sizes, st.integers(1, 5), dtypes, st.sampled_from([0.01, 1.0, 3.0]), seeds)
 def test_layers_are_steps_for_any_data_and_any_start(n_x, n_y, n, depth, dtype, scale, seed):
     x, y, x_query, start = problem(seed, n_x, n_y, n, dtype, scale)
@@ -56,6 +59,7 @@ def test_without_a_start_the_query_slot_is_zero_and_gd_starts_at_zero():
     torch.testing.assert_close(after.prediction, 0.2 / 5 * y @ x.T @ x_query)
 
 
+@PROPERTY
 @given(sizes, st.integers(1, 4), sizes, seeds)
 def test_gd_step_is_autograds(n_x, n_y, n, seed):
     x, y, _, weight = problem(seed, n_x, n_y, n)
@@ -64,6 +68,7 @@ def test_gd_step_is_autograds(n_x, n_y, n, seed):
     torch.testing.assert_close(gd_step(weight, x, y, 0.3), weight - 0.3 * gradient)
 
 
+@PROPERTY
 @given(sizes, st.integers(1, 3), sizes, st.integers(1, 4), seeds)
 def test_gd_plus_plus_layers(n_x, n_y, n, depth, seed):
     x, y, x_query, _ = problem(seed, n_x, n_y, n)
@@ -117,6 +122,7 @@ def random_covariance(seed, d):
     return root @ root.T / d + 0.2 * torch.eye(d, dtype=torch.float64)
 
 
+@PROPERTY
 @given(st.integers(1, 6), st.integers(1, 20), seeds)
 def test_lsa_optimum_is_gamma_inverse(d, n, seed):
     sigma = random_covariance(seed, d)
@@ -124,6 +130,7 @@ def test_lsa_optimum_is_gamma_inverse(d, n, seed):
     torch.testing.assert_close(lsa_optimum(sigma, n).matrix, torch.linalg.inv(gamma), rtol=1e-8, atol=1e-9)
 
 
+@PROPERTY
 @given(st.integers(1, 8), st.integers(1, 30))
 def test_lsa_optimum_of_isotropic_inputs_is_the_single_step(d, n):
     best, step = lsa_optimum(torch.eye(d, dtype=torch.float64), n), gaussian_optimum(d, n)

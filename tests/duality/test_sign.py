@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualview.duality.sign import (
@@ -18,6 +18,8 @@ from dualview.duality.sign import (
 )
 from dualview.errors import UserError
 
+PROPERTY = settings(max_examples=25, deadline=None)
+
 sizes = st.integers(1, 7)
 seeds = st.integers(0, 10_000)
 dtypes = st.sampled_from([torch.float64, torch.float32])
@@ -28,6 +30,7 @@ def normals(seed, dtype, *shapes):
     return [torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
+@PROPERTY
 @given(sizes, sizes, sizes, dtypes, st.sampled_from([1e-3, 1.0, 1e3]), seeds)
 def test_signed_values_are_a_step_on_the_l1_loss(d_k, d_v, n, dtype, scale, seed):
     keys, targets, weight, q = normals(seed, dtype, (d_k, n), (d_v, n), (d_v, d_k), (d_k,))
@@ -40,6 +43,7 @@ def test_signed_values_are_a_step_on_the_l1_loss(d_k, d_v, n, dtype, scale, seed
     torch.testing.assert_close(signed_values(keys, 7 * (targets - weight @ keys), q, 0.1), found)
 
 
+@PROPERTY
 @given(sizes, sizes, sizes, seeds)
 def test_the_two_sign_descents(d_k, d_v, n, seed):
     keys, values, q = normals(seed, torch.float64, (d_k, n), (d_v, n), (d_k,))

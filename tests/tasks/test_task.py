@@ -77,7 +77,7 @@ def test_a_task_from_python(tmp_path: Path) -> None:
         ({"template": "{text:>9}"}, "template: .* is not a plain field"),
         ({"template": "{text"}, "template: .*write a literal brace twice"),
         ({"template": None}, "template: is missing"),
-        ({"train": None}, "train: is missing"),
+        ({"validation": None}, "validation: is missing"),
         ({"name": "a/b"}, "name: "),
         ({"name": "../b"}, "name: "),
         ({"labels": ["yes", "yes"]}, "labels: holds 'yes' twice"),
@@ -129,7 +129,11 @@ def test_unknown_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("renames", [{"text": "sentence"}, {"sentence": "text"}])
 def test_a_field_is_found_under_either_name(tmp_path: Path, renames: dict) -> None:
-    rows = [{"text": "own", "label": 0}, {"sentence": "other", "label": 1}, {"sentence": "x", "text": "own", "label": 1}]
+    rows = [
+        {"text": "own", "label": 0},
+        {"sentence": "other", "label": 1},
+        {"sentence": "x", "text": "own", "label": 1},
+    ]
     task = load_task(write_task(tmp_path, fields=renames))
     read = task.read(write_rows(tmp_path / "rows.jsonl", rows))
     assert [row.fields["text"] for row in read] == ["own", "other", "own"]
@@ -163,7 +167,9 @@ def test_a_copy_with_other_settings_reads_its_own_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "held"), [(2, 1), (4, 1), (5, 1), (40, 10), (250, 62), (5000, 512)])
 def test_selection_is_a_fixed_part_of_train(tmp_path: Path, count: int, held: int) -> None:
-    rows = [{"text": f"t{i}", "label": int(i >= count // 2)} for i in range(count)]  # sorted by label, as files often are
+    rows = [
+        {"text": f"t{i}", "label": int(i >= count // 2)} for i in range(count)
+    ]  # sorted by label, as files often are
     path = write_task(tmp_path, train=rows)
     first, again = load_task(path), load_task(path)
     pool, chosen = first.rows("train"), first.rows("selection")
@@ -182,7 +188,9 @@ def test_selection_never_shares_a_text_with_the_pool(tmp_path: Path) -> None:
         task.rows("selection")
     rows = [{"text": f"t{i // 2}", "label": 0} for i in range(60)]
     task = load_task(write_task(tmp_path, train=rows))
-    assert not {row.fields["text"] for row in task.rows("train")} & {row.fields["text"] for row in task.rows("selection")}
+    assert not {row.fields["text"] for row in task.rows("train")} & {
+        row.fields["text"] for row in task.rows("selection")
+    }
 
 
 def test_one_train_row_is_a_demonstration_and_no_selection(tmp_path: Path) -> None:
@@ -199,7 +207,7 @@ def test_check_warns_of_absent_labels_and_shared_texts(tmp_path: Path) -> None:
     assert any("validation has too" in warning for warning in check.warnings)
 
 
-PIECES = st.text(st.characters(exclude_characters="{}", exclude_categories=("Cs",)), max_size=8)
+PIECES = st.text("aé %$\n\\", max_size=6)
 
 
 @given(st.lists(st.tuples(PIECES, st.sampled_from(["a", "b c", "ü"])), min_size=1, max_size=5), PIECES, st.data())
@@ -207,7 +215,7 @@ def test_filling_is_str_format(parts: list[tuple[str, str]], tail: str, data: st
     """Against `str.format`, literal braces included; what is filled in is never read as a template again."""
     template = "".join(f"{text}{{{{{{{field}}}" for text, field in parts) + tail
     task = Task.model_validate(GOOD | {"template": template})
-    values = {field: data.draw(st.text(max_size=5)) + "{text}" for field in task.template_fields}
+    values = {field: data.draw(PIECES) + "{text}" for field in task.template_fields}
     assert task.fill(values) == template.format(**values)
 
 

@@ -27,6 +27,7 @@ _SHAPE = {
 }
 _WITHOUT_GROUPS = {key: value for key, value in _SHAPE.items() if key != "num_key_value_heads"}
 _GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.4}
+_DENSE = {"num_local_experts": 2, "intermediate_size_mlp": 24, "interleave_moe_layer_step": 3}
 
 CONFIGS = {
     "llama": lambda: tf.LlamaConfig(**_SHAPE),
@@ -35,6 +36,9 @@ CONFIGS = {
     "qwen3": lambda: tf.Qwen3Config(**_SHAPE, head_dim=4),
     "mistral": lambda: tf.MistralConfig(**_SHAPE, sliding_window=4),
     "gemma2": lambda: tf.Gemma2Config(**_SHAPE, head_dim=4, sliding_window=4, attn_logit_softcapping=2.0),
+    # All layers sliding here, and it tells its attention use_cache=False whatever it was told.
+    "olmo3": lambda: tf.Olmo3Config(**_SHAPE, sliding_window=4),
+    "llama4": lambda: tf.Llama4TextConfig(**_SHAPE, attention_chunk_size=4, head_dim=4, **_DENSE),
     "phi3": lambda: tf.Phi3Config(**_SHAPE),
 }
 

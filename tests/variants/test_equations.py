@@ -102,6 +102,14 @@ def test_additive_masks_mean_the_same_as_boolean_ones(kit, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+@pytest.mark.parametrize("last", [1, 3])
+def test_queries_are_the_last_of_the_keys(variant, last):
+    query, key, value = tensors(2, 2, 2, 8, 3)
+    some, all_of_them = (apply(variant, query[:, :, -n:], key, value) for n in (last, 8))
+    torch.testing.assert_close(some, all_of_them[:, -last:], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
 def test_one_coefficient_per_head(kit, variant):
     query, key, value = tensors(1, 2, 2, 7, 3)
     each = torch.tensor([0.2, 0.7], dtype=torch.float64)

@@ -42,7 +42,7 @@ CASES = [
 ]
 IDS = [f"{v.name}-{n}" for n, v in enumerate(CASES)]
 REFUSED = ("gemma2", "linear")
-MODELS = ["llama", "gpt2", "gpt_neox", "qwen3", "mistral", "gemma2"]
+MODELS = ["llama", "gpt2", "gpt_neox", "qwen3", "mistral", "gemma2", "olmo3", "llama4"]
 
 
 def equipped(kit, kind, variant):
@@ -133,6 +133,30 @@ def test_generate(kit, kind, variant):
                 best = model(ids, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
                 ids = torch.cat([ids, best], 1)
             assert written[row, -ids.shape[1] :].tolist() == ids[0].tolist()
+
+
+@pytest.mark.parametrize("variant", [Momentum(), Negative(beta=0.5, k=2), TokenShift()], ids=lambda v: v.name)
+def test_beam_search_reorders_the_cache(kit, variant):
+    model = equipped(kit, "gpt2", variant)
+    asked = {"num_beams": 4, "max_new_tokens": 6, "do_sample": False}
+    with torch.inference_mode():
+        assert torch.equal(
+            model.generate(tokens(2, 5), **asked), model.generate(tokens(2, 5), use_cache=False, **asked)
+        )
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(kit):
+    found = []
+    for checkpointing in (False, True):
+        model = kit.model("llama")
+        attach(model, Momentum(learnable=True, per="head"))
+        model.train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model(tokens(), labels=tokens(), use_cache=False).loss.backward()
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -314,3 +338,12 @@ def test_a_copied_model_is_its_own(kit):
         assert not torch.allclose(twin(tokens()).logits, before)
         detach(twin)
         assert torch.equal(twin(tokens()).logits, kit.model("gpt2")(tokens()).logits)
+
+
+def test_compiles_in_one_graph(kit):
+    model = equipped(kit, "llama", Momentum(eta=0.7))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            compiled(tokens(), use_cache=False).logits, model(tokens(), use_cache=False).logits, rtol=0, atol=1e-12
+        )

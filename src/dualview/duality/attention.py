@@ -119,7 +119,7 @@ class Part:
     log_mass: Float[Tensor, "*batch"]
 
 
-def softmax_part(logits: Float[Tensor, "*batch token"], values: Float[Tensor, "*batch token d_v"]) -> Part:
+def softmax_part(logits: Float[Tensor, "*batch token"], values: Float[Tensor, "*#batch token d_v"]) -> Part:
     """Attend to these tokens alone. Tokens are ROWS here, as in a model's heads (`head query key`, `head key d_head`).
 
     `logits` are already scaled and masked (−inf). Where every token is masked the output is 0 and the mass is 0, not

@@ -298,7 +298,7 @@ IDENTITIES = (
     ),
     Identity("step on L + (α/2)‖W‖² = h′ − ηα Σ_{j∈X_T} a_j v_j", REN_LIU + ", strict", _regularised, 1e-10),
     Identity(
-        "slides' h′ − αW_Vx_q = strict form iff X_T = {q} and α = ηα′a_self",
+        "slides' h′ − αW_Vx_q = strict form if X_T = {q} and α = ηα′a_self",
         REN_LIU + ", slides",
         _regularised_slide,
         1e-10,

@@ -23,7 +23,7 @@ many; it fails where A(C∖Y, x) = 0. Patches are exact for any weights, so they
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -114,6 +114,7 @@ Patch = Mapping[str, Delta]
 """What to add to each named field of a block."""
 
 
+@runtime_checkable
 class Block(Protocol):
     """The feed-forward half of a transformer block, at one token."""
 
@@ -243,6 +244,6 @@ class ParallelBlock:
         """The block's output, given its input and its attention's output."""
         return x + attention + self.inner.mlp(x)
 
-    def patched(self, attention: Float[Tensor, " d"], attention_context: Float[Tensor, " d"]) -> Self:
+    def patched(self, attention: Float[Tensor, " d"], attention_context: Float[Tensor, " d"]) -> "ParallelBlock":
         """The block with Δb_2 = attn_C − attn: no input patch is needed once x itself matches."""
-        return replace(self, inner=apply_patch(self.inner, {"proj_bias": attention_context - attention}))
+        return ParallelBlock(inner=apply_patch(self.inner, {"proj_bias": attention_context - attention}))

@@ -13,8 +13,7 @@ common view: Wang et al. 2501.12352.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -75,11 +74,10 @@ class MesaState:
         """B R, the ridge solution so far."""
         return self.moment @ self.inverse
 
-    def step(self, key: Float[Tensor, " d_k"], value: Float[Tensor, " d_v"]) -> Self:
+    def step(self, key: Float[Tensor, " d_k"], value: Float[Tensor, " d_v"]) -> "MesaState":
         """Sherman & Morrison: R ← R − R k kᵀ R / (1 + kᵀ R k), B ← B + v kᵀ; no inversion."""
         seen = self.inverse @ key
-        return replace(
-            self,
+        return MesaState(
             inverse=self.inverse - torch.outer(seen, seen) / (1 + key @ seen),
             moment=self.moment + torch.outer(value, key),
         )

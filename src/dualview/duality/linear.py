@@ -5,8 +5,7 @@ A linear layer trained by SGD from W_0 answers a query x as
     W_T x = a W_0 x + LinAttn(X, E, x) = a W_0 x + Σ_t e_t (x_tᵀ x),        b_T = a_b b_0 + Σ_t e_t
 
 keys    x_t : the layer's input at training token t,
-values  e_t = c_s ∂L/∂(W x_t) : its error signal, taken when step s was made (from the weights of that moment, not from
-W_0),
+values  e_t = c_s ∂L/∂(W x_t) : its error signal at the weights of step s, when token t was seen (not at W_0),
 a, c_s      : numbers of the optimiser alone (`coefficients`); plain SGD has a = 1 and c_s = −η.
 
 Exact for every loss and everything downstream, for momentum, decay and clipping; false for Adam, which is refused.

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -140,7 +140,7 @@ class DualRecorder:
         self._tracks: dict[str, _Track] = {}
         self._handles: list[RemovableHandle] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "DualRecorder":
         if self._optimizer is not None:
             self._refuse_used(self._optimizer)
         for name, module in self._layers.items():

@@ -13,8 +13,8 @@ no constant α can.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -107,9 +107,8 @@ class _Moments:
     cross: float = 0.0
     power: float = 0.0
 
-    def add(self, estimate: Tensor, truth: Tensor) -> Self:
-        return replace(
-            self,
+    def add(self, estimate: Tensor, truth: Tensor) -> "_Moments":
+        return _Moments(
             cross=self.cross + float((estimate * truth).sum()),
             power=self.power + float(estimate.square().sum()),
         )

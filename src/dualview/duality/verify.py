@@ -15,6 +15,7 @@ from dualview.duality import (
     identities_regression,
     identities_softmax,
     misprints,
+    misprints_implicit,
 )
 from dualview.duality.identity import Draws, Identity, ModelIdentity
 from dualview.errors import UserError
@@ -25,6 +26,8 @@ IDENTITIES: tuple[Identity, ...] = (
     *identities_softmax.IDENTITIES,
     *identities_implicit.IDENTITIES,
 )
+
+MISPRINTS: tuple[Identity, ...] = (*misprints.MISPRINTS, *misprints_implicit.MISPRINTS)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def verify(
 
 def verify_wrong(seed: int = 0) -> list[Check]:
     """Run the common misprints on data drawn from `seed`: none may pass."""
-    return verify(seed, identities=misprints.MISPRINTS)
+    return verify(seed, identities=MISPRINTS)
 
 
 def render(checks: Sequence[Check], title: str | None = None) -> Table:

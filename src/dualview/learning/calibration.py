@@ -1,4 +1,4 @@
-"""Contextual calibration (Zhao et al. 2021, section 5): divide out what the model answers to a question without content.
+"""Contextual calibration (Zhao et al. 2021, section 5): divide out the answer to a question without content.
 
     p̂(label) ∝ p(label | query) / p̄(label),      p̄ = the mean of p(label | content-free input)
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import log_softmax, logsumexp
+from scipy.special import log_softmax, logsumexp  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.metrics.prediction import accuracy
 from dualview.models.loading import LanguageModel

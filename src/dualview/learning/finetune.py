@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dualview.errors import UserError
 from dualview.learning.update import Deltas, Parameters, added
-from dualview.models.anatomy import Role
+from dualview.models.anatomy import Projection, Role
 from dualview.models.dispatch import run_forward
 from dualview.models.loading import LanguageModel, adopt
 from dualview.models.passes import Patch
@@ -62,17 +62,25 @@ class Tuned:
     status: Status = "ok"
 
 
+Observe = Callable[[int, Projection, Tensor, Tensor], None]
+"""(step, projection, its inputs x [rate or 1, token, d_in], its signals g = ∂loss/∂(W x) [rate or 1, token, row])"""
+
+
 def finetune(
     lm: LanguageModel,
     sequences: Sequence[TrainingSequence],
     rates: Sequence[float],
     recipe: Recipe = Recipe(),
     progress: Callable[[int], None] | None = None,
+    observe: Observe | None = None,
 ) -> list[Tuned]:
-    """Train from the base weights once for each learning rate; `lm` itself is not changed."""
+    """Train from the base weights once for each learning rate; `lm` itself is not changed.
+
+    A negative rate climbs the loss. `observe` is told every projection's inputs and signals (not with params `all`).
+    """
     for rate in rates:
-        if not math.isfinite(rate) or rate < 0:
-            raise UserError(f"The learning rate must be a finite number of at least 0, not {rate}.")
+        if not math.isfinite(rate):
+            raise UserError(f"The learning rate must be a finite number, not {rate}.")
     if recipe.epochs < 1:
         raise UserError(f"--epochs must be at least 1, not {recipe.epochs}.")
     wide = _in_single_precision(lm)
@@ -83,7 +91,7 @@ def finetune(
         layers = len(lm.anatomy.blocks) if recipe.rule == "layer-causal" else 1
         together = max(1, _LOGIT_BYTES // (4 * lm.vocab * longest * layers))
         groups = [rates[start : start + together] for start in range(0, len(rates), together)]
-        tuned = [t for group in groups for t in _train_projections(wide, sequences, group, recipe, progress)]
+        tuned = [t for group in groups for t in _train_projections(wide, sequences, group, recipe, progress, observe)]
     return tuned if wide is lm else [replace(t, patch=_moved(t.patch, lm)) for t in tuned]
 
 
@@ -98,6 +106,7 @@ def _train_projections(
     rates: Sequence[float],
     recipe: Recipe,
     progress: Callable[[int], None] | None,
+    observe: Observe | None,
 ) -> list[Tuned]:
     projections = lm.anatomy.projections(ROLES_OF[recipe.params])
     if not projections:
@@ -116,6 +125,8 @@ def _train_projections(
         for g in signals:
             alive &= torch.isfinite(g.sum((1, 2)))
         for (index, x, _), g in zip(tape.calls, signals, strict=True):
+            if observe is not None:
+                observe(step, projections[index], x, g)
             # e_t = −lr · g_t, the error signals; a diverged row stops moving, its neighbours in the batch go on
             e = torch.where(alive[:, None, None], -lr[:, None, None] * g, 0.0)
             deltas.weights[index].baddbmm_(e.mT, x.to(e.dtype).expand(len(rates), -1, -1))
@@ -141,7 +152,7 @@ class Tape:
     """(projection, its input, its output), in the order of the pass."""
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> Generator[None]:
         def watch(index: int) -> Any:
             def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
                 x = inputs[0]
@@ -164,18 +175,15 @@ class Tape:
     def signals(self, losses: Float[Tensor, " rate"]) -> list[Float[Tensor, "rate token row"]]:
         """g_t of every call on the tape; each row's loss depends on its own row alone, so one pass serves all."""
         outputs = [output for _, _, output in self.calls]
-        found = torch.autograd.grad(losses.sum(), outputs, allow_unused=True)
+        found = torch.autograd.grad(losses.sum(), outputs, materialize_grads=True)
         signals: list[Tensor] = []
-        for (index, _, output), gradient in zip(self.calls, found, strict=True):
-            gradient = torch.zeros_like(output) if gradient is None else gradient
+        for (index, _, _), gradient in zip(self.calls, found, strict=True):
             rows = self.deltas.projections[index].rows
             signals.append((gradient if rows is None else gradient[..., rows]).flatten(1, -2))
         return signals
 
 
-def sequence_losses(
-    lm: LanguageModel, sequence: TrainingSequence, recipe: Recipe, rows: int
-) -> Float[Tensor, " rate"]:
+def sequence_losses(lm: LanguageModel, sequence: TrainingSequence, recipe: Recipe, rows: int) -> Float[Tensor, " rate"]:
     """The loss of one demonstration for each row: the mean cross-entropy of its (or its label's) next tokens.
 
     `layer-causal` (Deutch et al. 2024, section 5): every block reads a detached input, the final norm and the
@@ -185,7 +193,7 @@ def sequence_losses(
     ids = as_row(sequence.ids, lm.device, rows)
     at = torch.arange(ids.shape[1], device=lm.device)
     keep = at[first - 1 : -1]
-    strategy = Causal(at) if lm.fast else Whole(at, range(0, ids.shape[1]), 0, None)
+    strategy = Causal(at) if lm.fast else Whole(at, range(ids.shape[1]), 0, None)
     with _layer_causal(lm) if recipe.rule == "layer-causal" else _as_it_is():
         logits = run_forward(lm.model, strategy, ids, at[None].expand(rows, -1), keep, native=not lm.fast)
     logits = logits.unflatten(0, (-1, rows))  # [layer or 1, rate, token, vocab]
@@ -196,12 +204,12 @@ def sequence_losses(
 
 
 @contextmanager
-def _as_it_is() -> Iterator[None]:
+def _as_it_is() -> Generator[None]:
     yield
 
 
 @contextmanager
-def _layer_causal(lm: LanguageModel) -> Iterator[None]:
+def _layer_causal(lm: LanguageModel) -> Generator[None]:
     outputs: list[Tensor] = []
 
     def cut(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -244,11 +252,10 @@ def _train_parameters(
         if not math.isfinite(history[-1]):
             status = "diverged"
             break
-        gradients = torch.autograd.grad(loss, list(values.values()), allow_unused=True)
+        gradients = torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
         with torch.no_grad():
             for value, gradient in zip(values.values(), gradients, strict=True):
-                if gradient is not None:
-                    value.sub_(rate * gradient)
+                value.sub_(rate * gradient)
         if progress is not None:
             progress(1)
     return Tuned(rate, Parameters(lm.model, {n: v.detach() for n, v in values.items()}), tuple(history), status)
@@ -266,4 +273,3 @@ def _moved(patch: Patch, lm: LanguageModel) -> Patch:
         return patch.moved_to(lm.anatomy)
     assert isinstance(patch, Parameters)
     return Parameters(lm.model, {name: value.to(lm.dtype) for name, value in patch.values.items()})
-

@@ -6,7 +6,7 @@ side, one to each row of the batch; `Parameters` stands in for whole parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +76,7 @@ class Deltas:
         return change.view(*x.shape[:-1], weight.shape[1])
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> Generator[None]:
         def add(index: int) -> Any:
             def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
                 return added(output, self.change(index, inputs[0]), self.projections[index])
@@ -111,7 +111,7 @@ class Parameters:
         return 1
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> Generator[None]:
         stand_in = {parameter: self.values[name] for name, parameter in self.model.named_parameters()}
         places = [
             (module, name, parameter)
@@ -126,4 +126,4 @@ class Parameters:
             yield
         finally:
             for module, name, parameter in places:
-                module._parameters[name] = parameter
+                module._parameters[name] = parameter  # pyright: ignore

@@ -224,7 +224,7 @@ def similarity_controls(records: Records, name: str, from_records: RecordFloors,
         floor: FloorResult(plain(overall_mean(f.per_query)), _floor_p(name, floor, f, from_records, options))
         for floor, f in floors.items()
     }
-    value = plain(overall_mean(values))
+    value, rotated = plain(overall_mean(values)), from_records.rotated
     return MetricControls(
         metric=name,
         value=value,
@@ -234,7 +234,7 @@ def similarity_controls(records: Records, name: str, from_records: RecordFloors,
         others=bounds.others,
         p=from_records.tests["shuffled_query"].p,
         p_per_layer=from_records.tests["shuffled_query"].p_per_layer,
-        below_p=_rotated_p(from_records, value, above=False),
+        below_p=None if value is None or rotated is None else normal_cdf(value / rotated.whole),
         reason=None if value is not None else "undefined for every query",
     )
 
@@ -244,15 +244,11 @@ def _floor_p(metric: str, name: str, floor: Floor, from_records: RecordFloors, o
     if name in from_records.tests:
         return from_records.tests[name].p
     if name == "rotated":
-        return _rotated_p(from_records, plain(overall_mean(floor.excess)), above=True)
+        excess = plain(overall_mean(floor.excess))
+        if excess is None or from_records.rotated is None:
+            return None
+        return normal_cdf(-excess / from_records.rotated.specific)
     return sign_flip_p(floor.excess, seed=options.seed, name=f"floor/{metric}/{name}", draws=options.draws)
-
-
-def _rotated_p(from_records: RecordFloors, value: float | None, *, above: bool) -> float | None:
-    """One-sided normal p of a similarity against random rotations of FT's updates."""
-    if value is None or not from_records.rotated_sd:
-        return None
-    return normal_cdf((-value if above else value) / from_records.rotated_sd)
 
 
 def _own_floors(records: Records, name: str, values: Float[np.ndarray, "query layer"]) -> Mapping[str, Floor]:

@@ -3,13 +3,13 @@
 Floors, each with the per-query excess of the similarity over it:
 
 - `gaussian`: FT's update replaced by a random one of the same norm.
-- `rotated` (for updates): all of FT's updates turned together, layer by layer and head by head, in a random way. Keeps
-  their norms and all relations between queries, and so tells likeness from the chance alignment of directions that
-  many queries share, which no number of queries averages away.
 - `shuffled_query`: FT's update replaced by its update of another query. Tells what is common to all queries from what
   is the query's own, and gives an exact permutation test.
 - `mean_direction`: the part of the similarity owed to the mean update over queries; the excess is what is left once
   the mean direction is removed from both sides.
+- `rotated` (for updates): what FT does to each query beyond its mean update, turned as a whole, layer by layer and head
+  by head, in a random way. This keeps every relation between queries, and so tells likeness from the chance alignment
+  of directions that many queries share in part, which no number of queries averages away.
 - `zsl_direction`: the part owed to the direction of the ZSL vector. Both updates start there, so two settings that
   merely shrink it (as any attention to demonstrations does: attention = λ·demonstrations + (1−λ)·query) agree.
 
@@ -30,10 +30,12 @@ from jaxtyping import Float, Int
 from dualview.metrics.statistics import generator
 from dualview.metrics.updates import (
     LayerVectors,
-    centred_pairs,
+    Sides,
+    centred,
     gaussian,
     pair_cosines,
     rotation_variance,
+    units,
     zsl_direction,
 )
 from dualview.metrics.vectors import Form, defined_mean, layer_of
@@ -61,14 +63,24 @@ class ShuffleTest:
 
 
 @dataclass(frozen=True)
+class Rotated:
+    """Standard deviations over random rotations of FT's updates, about a mean of 0."""
+
+    whole: float
+    """Of the similarity itself."""
+    specific: float
+    """Of what is left of it beyond the mean updates."""
+
+
+@dataclass(frozen=True)
 class RecordFloors:
     """The floors of one similarity that need nothing but the records."""
 
     floors: Mapping[str, Floor]
     tests: Mapping[str, ShuffleTest]
     """Exact permutation tests, for the floors that have one."""
-    rotated_sd: float | None
-    """The standard deviation of the similarity if FT's updates were turned at random; None for other forms."""
+    rotated: Rotated | None
+    """For updates only."""
 
 
 def output_blocks(n_queries: int, seed: int) -> list[Int[np.ndarray, " member"]]:
@@ -108,7 +120,8 @@ def shuffle_test(pairs: Sequence[Float[np.ndarray, "layer member member"]], *, s
         values, member = np.nan_to_num(block) * weight[:, None, None], np.arange(int(block.shape[1]))
         observed += np.trace(values, axis1=1, axis2=2)
         orders = rng.permuted(np.broadcast_to(member, (_PERMUTATIONS, member.size)), axis=1)
-        shuffled += values[:, member, orders].sum(axis=2)
+        flat = values.reshape(layers, -1)
+        shuffled += np.take(flat, member * member.size + orders, axis=1).sum(axis=2)
     slack = 1e-12 * np.abs(observed).sum()
     per_layer = (1 + (shuffled >= observed[:, None] - slack).sum(axis=1)) / (_PERMUTATIONS + 1)
     overall = (1 + int((shuffled.sum(axis=0) >= observed.sum() - slack).sum())) / (_PERMUTATIONS + 1)
@@ -122,18 +135,28 @@ class _Collected:
     tables: Mapping[str, Float[np.ndarray, "query layer"]]
     pairs: Sequence[Float[np.ndarray, "layer member member"]]
     centred: Sequence[Float[np.ndarray, "layer member member"]]
-    rotated: Float[np.ndarray, " layer"]
+    variances: Mapping[str, Float[np.ndarray, " layer"]]
 
     @classmethod
     def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " member"]]) -> _Collected:
         squares = [[np.full((layers, block.size, block.size), np.nan) for block in blocks] for _ in range(2)]
         tables = {name: np.full((n, layers), np.nan) for name in ("value", "zsl_direction", "gaussian")}
-        return cls(tables, squares[0], squares[1], np.full(layers, np.nan))
+        return cls(tables, squares[0], squares[1], {name: np.full(layers, np.nan) for name in ("whole", "specific")})
 
     def fill(self, index: int, layer: LayerVectors, random: Float[np.ndarray, "query group"]) -> None:
         self.tables["value"][:, index] = defined_mean(layer.cosines(), axis=1)
         self.tables["zsl_direction"][:, index] = defined_mean(zsl_direction(layer), axis=1)
         self.tables["gaussian"][:, index] = defined_mean(random, axis=1)
+
+    def fill_blocks(self, index: int, layer: LayerVectors, blocks: Sequence[Int[np.ndarray, " member"]]) -> Sides:
+        """Compare queries within blocks; returns every query's sides beyond its block's mean (NaN if in no block)."""
+        rest = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan))
+        for number, block in enumerate(blocks):
+            part = layer.take(block)
+            sides = centred(part)
+            self.pairs[number][index], self.centred[number][index] = pair_cosines(part), sides.pairs()
+            rest.x[block], rest.y[block] = sides.x, sides.y
+        return rest
 
 
 def record_floors(
@@ -146,24 +169,21 @@ def record_floors(
     seed: int = 0,
 ) -> Mapping[Form, RecordFloors]:
     """All floors of `h` (three axes) or `m` (four) for the given forms, one layer at a time."""
-    n, layers, is_map = zsl.shape[0], zsl.shape[1], zsl.ndim == 4
-    dims = np.full(n, zsl.shape[-1]) if columns is None or not is_map else columns
-    blocks = [b for b in (map_blocks(dims, seed) if is_map else output_blocks(n, seed)) if b.size > 1]
+    n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
+    dims = np.full(n, zsl.shape[-1]) if columns is None or array == "h" else columns
+    blocks = [b for b in (map_blocks(dims, seed) if array == "m" else output_blocks(n, seed)) if b.size > 1]
     sample = generator(seed, "rotated").permutation(n)[:_ROTATION_SAMPLE]
     collected: dict[Form, _Collected] = {form: _Collected.empty(n, layers, blocks) for form in forms}
     with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities, which become NaN
         for index in range(layers):
-            z, p, f = (layer_of(array, index, columns) for array in (zsl, icl, ft))
+            z, p, f = (layer_of(stack, index, columns) for stack in (zsl, icl, ft))
             for form, into in collected.items():
                 layer = LayerVectors.of(form, z, p, f)
-                rng = generator(seed, f"gaussian/{'m' if is_map else 'h'}/{form}/{index}")
-                into.fill(index, layer, gaussian(layer, dims, rng))
-                if form == "update":
-                    into.rotated[index] = _mean_variance(rotation_variance(layer, dims, sample))
-                for block, pairs, centred in zip(blocks, into.pairs, into.centred, strict=True):
-                    part = layer.take(block)
-                    pairs[index], centred[index] = pair_cosines(part), centred_pairs(part)
-    return {form: _finish(into, blocks, seed, f"{'m' if is_map else 'h'}/{form}") for form, into in collected.items()}
+                into.fill(index, layer, gaussian(layer, dims, generator(seed, f"gaussian/{array}/{form}/{index}")))
+                rest = into.fill_blocks(index, layer, blocks)
+                for name, sides in {"whole": units(layer), "specific": rest}.items() if form == "update" else ():
+                    into.variances[name][index] = _mean_variance(rotation_variance(sides, dims, sample))
+    return {form: _finish(into, blocks, seed, f"{array}/{form}") for form, into in collected.items()}
 
 
 def _mean_variance(variances: Float[np.ndarray, " part"]) -> float:
@@ -175,10 +195,10 @@ def _mean_variance(variances: Float[np.ndarray, " part"]) -> float:
 def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " member"]], seed: int, name: str) -> RecordFloors:
     value = into.tables["value"]
     others, specific = np.full_like(value, np.nan), np.full_like(value, np.nan)
-    for block, pairs, centred in zip(blocks, into.pairs, into.centred, strict=True):
+    for block, pairs, rest in zip(blocks, into.pairs, into.centred, strict=True):
         own = np.eye(block.size, dtype=bool)
         others[block] = defined_mean(np.where(own, np.nan, pairs), axis=2).T
-        specific[block] = np.diagonal(centred, axis1=1, axis2=2).T
+        specific[block] = np.diagonal(rest, axis1=1, axis2=2).T
     floors = {
         "gaussian": Floor(into.tables["gaussian"], value - into.tables["gaussian"]),
         "shuffled_query": Floor(others, value - others),
@@ -189,8 +209,8 @@ def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " member"]], seed
         "shuffled_query": shuffle_test(into.pairs, seed=seed, name=f"shuffle/{name}"),
         "mean_direction": shuffle_test(into.centred, seed=seed, name=f"centred/{name}"),
     }
-    variance = _mean_variance(into.rotated)
-    if np.isnan(variance):
+    whole, rest = (_mean_variance(into.variances[part]) ** 0.5 for part in ("whole", "specific"))
+    if not whole > 0 or not rest > 0:
         return RecordFloors(floors, tests, None)
-    floors["rotated"] = Floor(np.where(np.isnan(value), np.nan, 0.0), value)
-    return RecordFloors(floors, tests, variance**0.5)
+    floors["rotated"] = floors["mean_direction"]
+    return RecordFloors(floors, tests, Rotated(whole, rest))

@@ -72,6 +72,10 @@ class LayerVectors:
     def cosines(self) -> Float[np.ndarray, "query group"]:
         return cosine(self.x, self.y, self.reference)
 
+    def lengths(self, side: Float[np.ndarray, "query group dim"]) -> Float[np.ndarray, "query group"]:
+        """‖x‖ or ‖y‖, NaN where it makes the cosine undefined."""
+        return long_enough(norm(side), self.reference)
+
     def update_norm(self) -> Float[np.ndarray, "query group"]:
         """‖b‖, NaN where too short to have a direction, if direction is all that counts."""
         length = norm(self.b)
@@ -81,8 +85,7 @@ class LayerVectors:
 def zsl_direction(layer: LayerVectors) -> Float[np.ndarray, "query group"]:
     """(x·z)(y·z) / (‖z‖² ‖x‖ ‖y‖): the similarity the components along zsl give by themselves."""
     along = ratio(dot(layer.x, layer.z) * dot(layer.y, layer.z), norm(layer.z) ** 2)
-    lengths = long_enough(norm(layer.x), layer.reference) * long_enough(norm(layer.y), layer.reference)
-    return ratio(along, lengths)
+    return ratio(along, layer.lengths(layer.x) * layer.lengths(layer.y))
 
 
 def gaussian(
@@ -107,7 +110,7 @@ def gaussian(
         z_b=scale * z_norm * along,
         b_norm=layer.update_norm(),
         x_z=x_z,
-        x_norm=long_enough(norm(layer.x), layer.reference),
+        x_norm=layer.lengths(layer.x),
         z_norm=z_norm,
     )
     return defined_mean(cosines, axis=0)
@@ -123,53 +126,67 @@ def pair_cosines(layer: LayerVectors) -> Float[np.ndarray, "member member"]:
         z_b=np.zeros(1) if layer.form == "update" else z @ b_columns,
         b_norm=layer.update_norm().T[:, None, :],
         x_z=dot(layer.x, layer.z).T[:, :, None],
-        x_norm=long_enough(norm(layer.x), layer.reference).T[:, :, None],
+        x_norm=layer.lengths(layer.x).T[:, :, None],
         z_norm=norm(layer.z).T[:, :, None],
     )
     return defined_mean(cosines, axis=0)
 
 
-def centred_pairs(layer: LayerVectors) -> Float[np.ndarray, "member member"]:
-    """(x_i − x̄)·(y_j − ȳ) · n/(n−1) / (‖x_i‖ ‖y_j‖): what is left of each pair beyond the block's mean vectors.
+@dataclass(frozen=True)
+class Sides:
+    """ICL's and FT's vectors, scaled so that their inner products are cosines or parts of them."""
 
-    The factor makes the diagonal an unbiased covariance. Averaged over heads.
+    x: Float[np.ndarray, "query group dim"]
+    y: Float[np.ndarray, "query group dim"]
+
+    def pairs(self) -> Float[np.ndarray, "query query"]:
+        """x_i·y_j, averaged over the heads where it is defined."""
+        return defined_mean(np.moveaxis(self.x, 0, 1) @ np.moveaxis(self.y, 0, 2), axis=0)
+
+
+def units(layer: LayerVectors) -> Sides:
+    """x/‖x‖ and y/‖y‖; NaN where undefined."""
+    sides = [ratio(side, layer.lengths(side)[..., None]) for side in (layer.x, layer.y)]
+    return Sides(sides[0], sides[1])
+
+
+def centred(layer: LayerVectors) -> Sides:
+    """(x − x̄)/‖x‖ and (y − ȳ)/‖y‖, each times √(n/(n−1)): what each query has beyond the mean vectors of its block.
+
+    The factor makes the products of a query's own two sides an unbiased covariance. NaN where undefined.
     """
-    lengths = [long_enough(norm(side), layer.reference).T for side in (layer.x, layer.y)]
     usable = np.isfinite(norm(layer.x)) & np.isfinite(norm(layer.y))
     count: np.ndarray = usable.sum(axis=0).astype(np.float64)
-    rest: list[np.ndarray] = []
+    factor = np.sqrt(ratio(count, count - 1))[:, None]
+    sides: list[np.ndarray] = []
     for side in (layer.x, layer.y):
-        filled = np.where(usable[..., None], side, 0.0)
-        mean = ratio(filled.sum(axis=0), count[:, None])
-        rest.append(np.moveaxis(np.where(usable[..., None], filled - mean, 0.0), 0, 1))
-    products = rest[0] @ np.swapaxes(rest[1], 1, 2) * ratio(count, count - 1)[:, None, None]
-    return defined_mean(ratio(products, lengths[0][:, :, None] * lengths[1][:, None, :]), axis=0)
+        total: np.ndarray = np.where(usable[..., None], side, 0.0).sum(axis=0)
+        rest = (side - ratio(total, count[:, None])) * factor
+        sides.append(ratio(rest, layer.lengths(side)[..., None]))
+    return Sides(sides[0], sides[1])
 
 
 def rotation_variance(
-    layer: LayerVectors, dims: Int[np.ndarray, " query"], sample: Int[np.ndarray, " member"]
+    sides: Sides, dims: Int[np.ndarray, " query"], sample: Int[np.ndarray, " member"]
 ) -> Float[np.ndarray, " group"]:
-    """The variance of each head's mean cosine over random rotations Q of FT's updates.
+    """The variance of each head's mean x_i·y_i over random rotations Q of all the y together.
 
-    With x, y the unit updates, mean cos(x_i, Q y_i) = ⟨Q, C⟩, C the mean of x_i y_iᵀ, and for a uniformly random Q in d
-    dimensions this has mean 0 and variance ‖C‖²/d = mean over pairs of (x_i·x_j)(y_i·y_j)/d. Pairs of different
-    queries are taken from a sample. Maps of different lengths are laid side by side from the first column, then from
-    the last, and the larger variance counts.
+    mean x_i·Q y_i = ⟨Q, C⟩ with C the mean of x_i y_iᵀ, and for a uniformly random Q in d dimensions this has mean 0
+    and variance ‖C‖²/d, which is the mean over all pairs of (x_i·x_j)(y_i·y_j)/d. Pairs of different queries are taken
+    from a sample. Maps of different lengths are laid side by side from the first column, then from the last, and the
+    larger variance counts.
     """
-    lengths = [long_enough(norm(side), layer.reference) for side in (layer.x, layer.y)]
-    defined = ~np.isnan(lengths[0] * lengths[1])
-    sides = [ratio(side, length[..., None])[sample] for side, length in zip((layer.x, layer.y), lengths, strict=True)]
-    units = [np.moveaxis(np.where(defined[sample][..., None], side, 0.0), 0, 1) for side in sides]
-    size, n = dims[sample].astype(np.float64), np.maximum(defined.sum(axis=0), 1).astype(np.float64)
-    kept = defined[sample].sum(axis=0).astype(np.float64)
-    scale = np.sqrt(size[:, None] * size) / (1 - np.eye(sample.size)).clip(1e-300)
-    between = [np.zeros_like(n)]
-    for turned in (units, [_from_the_end(unit, dims[sample]) for unit in units]):
-        grams = [unit @ np.swapaxes(unit, 1, 2) for unit in turned]
-        between.append(ratio((grams[0] * grams[1] / scale).sum(axis=(1, 2)), kept * (kept - 1)))
-    return defined_mean(np.where(defined, 1 / dims[:, None], np.nan), axis=0) / n + (1 - 1 / n) * np.fmax.reduce(
-        between
-    )
+    defined = np.isfinite(norm(sides.x)) & np.isfinite(norm(sides.y))
+    own: np.ndarray = norm(sides.x) ** 2 * norm(sides.y) ** 2 / dims[:, None]
+    n, kept = (np.maximum(mask.sum(axis=0), 1).astype(np.float64) for mask in (defined, defined[sample]))
+    filled = [np.moveaxis(np.where(defined[..., None], side, 0.0)[sample], 0, 1) for side in (sides.x, sides.y)]
+    weight = ratio(1 - np.eye(sample.size), np.sqrt(np.outer(dims[sample], dims[sample])))
+    between = np.zeros_like(n)
+    for laid in (filled, [_from_the_end(side, dims[sample]) for side in filled]):
+        grams = [side @ np.swapaxes(side, 1, 2) for side in laid]
+        pairs: np.ndarray = (grams[0] * grams[1] * weight).sum(axis=(1, 2))
+        between = np.fmax(between, ratio(pairs, kept * (kept - 1)))
+    return (defined_mean(np.where(defined, own, np.nan), axis=0) + (n - 1) * between) / n
 
 
 def _from_the_end(

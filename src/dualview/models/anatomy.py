@@ -103,7 +103,7 @@ class _Seen:
 
 def dissect(model: PreTrainedModel) -> Anatomy:
     """Run a few tokens and see what the model is made of."""
-    names = {module: name for name, module in model.named_modules()}
+    names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
     blocks = _blocks(model)
     events, final = _watch(model, blocks)
     layers: list[Layer] = []
@@ -113,7 +113,7 @@ def dissect(model: PreTrainedModel) -> Anatomy:
         inside = set(event.module.modules())
         before = [e for e in events[:at] if not e.is_attention and e.module in inside]
         q, k, v = event.tensors
-        projections = {
+        projections: dict[Role, tuple[Projection, ...]] = {
             role: _sources(tensor, before, names) for role, tensor in zip(ROLES, (q, k, v), strict=True)
         }
         output = _output(events, at, inside)
@@ -148,9 +148,8 @@ def _watch(model: PreTrainedModel, blocks: tuple[nn.Module, ...]) -> tuple[list[
             events.append(_Seen(call.module, (call.q, call.k, call.v), is_attention=True))
             if call.native is not None:
                 return call.native()
-            return attend(
-                call.q, call.k, call.v, call.rule, causal=True, key_at=torch.arange(call.k.shape[2], device=call.k.device)
-            ).out.transpose(1, 2)
+            at = torch.arange(call.k.shape[2], device=call.k.device)
+            return attend(call.q, call.k, call.v, call.rule, causal=True, key_at=at).out.transpose(1, 2)
 
     def leaf(module: nn.Module, _inputs: Any, output: Any) -> Any:
         if not isinstance(output, Tensor):  # a router, say: no part of attention
@@ -181,11 +180,9 @@ def _sources(made: Tensor, maps: list[_Seen], names: dict[nn.Module, str]) -> tu
         return ()
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(made.shape, generator=generator, dtype=torch.float64).to(made)
-    gradients = torch.autograd.grad(made, leaves, direction, allow_unused=True, retain_graph=True)
+    gradients = torch.autograd.grad(made, leaves, direction, materialize_grads=True, retain_graph=True)
     found: list[Projection] = []
     for event, gradient in zip(maps, gradients, strict=True):
-        if gradient is None:
-            continue
         rows = gradient.flatten(0, -2).abs().amax(0).nonzero().flatten()
         if len(rows):
             everything = len(rows) == _width(event.module)

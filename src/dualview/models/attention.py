@@ -38,9 +38,7 @@ class Rule:
     alibi: Callable[[Int[Tensor, "*rows key"]], Float[Tensor, "head *rows key"]] | None = None
     """An additive bias that depends on the key's position alone, up to the softmax's shift."""
 
-    def visible(
-        self, query_at: Int[Tensor, " query"], key_at: Int[Tensor, " key"]
-    ) -> Bool[Tensor, "query key"] | None:
+    def visible(self, query_at: Int[Tensor, " query"], key_at: Int[Tensor, " key"]) -> Bool[Tensor, "query key"] | None:
         """Which keys a window or chunk leaves in sight; None when all of them. Causality is not its business."""
         if self.window is None and self.chunk is None:
             return None

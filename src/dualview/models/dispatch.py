@@ -5,11 +5,13 @@ ones are led there by `bypass`. While a pass is `engaged`, that function asks th
 Outside of a pass the model is exactly as Hugging Face made it.
 """
 
+# The name of a model's attention is kept in a private attribute; there is no other way to change it for one pass.
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -65,17 +67,16 @@ _turn: ContextVar[_Turn | None] = ContextVar("dualview_turn", default=None)
 
 
 @contextmanager
-def engaged(model: PreTrainedModel, strategy: Strategy, *, native: bool = False) -> Iterator[_Turn]:
+def engaged(model: PreTrainedModel, strategy: Strategy, *, native: bool = False) -> Generator[_Turn]:
     """Route the model's attention to `strategy`; count the layers that came."""
     configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
-    before = {key: config._attn_implementation for key, config in configs.items()}
+    before: dict[int, str | None] = {key: config._attn_implementation for key, config in configs.items()}
     turn = _Turn(strategy)
     token = _turn.set(turn)
     undo = bypass.redirect(model, _watched)
     try:
         for key, config in configs.items():
-            own = before[key] if before[key] in NATIVE else "eager"
-            config._attn_implementation_internal = NATIVE[own] if native and not undo else FAST
+            config._attn_implementation_internal = _watching(before[key]) if native and not undo else FAST
         yield turn
     finally:
         for key, config in configs.items():
@@ -83,6 +84,10 @@ def engaged(model: PreTrainedModel, strategy: Strategy, *, native: bool = False)
         for put_back in undo:
             put_back()
         _turn.reset(token)
+
+
+def _watching(implementation: str | None) -> str:
+    return NATIVE["sdpa" if implementation == "sdpa" else "eager"]
 
 
 def _watched(
@@ -183,4 +188,3 @@ def run_forward(
         if turn.layer == 0:
             raise Unsupported("the model never called its attention function")
     return logits if keep is None or slices else logits[:, keep]
-

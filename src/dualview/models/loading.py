@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dualview import assets
 from dualview.errors import UserError
 from dualview.models.anatomy import Anatomy, dissect
-from dualview.models.dispatch import Unsupported, run_forward
+from dualview.models.dispatch import Unsupported
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 DTYPES: dict[str, torch.dtype] = {
@@ -35,7 +35,8 @@ class LanguageModel:
 
     name: str
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any
+    """A Hugging Face tokenizer; `tasks.prompt.Tokenizer` says what is used of it."""
     anatomy: Anatomy
     slow_because: str | None = None
     """Why this architecture cannot share a prefix between packed queries; None where it can."""
@@ -100,10 +101,11 @@ def load_model(
         )
     except Exception as error:
         raise UserError(_why(name, error)) from error
-    return adopt(model.to(where), tokenizer, name)
+    model.to(where)  # pyright: ignore[reportArgumentType]
+    return adopt(model, tokenizer, name)
 
 
-def adopt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> LanguageModel:
+def adopt(model: PreTrainedModel, tokenizer: Any, name: str) -> LanguageModel:
     """Take a model that is already in memory: find its parts and try the fast path on it."""
     model.eval().requires_grad_(False)
     try:
@@ -156,9 +158,7 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
 
 
-def _slow_because(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, anatomy: Anatomy, name: str
-) -> str | None:
+def _slow_because(model: PreTrainedModel, tokenizer: Any, anatomy: Anatomy, name: str) -> str | None:
     """Two short prompts, packed behind a shared prefix and whole: None if the model cannot tell the difference."""
     from dualview.models.passes import Plan, ask
     from dualview.tasks.prompt import Query

@@ -8,8 +8,9 @@ prefix that lies before all queries), so the scores are those of running every p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int
@@ -53,7 +54,7 @@ def grow(query: Query, at: At = "prompt") -> Tree:
     reads: list[tuple[tuple[int, int], ...]] = []
     for candidate in query.candidates:
         node, read = end, [(end, candidate[0])]
-        for token, following in zip(candidate, candidate[1:], strict=False):
+        for token, following in pairwise(candidate):
             node = step(node, token)
             read.append((node, following))
         reads.append(tuple(read))
@@ -84,14 +85,16 @@ class Pack:
     target: Int[Tensor, " scored"]
     scored_query: Int[Tensor, " scored"]
     scored_candidate: Int[Tensor, " scored"]
+    first_read: Int[Tensor, " query"]
+    """The row of `read` that is each query's last prompt token."""
     record: Int[Tensor, " query"]
     own: Int[Tensor, "query column"]
     """The row's tokens that are the columns of m, padded by repeating the first."""
     columns: Int[Tensor, " query"]
 
     def to(self, device: torch.device) -> Pack:
-        moved = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return Pack(**{**vars(self), **moved})
+        moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **moved)
 
 
 def pack(trees: Sequence[Tree], members: Sequence[int]) -> Pack:
@@ -104,6 +107,7 @@ def pack(trees: Sequence[Tree], members: Sequence[int]) -> Pack:
     cells: list[int] = []
     slots = torch.zeros(len(trees), width, dtype=torch.long)
     read: list[int] = []
+    first_read: list[int] = []
     scored: list[tuple[int, int, int, int]] = []
     for i, tree in enumerate(trees):
         slots[i] = starts[i]
@@ -113,6 +117,7 @@ def pack(trees: Sequence[Tree], members: Sequence[int]) -> Pack:
         for parent in tree.parents:
             own_depth.append(0 if parent < 0 else own_depth[parent] + 1)
         depth.extend(own_depth)
+        first_read.append(len(read))  # every candidate begins after the last prompt token, so it is read first
         row_of: dict[int, int] = {}
         for j, candidate in enumerate(tree.reads):
             for node, target in candidate:
@@ -140,6 +145,7 @@ def pack(trees: Sequence[Tree], members: Sequence[int]) -> Pack:
         target=scores[1],
         scored_query=scores[2],
         scored_candidate=scores[3],
+        first_read=torch.tensor(first_read),
         record=torch.tensor([starts[i] + tree.path[-1] for i, tree in enumerate(trees)]),
         own=own,
         columns=columns,
@@ -157,9 +163,7 @@ def _ancestors(trees: Sequence[Tree], width: int) -> Bool[Tensor, "query slot sl
     return seen
 
 
-def plan(
-    trees: Sequence[Tree], *, tokens: int, reads: int, queries: int | None = None
-) -> Iterator[Pack]:
+def plan(trees: Sequence[Tree], *, tokens: int, reads: int, queries: int | None = None) -> Iterator[Pack]:
     """Packs of trees of similar size, each within a budget of tokens, of logit rows and of queries (at least one)."""
     order = sorted(range(len(trees)), key=lambda i: (len(trees[i].ids), trees[i].ids))
     chosen: list[int] = []

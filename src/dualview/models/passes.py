@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dualview.metrics.prediction import TopK
+from dualview.models.anatomy import Projection
 from dualview.models.dispatch import run_forward
 from dualview.models.loading import LanguageModel
 from dualview.models.packing import At, Pack, Tree, grow, plan
@@ -28,6 +30,7 @@ from dualview.tasks.prompt import Query
 # whose matrix products are at their peak by then; a GPU needs more to be busy.
 _TOKENS = {"cpu": 2048, "cuda": 32768}
 _LOGIT_BYTES = 1 << 28
+TOP_K = 10
 
 
 class Patch(Protocol):
@@ -40,12 +43,23 @@ class Patch(Protocol):
 
 
 @dataclass(frozen=True)
+class TappedQueries:
+    """One tapped projection at every query's recorded token (of the patch's first row)."""
+
+    x: Float[np.ndarray, "query d_in"]
+    y: Float[np.ndarray, "query row"]
+
+
+@dataclass(frozen=True)
 class Asked:
     """What came of one pass over all queries, one `Setting` for each row of the patch."""
 
     settings: tuple[Setting, ...]
     columns: np.ndarray
+    top: TopK | None = None
+    """The most probable next tokens over the whole vocabulary, after the prompt (of the patch's first row)."""
     demo_logits: Float[np.ndarray, "query layer key"] | None = None
+    tapped: tuple[TappedQueries, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,9 @@ class Plan:
     shift: int = 0
     """Move the queries this many positions further on than they stand."""
     demo_logits: bool = False
+    """Keep the summed logits against every token of the prefix."""
+    taps: tuple[Projection, ...] = ()
+    """Projections whose inputs and outputs to keep at the recorded token."""
     batch_size: int | None = None
 
 
@@ -91,10 +108,10 @@ def _ask_packed(
         pack = host_pack.to(lm.device)
         trace = sink.trace()
         strategy = Packed(pack, prefix, shift=how.shift, trace=trace)
-        with recording(lm.anatomy, pack.record, trace):
+        with recording(lm.anatomy, pack.record, trace, how.taps):
             ids = pack.ids[None].expand(rows, -1)
             logits = run_forward(lm.model, strategy, ids, strategy.positions[None].expand(rows, -1), pack.read)
-        sink.add(pack, _token_log_probs(logits, pack.read_row, pack.target), trace)
+        sink.add(pack, logits, trace)
         if progress is not None:
             progress(len(pack.members))
 
@@ -127,11 +144,9 @@ def _ask_whole(
             trace = sink.trace() if keep_trace else None
             strategy = Whole(at, range(start, end), how.special, trace)
             keep = torch.arange(stop - 1, stop - 1 + len(candidate), device=lm.device)
-            with recording(lm.anatomy, torch.tensor([end - 1], device=lm.device), trace):
+            with recording(lm.anatomy, torch.tensor([end - 1], device=lm.device), trace, how.taps):
                 logits = run_forward(lm.model, strategy, ids, at[None].expand(sink.rows, -1), keep, native=True)
-            row = torch.arange(len(candidate), device=lm.device)
-            found = _token_log_probs(logits, row, torch.tensor(candidate, device=lm.device))
-            sink.add_one(i, j, found.mean(1), trace)
+            sink.add_one(i, j, candidate, logits, trace)
         if progress is not None:
             progress(1)
 
@@ -154,12 +169,17 @@ class _Sink:
         self.columns = np.array([len(tree.path) for tree in trees])
         widest = max((len(query.candidates) for query in queries), default=0)
         self.log_probs = np.full((rows, n, widest), -np.inf)
-        self.h = self.m = self.mass = self.demo = None
+        self.h = self.m = self.mass = self.demo = self.top = None
+        self.tapped: tuple[TappedQueries, ...] = ()
         if how.record:
             heads = max(layer.heads for layer in lm.anatomy.layers)
             self.h = np.zeros((rows, n, layers, max(layer.d_model for layer in lm.anatomy.layers)), dtype)
             self.m = np.zeros((rows, n, layers, heads, int(self.columns.max(initial=0))), dtype)
             self.mass = np.zeros((rows, n, layers, heads), dtype)
+            self.top = TopK(np.zeros((n, TOP_K), np.int64), np.zeros((n, TOP_K)))
+            self.tapped = tuple(
+                TappedQueries(np.zeros((n, p.d_in), dtype), np.zeros((n, p.d_out), dtype)) for p in how.taps
+            )
         if how.record and how.demo_logits:
             self.demo = np.zeros((n, layers, len(how.prefix)), dtype)
 
@@ -168,7 +188,8 @@ class _Sink:
             return None
         return Trace(demo_logits=[] if self.how.demo_logits else None)
 
-    def add(self, pack: Pack, found: Float[Tensor, "batch scored"], trace: Trace | None) -> None:
+    def add(self, pack: Pack, logits: Float[Tensor, "batch read vocab"], trace: Trace | None) -> None:
+        found = _token_log_probs(logits, pack.read_row, pack.target)
         shape = (found.shape[0], len(pack.members), self.log_probs.shape[2])
         at = pack.scored_query * shape[2] + pack.scored_candidate
         total = torch.zeros(shape[0], shape[1] * shape[2], dtype=torch.float64, device=found.device)
@@ -177,15 +198,30 @@ class _Sink:
         count.index_add_(0, at, torch.ones_like(at, dtype=torch.float64))
         mean = torch.where(count > 0, total / count, -torch.inf).view(shape)
         self.log_probs[:, pack.members] = mean.cpu().numpy()
-        self._keep(list(pack.members), trace)
+        self._keep(list(pack.members), logits[0, pack.first_read], trace)
 
-    def add_one(self, query: int, candidate: int, found: Float[Tensor, " batch"], trace: Trace | None) -> None:
-        self.log_probs[:, query, candidate] = found.double().cpu().numpy()
-        self._keep([query], trace)
+    def add_one(
+        self,
+        query: int,
+        index: int,
+        candidate: Sequence[int],
+        logits: Float[Tensor, "batch token vocab"],
+        trace: Trace | None,
+    ) -> None:
+        row = torch.arange(len(candidate), device=logits.device)
+        found = _token_log_probs(logits, row, torch.tensor(candidate, device=logits.device))
+        self.log_probs[:, query, index] = found.mean(1).double().cpu().numpy()
+        self._keep([query], logits[0, :1], trace)
 
-    def _keep(self, members: list[int], trace: Trace | None) -> None:
-        if trace is None or self.h is None or self.m is None or self.mass is None:
+    def _keep(self, members: list[int], after: Float[Tensor, "query vocab"], trace: Trace | None) -> None:
+        if trace is None or self.h is None or self.m is None or self.mass is None or self.top is None:
             return
+        probs, ids = torch.topk(torch.softmax(after.float(), -1), min(TOP_K, after.shape[-1]))
+        self.top.ids[members, : ids.shape[1]] = ids.cpu().numpy()
+        self.top.probs[members, : ids.shape[1]] = probs.cpu().numpy()
+        for kept, tap in zip(self.tapped, trace.taps, strict=True):
+            kept.x[members] = tap.x[0].float().cpu().numpy()
+            kept.y[members] = tap.y[0].float().cpu().numpy()
         _put(self.h, members, trace.h)
         _put(self.m, members, trace.m)
         _put(self.mass, members, trace.demo_mass)
@@ -202,15 +238,15 @@ class _Sink:
             )
             for row in range(self.rows)
         )
-        return Asked(settings, self.columns, self.demo)
+        return Asked(settings, self.columns, self.top, self.demo, self.tapped)
 
 
 def _put(into: Float[np.ndarray, "batch query layer ..."], members: list[int], layers: list[Tensor]) -> None:
     """Lay each layer's [batch, query, …] at its queries; smaller layers (fewer heads) leave zeros beside them."""
     same = len({layer.shape for layer in layers}) == 1
-    blocks = [(slice(None), torch.stack(layers, 2))] if same else [(l, x[:, :, None]) for l, x in enumerate(layers)]
-    for layer, block in blocks:
+    blocks = [torch.stack(layers, 2)] if same else [layer[:, :, None] for layer in layers]
+    first = 0
+    for block in blocks:
         host = (block if block.dtype == torch.float64 else block.float()).cpu().numpy()
-        layer = layer if isinstance(layer, slice) else slice(layer, layer + 1)
-        into[(slice(None), members, layer, *(slice(width) for width in host.shape[3:]))] = host
-
+        those = slice(first, first := first + host.shape[2])
+        into[(slice(None), members, those, *(slice(width) for width in host.shape[3:]))] = host

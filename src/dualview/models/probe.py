@@ -6,8 +6,8 @@ layer; the attention's output after its projection comes from a hook on that pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from dualview.models.anatomy import Anatomy
+from dualview.models.anatomy import Anatomy, Projection
 from dualview.models.attention import Part, Rule, attend, final_logits, merge, with_sinks
 from dualview.models.dispatch import Call, Unsupported
 from dualview.models.packing import Pack
 from dualview.models.prefix import Prefix
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A projection's input and its rows of the output."""
+
+    projection: Projection
+    x: Float[Tensor, "batch token d_in"]
+    y: Float[Tensor, "batch token row"]
 
 
 @dataclass
@@ -31,6 +40,8 @@ class Trace:
     demo_mass: list[Float[Tensor, "batch query head"]] = field(default_factory=list)
     demo_logits: list[Float[Tensor, "batch query key"]] | None = None
     """Σ over heads of the scaled logits against the prefix's tokens; kept only where it is a list."""
+    taps: list[Tap] = field(default_factory=list[Tap])
+    """What went into and came out of the projections that were tapped, in the order in which they ran."""
 
 
 class Packed:
@@ -82,15 +93,14 @@ class Packed:
         return Part(in_row(part.out), in_row(part.lse))
 
     def _own_visible(self, rule: Rule, at: Int[Tensor, "query slot"]) -> Bool[Tensor, "query slot slot"] | None:
-        reach = int(self.pack.depth.max())
-        windowed = rule.window is not None and reach >= rule.window
-        if not windowed and rule.chunk is None:
+        window = rule.window if rule.window is not None and int(self.pack.depth.max()) >= rule.window else None
+        if window is None and rule.chunk is None:
             return self.pack.ancestors
         allowed = self.pack.ancestors
         if allowed is None:
             allowed = torch.ones(at.shape[1], at.shape[1], dtype=torch.bool, device=at.device).tril()[None]
-        if windowed:
-            allowed = allowed & (at[:, :, None] - at[:, None, :] < rule.window)
+        if window is not None:
+            allowed = allowed & (at[:, :, None] - at[:, None, :] < window)
         if rule.chunk is not None:
             allowed = allowed & (at[:, :, None] // rule.chunk == at[:, None, :] // rule.chunk)
         return allowed
@@ -177,8 +187,32 @@ def _summed_logits(
 
 
 @contextmanager
-def recording(anatomy: Anatomy, at: Int[Tensor, " query"], trace: Trace | None) -> Iterator[None]:
-    """Keep each attention's output after its projection, at the row's tokens `at`."""
+def tapping(
+    projections: Sequence[Projection], into: list[Tap], at: Int[Tensor, " query"] | None = None
+) -> Generator[None]:
+    """Keep what goes into and comes out of projections, at the row's tokens `at` (all of them if None)."""
+
+    def tap(projection: Projection) -> Any:
+        def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            x, y = inputs[0].detach(), output.detach()
+            y = y if projection.rows is None else y[..., projection.rows]
+            into.append(Tap(projection, x, y) if at is None else Tap(projection, x[:, at], y[:, at]))
+
+        return keep
+
+    hooks = [p.module.register_forward_hook(tap(p)) for p in projections]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def recording(
+    anatomy: Anatomy, at: Int[Tensor, " query"], trace: Trace | None, taps: Sequence[Projection] = ()
+) -> Generator[None]:
+    """Keep each attention's output after its projection, and what `taps` name, at the row's tokens `at`."""
 
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         assert trace is not None
@@ -187,7 +221,8 @@ def recording(anatomy: Anatomy, at: Int[Tensor, " query"], trace: Trace | None) 
     modules = {layer.output for layer in anatomy.layers} if trace is not None else ()
     hooks = [module.register_forward_hook(keep) for module in modules]
     try:
-        yield
+        with nullcontext() if trace is None else tapping(taps, trace.taps, at):
+            yield
     finally:
         for hook in hooks:
             hook.remove()

@@ -76,10 +76,11 @@ def embedded_rows(task: str, split: str) -> list[LabelledText]:
     recipe = RECIPES[task]
     folder = embedded_data()
     snippets = [snippet for name in recipe.collections for snippet in read_collection(folder, name)]
+    ranked = ((digest(key), row) for key, row in _without_duplicates(snippets, recipe).items())
+    members = sorted((pair for pair in ranked if split_of(pair[0]) == split), key=lambda pair: pair[0])
     by_label: dict[int, list[LabelledText]] = {}
-    for row in sorted(_without_duplicates(snippets, recipe), key=lambda row: digest(row.text)):
-        if split_of(row.text) == split:
-            by_label.setdefault(row.label, []).append(row)
+    for _, row in members:
+        by_label.setdefault(row.label, []).append(row)
     columns = [by_label[label] for label in sorted(by_label)]
     return [row for deal in zip(*columns, strict=False) for row in deal]  # stops at the rarest label: balanced
 
@@ -113,14 +114,14 @@ def identity(text: str) -> str:
     return re.sub(r"[\W_]+", "", text.casefold()) or text
 
 
-def digest(text: str) -> int:
-    """64 bits that order the texts and decide their split: the same on every machine, forever."""
-    return int.from_bytes(hashlib.sha256((SALT + identity(text)).encode()).digest()[:8])
+def digest(key: str) -> int:
+    """64 bits of a text's identity, which order the texts and decide their split on every machine, forever."""
+    return int.from_bytes(hashlib.sha256((SALT + key).encode()).digest()[:8])
 
 
-def split_of(text: str) -> str:
+def split_of(digest: int) -> str:
     """`validation` for 30 % of all texts, `selection` for 15 %, `train` for 55 %."""
-    position, edge = digest(text) / 2**64, 0.0
+    position, edge = digest / 2**64, 0.0
     for split, share in SHARES.items():
         edge += share
         if position < edge:
@@ -128,15 +129,15 @@ def split_of(text: str) -> str:
     return "train"
 
 
-def _without_duplicates(snippets: list[Snippet], recipe: Recipe) -> list[LabelledText]:
-    """The first copy of every text; a text whose copies disagree about the label is left out altogether."""
+def _without_duplicates(snippets: list[Snippet], recipe: Recipe) -> dict[str, LabelledText]:
+    """The first copy of every text, by its identity; one whose copies disagree about the label is left out."""
     first: dict[str, LabelledText] = {}
     disputed: set[str] = set()
     for snippet in snippets:
         label = recipe.label(snippet)
         if label is None:
             continue
-        row = first.setdefault(identity(snippet.text), LabelledText(snippet.text, label))
-        if row.label != label:
-            disputed.add(identity(snippet.text))
-    return [row for key, row in first.items() if key not in disputed]
+        key = identity(snippet.text)
+        if first.setdefault(key, LabelledText(snippet.text, label)).label != label:
+            disputed.add(key)
+    return {key: row for key, row in first.items() if key not in disputed}

@@ -154,28 +154,30 @@ def _read_hub(source: str) -> Iterator[RawRow]:
         datasets: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise UserError(
-            f"{source} needs the datasets package; run `pip install 'dualview[hub]'`, {instead}."
+            f"{source} needs the datasets package ({error}); run `pip install 'dualview[hub]'`, {instead}."
         ) from error
-    reasons: list[str] = []
-    for address in addresses:
-        try:
-            table = _load_hub(datasets, address)
-            break
-        except Exception as error:  # the library raises its own, the hub's, the network's and the parsers' errors
-            reasons.append(_first_line(error))
-    else:
-        raise UserError(f"{source} cannot be loaded ({'; '.join(reasons)}); check the name and the network, {instead}.")
+    try:
+        table = _load_hub(datasets, addresses)
+    except Exception as error:  # the library raises its own, the hub's, the network's and the parsers' errors
+        reason = _first_line(error)
+        raise UserError(f"{source} cannot be loaded ({reason}); check the name and the network, {instead}.") from error
     for number, values in enumerate(table, start=1):
         yield RawRow(f"{source}, row {number}", values)
 
 
-def _load_hub(datasets: Any, address: HubAddress) -> Any:
+def _load_hub(datasets: Any, addresses: tuple[HubAddress, ...]) -> Any:
+    address, *others = addresses
+    where = (address.dataset, address.config)
     try:
-        return datasets.load_dataset(address.dataset, address.config, split=address.split)
+        return datasets.load_dataset(*where, split=address.split)
+    except FileNotFoundError:  # no such dataset; an unreachable hub is another error, and asking it again would be slow
+        if not others:
+            raise
+        return _load_hub(datasets, tuple(others))
     except RuntimeError as error:
         if "script" not in str(error):
             raise
-        return datasets.load_dataset(address.dataset, address.config, split=address.split, revision=CONVERTED)
+        return datasets.load_dataset(*where, split=address.split, revision=CONVERTED)
 
 
 def _read_embedded(source: str) -> Iterator[RawRow]:

@@ -1,4 +1,4 @@
-"""ALiBi (Press et al. 2022, arXiv 2108.12409, section 3), as a control for momentum attention.
+"""ALiBi (Press et al. 2022, arXiv 2108.12409), as a control for momentum attention.
 
     y_t = V softmax(Kᵀq_t / √d − σ · slope_h · (t − i)),        slope_h = 2^{−8h/H}, h = 1…H
 

@@ -1,4 +1,4 @@
-"""Augmented attention (Ren & Liu 2024, arXiv 2310.13220, section 5; the talk's "augmented model").
+"""Augmented attention (Ren & Liu 2024, arXiv 2310.13220; the talk's "augmented model").
 
 Self-supervised learning augments both sides of its pairs; in their dual loss these are v_i and φ(k_i):
 

@@ -62,10 +62,11 @@ def visible(
 def layout_of(mask: Tensor | None, queries: int, keys: int, device: torch.device) -> Layout:
     """`read_layout`, but once for all the layers that share a mask: the result stays with the mask tensor.
 
-    On a GPU the check it makes waits for the device, which is better done once per pass than once per layer.
+    On a GPU the check it makes waits for the device, which is better done once per pass than once per layer. Inside
+    `torch.compile`, where it would cut the graph, the check is left out.
     """
-    if mask is None:
-        return read_layout(None, queries, keys, device)
+    if mask is None or torch.compiler.is_compiling():
+        return read_layout(mask, queries, keys, device)
     notes: dict[str, tuple[int | None, Layout]] = vars(mask)
     version = None if mask.is_inference() else mask._version
     known = notes.get("dualview_layout")
@@ -93,7 +94,7 @@ def read_layout(mask: Tensor | None, queries: int, keys: int, device: torch.devi
     own = (keys - 1 - marks.flip(-1).argmax(-1)).masked_fill(empty, 0)
     real = seen.any(-2)
     band = (at[:, None] >= first[..., None]) & (at[:, None] <= own[..., None]) & real[:, None] & ~empty[..., None]
-    if not torch.equal(band, seen):
+    if not torch.compiler.is_compiling() and not torch.equal(band, seen):
         raise UserError(
             "This attention variant works with causal masks (padding, windows, chunks and packed sequences included), "
             "and the model's mask is of another kind; use plain attention there."

@@ -2,7 +2,7 @@
 
     LinAttn(V, K, q_t) = s · Σ_{i≤t} v_i (k_iᵀ q_t)
 
-It is the attention of Dai et al. 2022 (arXiv 2212.10559, equation 5) and of von Oswald et al. 2023 (arXiv 2212.07677,
+It is the attention of Dai et al. 2022 (arXiv 2212.10559) and of von Oswald et al. 2023 (arXiv 2212.07677,
 Proposition 1), where it equals a step of gradient descent exactly. The scale s is `scale` times the module's own
 1/√d; the papers drop that too (`bare=True`). `average=True` divides by the number of tokens read, von Oswald's 1/N.
 

@@ -1,4 +1,4 @@
-"""Momentum attention (MoAttn; Dai et al. 2022, arXiv 2212.10559, section 5.2).
+"""Momentum attention (MoAttn; Dai et al. 2022, arXiv 2212.10559).
 
 If in-context learning is gradient descent whose error signals are the values, then gradient descent with momentum,
 Θ_t = Θ_{t−1} − γ Σ_{i<t} η^{t−i} ∇f, suggests adding a moving sum of the values to the attention output:

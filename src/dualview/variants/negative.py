@@ -1,4 +1,4 @@
-"""Attention with negative samples (Ren & Liu 2024, arXiv 2310.13220, section 5; the talk's "negative model").
+"""Attention with negative samples (Ren & Liu 2024, arXiv 2310.13220; the talk's "negative model").
 
 Their dual loss aligns W φ(k_i) with v_i and has no negatives. Adding some,
 

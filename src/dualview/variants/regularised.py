@@ -1,4 +1,4 @@
-"""Regularised attention (Ren & Liu 2024, arXiv 2310.13220, section 5; the talk's "regularised model").
+"""Regularised attention (Ren & Liu 2024, arXiv 2310.13220; the talk's "regularised model").
 
 Adding (α/2) ‖W‖²_F to their dual loss, in two forms:
 

@@ -8,8 +8,6 @@ know, are computed explicitly.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -45,7 +43,7 @@ class Call:
     continues: bool = False
     """Another call may continue this one from a cache, and will want what this one computed."""
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
         return layout_of(self.mask, self.query.shape[2], self.key.shape[2], self.query.device)
 
@@ -123,6 +121,14 @@ def _window(module: nn.Module, options: dict[str, Any]) -> int | None:
     return getattr(config, source, None) if source else None
 
 
+@dataclass(frozen=True)
+class _Heads:
+    """All that `sdpa` asks of an attention module."""
+
+    num_key_value_groups: int
+    is_causal: bool = True
+
+
 def softmax_attention(
     call: Call, bias: Float[Tensor, "#batch head query key"] | None = None
 ) -> Float[Tensor, "batch query head d_value"]:
@@ -133,14 +139,15 @@ def softmax_attention(
         groups = call.heads // call.value.shape[1]
         return (weights @ call.value.repeat_interleave(groups, dim=1)).transpose(1, 2).contiguous()
     bias = _sum(call.bias, bias)
-    stand_in = SimpleNamespace(num_key_value_groups=call.heads // call.key.shape[1], is_causal=True)
+    # Without a mask, `sdpa` would take several queries for the first of the keys, not the last.
+    mask = readable(call) if call.mask is None and call.past > 0 and call.query.shape[2] > 1 else call.mask
     sdpa = cast(Any, sdpa_attention).sdpa_attention_forward
     return sdpa(
-        stand_in,
+        _Heads(call.heads // call.key.shape[1]),
         call.query,
         call.key,
         call.value,
-        call.mask,
+        mask,
         dropout=call.dropout,
         scaling=call.scaling,
         position_bias=bias,

@@ -1,7 +1,7 @@
 """Token shift with momentum attention's moving sum: the control that Dai et al.'s experiment lacks.
 
 Momentum attention adds m_t = Σ_{i<t} η^{t−i} v_i to the output, beside the softmax, and reads it as a momentum term.
-A token shift (RWKV, arXiv 2305.13048, section 3.1) mixes each token with those just before it ahead of the attention,
+A token shift (RWKV, arXiv 2305.13048) mixes each token with those just before it ahead of the attention,
 with no such reading. Here the same sum, with the same η, is mixed into the values, and attention does the rest:
 
     v'_i = v_i + Σ_{j<i} η^{i−j} v_j,        y_t = V' softmax(Kᵀ q_t / √d)

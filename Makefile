@@ -1,0 +1,25 @@
+# make run: the comparison on the embedded model; make test: every test. Both set up what is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: run test lint bench clean
+
+run: $(READY)
+	$(BIN)/dualview run --out out --save-records
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv out

@@ -1,0 +1,69 @@
+"""What the equivalence tests share: every model of the zoo once, its slow twin, and a few awkward queries."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import numpy as np
+import zoo
+from transformers import PreTrainedModel
+
+from dualview.models.loading import LanguageModel, adopt
+from dualview.tasks.prompt import Query, TrainingSequence
+from equivalence import reference
+
+BOS = 1
+EXACT = 1e-9
+
+
+def tokens(n: int, seed: int) -> tuple[int, ...]:
+    draw = random.Random(seed)
+    return tuple(draw.randrange(3, zoo.VOCAB) for _ in range(n))
+
+
+DEMOS = (BOS, *tokens(14, 0))
+PREFIXES = {"demos": (DEMOS, 1), "bos": ((BOS,), 1), "none": ((), 0), "demos without bos": (DEMOS[1:], 0)}
+_A, _B, _C, _D = tokens(4, 1)
+QUERIES = (
+    Query(tokens(5, 2), ((_A,), (_B,)), 0),
+    # Candidates of several tokens: two that part at the second token, one that begins another, one of its own.
+    Query(tokens(9, 3), ((_A, _B), (_A, _C), (_A,), (_D, _B, _C)), 1),
+    # A query of one token, longer than its candidates by nothing; two candidates alike.
+    Query(tokens(1, 4), ((_B, _C), (_D,), (_B, _C)), 2),
+    Query(tokens(5, 5), ((_C, _C, _C, _C), (_A,)), 1),
+)
+SEQUENCES = tuple(
+    TrainingSequence((BOS, *tokens(n, 10 + n)), label_start=1 + n - label)
+    for n, label in ((6, 1), (11, 3), (4, 2))
+)
+
+
+@cache
+def model(name: str) -> PreTrainedModel:
+    return zoo.make(name)
+
+
+@cache
+def lm(name: str) -> LanguageModel:
+    return adopt(model(name), None, name)  # pyright: ignore: no tokenizer is needed where ids are given
+
+
+@cache
+def twin(name: str) -> PreTrainedModel:
+    """The slow reference of the same weights; never changed."""
+    return reference.copy_of(model(name)).requires_grad_(False)
+
+
+@cache
+def answers(name: str, prefix: str) -> tuple[dict[str, reference.Answer], ...]:
+    ids, special = PREFIXES[prefix]
+    return tuple(reference.answer(twin(name), ids, special, query.ids, query.candidates) for query in QUERIES)
+
+
+def worst(a: object, b: object) -> float:
+    """The largest difference; NaN counts as infinite."""
+    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    assert x.shape == y.shape, f"shapes {x.shape} and {y.shape}"
+    gap = np.abs(x - y)
+    return float(np.where(np.isnan(gap), np.inf, gap).max(initial=0.0))
