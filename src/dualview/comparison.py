@@ -9,7 +9,7 @@ import platform
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from dualview.controls.kendall import kendall, taps_of
+from dualview.controls.sensitivity import norm_curve, order_report, overlap_report
+from dualview.controls.settings import control_settings
 from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.finetune import Recipe, Tuned, finetune, steps_of
 from dualview.learning.selection import Trial, best, judge_rates, status_of
@@ -33,6 +36,7 @@ from dualview.tasks.prompt import PromptSet, Query, build_prompts, encode_querie
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import read_rows, sample_demos, sample_queries, selection_rows
 from dualview.tasks.task import Task, load_task
+from dualview.verdict import judge
 
 
 def compare(
@@ -78,6 +82,8 @@ class Prepared:
     lm: LanguageModel
     task: Task
     seed: int | None
+    demos: Sequence[Row]
+    """All demonstrations asked for; the prompts hold those that fit."""
     prompts: PromptSet
     seed_trials: list[Trial] = field(default_factory=list[Trial])
 
@@ -111,11 +117,11 @@ def prepare(options: RunOptions, lm: LanguageModel | None = None, progress: Prog
             advance(1)
     if given is not None:
         seed = None if options.demos else int(options.seed)
-        return Prepared(options, lm, task, seed, _prompts(options, lm, task, given, asked))
+        return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked))
     trials = _seed_trials(options, lm, task, progress)
     seed = SEEDS[best(trials)]
-    prompts = _prompts(options, lm, task, sample_demos(task, seed, options.shots), asked)
-    return Prepared(options, lm, task, seed, prompts, trials)
+    given = sample_demos(task, seed, options.shots)
+    return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked), trials)
 
 
 def _prompts(
@@ -192,18 +198,26 @@ def run(options: RunOptions, *, lm: LanguageModel | None = None, progress: Progr
         clock.lap(name)
         return found
 
-    zsl = asking("zsl", prepared.zero_shot)
-    icl = asking("icl", prepared.in_context)
+    watched = options.controls != "none"
+    bare = replace(prepared.zero_shot, taps=taps_of(lm.anatomy) if watched else ())
+    passes = {"zsl": asking("zsl", bare)}
+    passes["icl"] = asking("icl", replace(prepared.in_context, demo_logits=watched))
     learnt = fine_tune(prepared, progress)
     clock.lap("fine-tuning")
-    ft = asking("ft", prepared.zero_shot, learnt.tuned.patch)
+    passes["ft"] = asking("ft", bare, learnt.tuned.patch)
+    controlled = _controlled(prepared, learnt, passes, progress) if watched else Controlled()
+    clock.lap("controls")
     records = Records(
         gold=np.array([query.gold for query in queries]),
-        settings={"zsl": zsl.settings[0], "icl": icl.settings[0], "ft": ft.settings[0]},
-        columns=zsl.columns,
+        settings={**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings},
+        columns=passes["zsl"].columns,
         meta={"task": prepared.task.name, "model": lm.name},
     )
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = dict(controlled.report)
+    if watched:
+        verdict = judge(records)
+        extra |= {"controls": verdict.controls_json(), "verdict": verdict.to_json()}
+        clock.lap("verdict")
     if options.calibrate:
         extra["calibrated"] = {
             "accuracy": calibrated_accuracy(
@@ -221,6 +235,37 @@ def run(options: RunOptions, *, lm: LanguageModel | None = None, progress: Progr
     result = _result(prepared, learnt, records, extra, clock)
     result._records = records  # pyright: ignore[reportPrivateUsage]
     return result
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """The controls' settings, and what else they found, by the result's key."""
+
+    settings: dict[str, Setting] = field(default_factory=dict[str, Setting])
+    report: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked], progress: Progress) -> Controlled:
+    full, lr, recipe = prepared.options.controls == "full", learnt.tuned.lr, recipe_of(prepared.options)
+    settings, made, skipped = control_settings(prepared, lr, recipe, full=full, progress=progress)
+    report: dict[str, Any] = {}
+    with progress.part("attention to training tokens", 1) as advance:
+        ranks = kendall(prepared.lm, prepared.prompts, recipe, lr, passes["icl"], passes["ft"], passes["zsl"])
+        report["kendall"] = None if ranks is None else ranks.to_json()
+        advance(1)
+    report["overlap"] = overlap_report({**passes, "icl_reordered": made["icl_reordered"]})
+    report["controls_skipped"] = skipped
+    if full:
+        with progress.part("order sensitivity and step size", 3) as advance:
+            report["order_sensitivity"] = order_report(prepared, lr, recipe)
+            advance(1)
+            report["norm_curve"] = norm_curve(prepared, recipe, passes["zsl"], passes["icl"])
+            advance(1)
+            if recipe.params != "all" and recipe.rule == "sgd":
+                causal = replace(recipe, rule="layer-causal")
+                report["norm_curve"] += norm_curve(prepared, causal, passes["zsl"], passes["icl"])
+            advance(1)
+    return Controlled(settings, report)
 
 
 def _result(prepared: Prepared, learnt: FineTuning, records: Records, extra: dict[str, Any], clock: _Clock) -> Result:

@@ -165,6 +165,14 @@ def _setting(name: str, fields: Mapping[str, object], m: np.ndarray | None, widt
         predicted = _integers(f"{name}.predictions", given)
         scores = np.where(np.arange(width) == predicted[:, None], 0.0, -np.inf)
     arrays = {what: _floats(f"{name}.{what}", fields[what]) for what in ("h", "demo_mass") if what in fields}
+    for what, array, axes in (
+        ("log_probs", scores, 2),
+        ("h", arrays.get("h"), 3),
+        ("m", m, 4),
+        ("demo_mass", arrays.get("demo_mass"), 3),
+    ):
+        if array is not None and array.ndim != axes:
+            raise UserError(f"records: {name}.{what} has shape {array.shape}, expected {axes} axes.")
     return Setting(scores, arrays.get("h"), m, arrays.get("demo_mass"))
 
 

@@ -63,6 +63,7 @@ class RunOptions:
     bos: Literal["auto", "yes", "no"] = option("auto", "begin with BOS; auto: if the tokenizer does")
     separator: str | None = option(None, "between demonstrations: text, or eos; the task's by default")
     calibrate: bool = option(False, "add contextual calibration of the label prior")
+    controls: Literal["none", "quick", "full"] = option("quick", "floors, ceilings and the verdict: how many controls")
     protocol: Protocol = option("modern", "presets: modern (these defaults), dai, deutch")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = option("float32", "of the model")
     device: str = option("auto", "cpu, cuda, cuda:1 …; auto takes a GPU if there is one")

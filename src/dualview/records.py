@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,19 +191,15 @@ def save_records(records: Records, path: str | os.PathLike[str]) -> Path:
         header = json.dumps({"schema": SCHEMA, "settings": list(records.settings), "meta": dict(records.meta)})
     except TypeError as error:
         raise UserError(f"records: meta cannot be written as JSON ({error}); keep it to plain values.") from None
-    temporary: Path | None = None
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
         save_file(tensors, temporary, {"dualview": header})
         temporary.replace(path)
     except OSError as error:
         raise UserError(f"{path}: the records could not be written ({error.strerror or error}).") from None
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return path
 
 

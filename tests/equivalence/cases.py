@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import zoo
@@ -39,9 +41,34 @@ SEQUENCES = tuple(
 )
 
 
+# Beyond the zoo: one setting each that something else in the package might overlook.
+_SMALL = dict(zoo.ZOO["llama"][1])
+_MLA = {"q_lora_rank": 12, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 12}
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmo-clip": ("olmo", {**_SMALL, "clip_qkv": 0.4}),
+    "dbrx-clip-fused": (
+        "dbrx",
+        {"vocab_size": zoo.VOCAB, "d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 128}
+        | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.4, "rope_theta": 10000.0}}
+        | {"ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2}},
+    ),
+    "mpt-clip": ("mpt", {**zoo.ZOO["mpt"][1], "attn_config": {"clip_qkv": 0.4}}),
+    "gpt_bigcode-by-head": ("gpt_bigcode", {**zoo.ZOO["gpt2"][1], "multi_query": False}),
+    "gpt2-scaled-by-layer": ("gpt2", {**zoo.ZOO["gpt2"][1], "scale_attn_by_inverse_layer_idx": True}),
+    "gemma2-tight-cap": ("gemma2", {**zoo.ZOO["gemma2-softcap"][1], "attn_logit_softcapping": 0.5}),
+    "persimmon-fused-norm": ("persimmon", zoo.ZOO["gpt_neox"][1]),
+    "opt-post-norm": ("opt", {**zoo.ZOO["opt"][1], "do_layer_norm_before": False, "word_embed_proj_dim": 16}),
+    "falcon-serial": ("falcon", {**zoo.ZOO["falcon-alibi"][1], "parallel_attn": False, "bias": True}),
+    "starcoder2-window": ("starcoder2", {**_SMALL, "sliding_window": 6}),
+    # Keys wider than values, and made by two maps, one of them in part.
+    "minicpm3-latent": ("minicpm3", {**_SMALL, **_MLA, "num_key_value_heads": 4}),
+}
+
+
 @cache
 def model(name: str) -> PreTrainedModel:
-    return zoo.make(name)
+    with mock.patch.dict(zoo.ZOO, MORE):
+        return zoo.make(name)
 
 
 @cache

@@ -15,6 +15,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from types import MethodType
 from typing import Any
 
@@ -43,6 +44,7 @@ class Pass:
     layers: list[LayerSeen] = field(default_factory=list)
 
 
+@cache
 def triangle(length: int, window: int | None = None, chunk: int | None = None) -> Tensor:
     """[token, token]: what each token sees of itself and the past, told pair by pair."""
     seen = torch.zeros(length, length, dtype=torch.bool)
@@ -169,7 +171,7 @@ def split_rows(kind: str, heads: int, kv_heads: int, d: int) -> dict[str, list[l
     return found
 
 
-def _fused(module: Any, x: Tensor, matrix: nn.Linear, kind: str, heads: int, kv_heads: int, d: int) -> list[Tensor]:
+def _fused(x: Tensor, matrix: nn.Linear, kind: str, heads: int, kv_heads: int, d: int) -> list[Tensor]:
     made = matrix(x)
     rows = split_rows(kind, heads, kv_heads, d)
     return [torch.stack([_rows(made, head) for head in rows[role]]) for role in "qkv"]
@@ -189,9 +191,9 @@ def _turn(x: Tensor, angles: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor
     return torch.stack(columns, -1)
 
 
-def _neighbours(q: Tensor, k: Tensor, dim: int) -> list[Tensor]:
+def _neighbours(q: Tensor, k: Tensor, dim: int, at: Tensor) -> list[Tensor]:
     """GPT-J's rotary: coordinates (0, 1), (2, 3) … of the first `dim` turn together."""
-    at = torch.arange(q.shape[1], dtype=torch.float64)
+    at = at.double()
     speeds = torch.tensor([10000.0 ** (-2 * i / dim) for i in range(dim // 2)], dtype=torch.float64)
     pairs = [(2 * i, 2 * i + 1) for i in range(dim // 2)]
     return [_turn(x, at[:, None] * speeds, pairs) for x in (q, k)]
@@ -233,46 +235,46 @@ def _brain(x: Tensor) -> Tensor:
     return x.bfloat16()
 
 
-def _xglm(m: Any, x: Tensor, **_: Any) -> tuple[Any, ...]:
+def _xglm(m: Any, x: Tensor, _at: Tensor) -> tuple[Any, ...]:
     q, k, v = (_heads(f(x), m.num_heads) for f in (m.q_proj, m.k_proj, m.v_proj))
     return q, k, v, m.out_proj, {"scale": 1 / math.sqrt(m.embed_dim // m.num_heads)}
 
 
-def _gpt_neo(m: Any, x: Tensor, **_: Any) -> tuple[Any, ...]:
+def _gpt_neo(m: Any, x: Tensor, _at: Tensor) -> tuple[Any, ...]:
     q, k, v = (_heads(f(x), m.config.num_heads) for f in (m.q_proj, m.k_proj, m.v_proj))
     local = m.config.attention_layers[m.layer_id] == "local"
     return q, k, v, m.out_proj, {"scale": 1.0, "window": m.config.window_size if local else None}
 
 
-def _gptj(m: Any, x: Tensor, **_: Any) -> tuple[Any, ...]:
+def _gptj(m: Any, x: Tensor, at: Tensor) -> tuple[Any, ...]:
     heads = m.config.n_head
     q, k, v = (_heads(f(x), heads) for f in (m.q_proj, m.k_proj, m.v_proj))
-    q, k = _neighbours(q, k, m.config.rotary_dim)
+    q, k = _neighbours(q, k, m.config.rotary_dim, at)
     return q, k, v, m.out_proj, {"scale": 1 / math.sqrt(m.config.n_embd // heads)}
 
 
-def _codegen(m: Any, x: Tensor, **_: Any) -> tuple[Any, ...]:
+def _codegen(m: Any, x: Tensor, at: Tensor) -> tuple[Any, ...]:
     heads, d = m.num_attention_heads, m.embed_dim // m.num_attention_heads
-    q, k, v = _fused(m, x, m.qkv_proj, "codegen", heads, heads, d)
-    q, k = _neighbours(q, k, m.rotary_dim)
+    q, k, v = _fused(x, m.qkv_proj, "codegen", heads, heads, d)
+    q, k = _neighbours(q, k, m.rotary_dim, at)
     return q, k, v, m.out_proj, {"scale": 1 / math.sqrt(d)}
 
 
-def _bloom(m: Any, x: Tensor, **_: Any) -> tuple[Any, ...]:
+def _bloom(m: Any, x: Tensor, _at: Tensor) -> tuple[Any, ...]:
     d = m.hidden_size // m.num_heads
-    q, k, v = _fused(m, x, m.query_key_value, "by_head", m.num_heads, m.num_heads, d)
+    q, k, v = _fused(x, m.query_key_value, "by_head", m.num_heads, m.num_heads, d)
     bias = _linear_bias(alibi_slopes(m.num_heads), len(x), _single)
     return q, k, v, m.dense, {"scale": 1 / math.sqrt(d), "bias": bias.expand(-1, len(x), -1)}
 
 
-def _falcon(m: Any, x: Tensor, **_: Any) -> tuple[Any, ...]:
+def _falcon(m: Any, x: Tensor, _at: Tensor) -> tuple[Any, ...]:
     config, heads = m.config, m.config.num_attention_heads
     d = config.hidden_size // heads
     if config.new_decoder_architecture:
         kind, kv = "groups", config.num_kv_heads
     else:
         kind, kv = ("thirds", 1) if config.multi_query else ("by_head", heads)
-    q, k, v = _fused(m, x, m.query_key_value, kind, heads, kv, d)
+    q, k, v = _fused(x, m.query_key_value, kind, heads, kv, d)
     settings: dict[str, Any] = {"scale": 1 / math.sqrt(d)}
     if config.alibi:
         # Falcon adds its ALiBi, kept in bfloat16, before it scales.
@@ -283,9 +285,12 @@ def _falcon(m: Any, x: Tensor, **_: Any) -> tuple[Any, ...]:
     return q, k, v, m.dense, settings
 
 
-def _mpt(m: Any, x: Tensor, **_: Any) -> tuple[Any, ...]:
+def _mpt(m: Any, x: Tensor, _at: Tensor) -> tuple[Any, ...]:
     d = m.hidden_size // m.n_heads
-    q, k, v = _fused(m, x, m.Wqkv, "thirds", m.n_heads, m.n_heads, d)
+    q, k, v = _fused(x, m.Wqkv, "thirds", m.n_heads, m.n_heads, d)
+    if m.clip_qkv:
+        most = torch.tensor(m.clip_qkv, dtype=x.dtype)
+        q, k, v = (torch.minimum(torch.maximum(y, -most), most) for y in (q, k, v))
     bias = _linear_bias(mpt_slopes(m.n_heads), len(x), _single)
     return q, k, v, m.out_proj, {"scale": 1 / math.sqrt(d), "bias": bias.expand(-1, len(x), -1)}
 
@@ -304,7 +309,9 @@ _INLINE: dict[str, Callable[..., tuple[Any, ...]]] = {
 def _inline_forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     assert hidden_states.shape[0] == 1, "one prompt at a time"
     name = type(self).__name__
-    q, k, v, output, settings = _INLINE[name](self, hidden_states[0])
+    at = kwargs.get("position_ids")
+    at = torch.arange(hidden_states.shape[1]) if at is None else at[0]
+    q, k, v, output, settings = _INLINE[name](self, hidden_states[0], at)
     seen = triangle(hidden_states.shape[1], window=settings.get("window"))
     out, maps, weights = plain_attention(q, k, v, settings["scale"], seen, bias=settings.get("bias"))
     h = output(out.flatten(1))
@@ -344,6 +351,8 @@ def run(twin: PreTrainedModel, ids: Sequence[int], positions: Sequence[int] | No
     arguments: dict[str, Any] = {"input_ids": torch.tensor([list(ids)]), "use_cache": False}
     if positions is not None:
         arguments["position_ids"] = torch.tensor([list(positions)])
+        # Said outright, or a gap in the positions would pass for the start of another sequence.
+        arguments["attention_mask"] = torch.ones(1, len(ids), dtype=torch.long)
     hooks = [module.register_forward_hook(keep) for module in twin.modules()]
     try:
         logits = twin(**arguments).logits[0]

@@ -33,7 +33,7 @@ def check(got: Asked, expected: tuple[dict[str, reference.Answer], ...], at: str
 
 
 @pytest.mark.parametrize("at", ["prompt", "label0"])
-@pytest.mark.parametrize("name", zoo.ZOO)
+@pytest.mark.parametrize("name", [*zoo.ZOO, *cases.MORE])
 def test_every_record_is_the_reference(name: str, at: str) -> None:
     for prefix, (ids, special) in cases.PREFIXES.items():
         how = Plan(ids, special, at=at, demo_logits=True)  # pyright: ignore[reportArgumentType]
@@ -110,7 +110,7 @@ def test_a_shift_moves_the_query_and_nothing_else(name: str) -> None:
     start, stop = len(cases.DEMOS), len(cases.DEMOS) + len(query.ids)
     positions = [*range(start), *range(start + shift, stop + shift)]
     with torch.no_grad():
-        seen = reference.run(moved_twin(name), [*cases.DEMOS, *query.ids], positions)
+        seen = reference.run(cases.twin(name), [*cases.DEMOS, *query.ids], positions)
     got = ask(cases.lm(name), [query], Plan(cases.DEMOS, 1, shift=shift)).settings[0]
     right = [float(seen.log_probs[-1, candidate[0]]) for candidate in query.candidates]
     assert cases.worst(got.log_probs[0], right) < cases.EXACT
@@ -118,11 +118,6 @@ def test_a_shift_moves_the_query_and_nothing_else(name: str) -> None:
     assert cases.worst(got.h[0], np.stack([layer.h[-1].numpy() for layer in seen.layers])) < cases.EXACT
     rows = np.stack([layer.logits[:, -1, start:].numpy() for layer in seen.layers])
     assert cases.worst(got.m[0], rows) < cases.EXACT
-
-
-def moved_twin(name: str):
-    """The reference's GPT-J counts positions itself; the others are told them by Hugging Face's own code."""
-    return cases.twin(name)
 
 
 def test_a_long_query_behind_a_window_sees_none_of_the_prefix() -> None:

@@ -10,10 +10,10 @@ import zoo
 from equivalence import cases, reference
 
 # Their own eager attention softmaxes (or multiplies q and k) in float32, whatever the model's dtype.
-SINGLE = ("gemma2-softcap", "xglm", "gpt_neo-local", "gptj", "codegen", "bloom", "mpt")
+SINGLE = ("gemma2-softcap", "xglm", "gpt_neo-local", "gptj", "codegen", "bloom", "mpt", "gemma2-tight-cap", "mpt-clip")
 
 
-@pytest.mark.parametrize("name", zoo.ZOO)
+@pytest.mark.parametrize("name", [*zoo.ZOO, *cases.MORE])
 def test_the_reference_is_the_model(name: str) -> None:
     ids = [*cases.DEMOS, *cases.QUERIES[1].ids]
     model = cases.model(name)

@@ -58,12 +58,16 @@ def test_duplicates_disputes_and_lengths(tmp_path: Path, monkeypatch: pytest.Mon
         "6\t3\t" + "long " * 41,
         "7\t0.5\ta lukewarm film it is",
         "8\t-2\ta bad &amp;amp; sad   film",
+        "9\t2\tanother good film it was",
+        "10\t-1\tanother bad film it is",
     ]
     (tmp_path / "movie.txt").write_text("\r\n".join(lines) + "\r\n", encoding="utf-8", newline="")
     monkeypatch.setattr(embedded, "embedded_data", lambda: tmp_path)
     monkeypatch.setattr(embedded, "split_of", lambda digest: "train")
     rows = embedded_rows("movie", "train")
-    assert [(row.text, row.label) for row in rows] == [("a bad & sad film", 0), ("a good film it was", 1)]
+    assert [row.label for row in rows] == [0, 1, 0, 1]
+    assert {row.text for row in rows if row.label == 0} == {"a bad & sad film", "another bad film it is"}
+    assert {row.text for row in rows if row.label == 1} == {"a good film it was", "another good film it was"}
 
 
 def test_shares() -> None:

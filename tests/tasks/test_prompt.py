@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from typing import Any
@@ -257,10 +258,10 @@ def test_describe_prompt(shown: PromptSet) -> None:
 
 
 def test_render_prompt(shown: PromptSet) -> None:
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    with console.file:
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as capture:
         console.print(render_prompt(shown, TOKENIZER, 1))
-    text = console.export_text()
+    text = capture.get()
     assert "<s>Q: a A: no⏎\nQ: Ã© A: yes!⏎\nQ: dd A:" in text
     assert "candidate 1 (right):  yes!" in text
     assert "(2 of 2 demonstrations), 8 query tokens; query 2 of 2" in text
@@ -270,7 +271,7 @@ def test_render_prompt(shown: PromptSet) -> None:
 
 def test_brackets_in_texts_are_not_markup() -> None:
     prompts = build_prompts(TASK, TOKENIZER, [row("[red]a[/]")], [row("[/b]")])
-    console = Console(width=200, record=True, quiet=False, file=None)
+    console = Console(width=200, file=io.StringIO())
     with console.capture() as capture:
         console.print(render_prompt(prompts, TOKENIZER))
     assert "[red]a[/]" in capture.get()

@@ -118,6 +118,14 @@ def test_one_coefficient_per_head(kit, variant):
     np.testing.assert_allclose(out[0].numpy(), expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_sequences_of_several_chunks(kit, monkeypatch, variant):
+    monkeypatch.setattr("dualview.variants.negative._ROWS", 50)
+    query, key, value = tensors(1, 1, 1, 2 * CHUNK + 5, 2)
+    out = apply(variant, query, key, value)
+    np.testing.assert_allclose(out[0].numpy(), kit.slow(variant, query[0], key[0], value[0]), atol=1e-11)
+
+
 def test_negatives_break_ties_by_the_earliest_token(kit):
     query, key, value = tensors(1, 1, 1, 9, 2)
     key[:, :, 4:7] = 0

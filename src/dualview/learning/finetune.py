@@ -161,7 +161,7 @@ class Tape:
                 if not output.requires_grad:  # nothing before the first projection is trained
                     output = output.detach().requires_grad_()
                 self.calls.append((index, x.detach().flatten(1, -2), output))
-                return output
+                return output.clone()  # some architectures (clip_qkv) go on to change it in place
 
             return hook
 

@@ -31,4 +31,5 @@ def student_quantile(p: float, degrees: int) -> float:
 
 def kendall_tau_b(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
     """O(n log n); NaN when either side is constant."""
-    return float(_stats.kendalltau(x, y, method="asymptotic").statistic)
+    # Only the p-value, which nobody reads, depends on the method; the asymptotic one is fast but divides by n − 2.
+    return float(_stats.kendalltau(x, y, method="asymptotic" if x.shape[0] > 2 else "exact").statistic)

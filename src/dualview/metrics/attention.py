@@ -7,24 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from dualview.metrics.vectors import Form, defined_mean, layer_of, overall_mean, similarity
-
-
-def map_cosines(
-    form: Form,
-    zsl: Float[np.ndarray, "query layer head column"],
-    icl: Float[np.ndarray, "query layer head column"],
-    ft: Float[np.ndarray, "query layer head column"],
-    columns: Int[np.ndarray, " query"] | None = None,
-) -> Float[np.ndarray, "query layer head"]:
-    """The cosine over columns of each query, layer and head; `form` "map" compares the maps, "update" their changes."""
-    return np.stack(
-        [
-            similarity(form, layer_of(zsl, layer, columns), layer_of(icl, layer, columns), layer_of(ft, layer, columns))
-            for layer in range(zsl.shape[1])
-        ],
-        axis=1,
-    )
+from dualview.metrics.vectors import defined_mean, layer_of, overall_mean, similarity
 
 
 @dataclass(frozen=True)
@@ -49,11 +32,15 @@ def sim_am(
     columns: Int[np.ndarray, " query"] | None = None,
 ) -> SimAM:
     """All three SimAM similarities from the pre-softmax logits over the query's own tokens."""
-    return SimAM(
-        before=map_cosines("map", zsl, icl, zsl, columns),
-        after=map_cosines("map", zsl, icl, ft, columns),
-        delta=map_cosines("update", zsl, icl, ft, columns),
-    )
+    before: list[np.ndarray] = []
+    after: list[np.ndarray] = []
+    delta: list[np.ndarray] = []
+    for layer in range(zsl.shape[1]):
+        base, shown, tuned = (layer_of(maps, layer, columns) for maps in (zsl, icl, ft))
+        before.append(similarity("map", base, shown, base))
+        after.append(similarity("map", base, shown, tuned))
+        delta.append(similarity("update", base, shown, tuned))
+    return SimAM(np.stack(before, axis=1), np.stack(after, axis=1), np.stack(delta, axis=1))
 
 
 def by_query(values: Float[np.ndarray, "query layer head"]) -> Float[np.ndarray, "query layer"]:

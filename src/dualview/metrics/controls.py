@@ -19,7 +19,6 @@ from jaxtyping import Float, Int
 from dualview.metrics._scipy import normal_cdf
 from dualview.metrics.floors import Floor, RecordFloors, record_floors
 from dualview.metrics.prediction import correct, rec2ftp
-from dualview.metrics.representation import noise_floor, relative_update_norm
 from dualview.metrics.statistics import (
     DRAWS,
     Interval,
@@ -210,10 +209,7 @@ def rec2ftp_controls(records: Records, options: Options) -> MetricControls:
 
 def similarity_controls(records: Records, name: str, from_records: RecordFloors, options: Options) -> MetricControls:
     """One similarity with its interval, every floor's p-value, and its ceilings."""
-    values = _table(name, _Trio(records["zsl"], records["icl"], records["ft"]), records.columns)
-    if values is None:
-        return MetricControls(name, None, reason=NOT_RECORDED)
-    floors, bounds = {**from_records.floors, **_own_floors(records, name, values)}, _Bounds()
+    values, floors, bounds = from_records.value, dict(from_records.floors), _Bounds()
     for control, trio in control_trios(records).items():
         table = _table(name, trio, records.columns)
         if table is not None and trio.bound == "floor":
@@ -249,18 +245,6 @@ def _floor_p(metric: str, name: str, floor: Floor, from_records: RecordFloors, o
             return None
         return normal_cdf(-excess / from_records.rotated.specific)
     return sign_flip_p(floor.excess, seed=options.seed, name=f"floor/{metric}/{name}", draws=options.draws)
-
-
-def _own_floors(records: Records, name: str, values: Float[np.ndarray, "query layer"]) -> Mapping[str, Floor]:
-    """The analytic noise floor of normalised SimAOU, and SimAM before fine-tuning for SimAM after it."""
-    zsl, icl, ft = (records[which] for which in MAIN_SETTINGS)
-    if name == "sim_aou_normalised" and zsl.h is not None and icl.h is not None and ft.h is not None:
-        noise = noise_floor(relative_update_norm(zsl.h, icl.h), relative_update_norm(zsl.h, ft.h))
-        return {"noise": Floor(noise, values - noise)}
-    if name == "sim_am_after" and zsl.m is not None and icl.m is not None:
-        before = similarity_table("map", zsl.m, icl.m, zsl.m, records.columns)
-        return {"before": Floor(before, values - before)}
-    return {}
 
 
 # ------------------------------------------------------------------------------------------------- control settings

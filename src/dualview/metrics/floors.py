@@ -10,6 +10,8 @@ Floors, each with the per-query excess of the similarity over it:
 - `rotated` (for updates): what FT does to each query beyond its mean update, turned as a whole, layer by layer and head
   by head, in a random way. This keeps every relation between queries, and so tells likeness from the chance alignment
   of directions that many queries share in part, which no number of queries averages away.
+- `noise` (for normalised outputs): the analytic noise floor of each query and layer.
+- `before` (for maps): the similarity of ICL's map to the map before fine-tuning.
 - `zsl_direction`: the part owed to the direction of the ZSL vector. Both updates start there, so two settings that
   merely shrink it (as any attention to demonstrations does: attention = λ·demonstrations + (1−λ)·query) agree.
 
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from dualview.metrics.representation import noise_floor
 from dualview.metrics.statistics import generator
 from dualview.metrics.updates import (
     LayerVectors,
@@ -38,7 +41,7 @@ from dualview.metrics.updates import (
     units,
     zsl_direction,
 )
-from dualview.metrics.vectors import Form, defined_mean, layer_of
+from dualview.metrics.vectors import Form, defined_mean, layer_of, long_enough, norm, ratio
 
 OUTPUT_BLOCK = 64
 MAP_BLOCK = 16
@@ -74,8 +77,9 @@ class Rotated:
 
 @dataclass(frozen=True)
 class RecordFloors:
-    """The floors of one similarity that need nothing but the records."""
+    """One similarity and its floors, as far as they need nothing but the records."""
 
+    value: Float[np.ndarray, "query layer"]
     floors: Mapping[str, Floor]
     tests: Mapping[str, ShuffleTest]
     """Exact permutation tests, for the floors that have one."""
@@ -83,24 +87,24 @@ class RecordFloors:
     """For updates only."""
 
 
-def output_blocks(n_queries: int, seed: int) -> list[Int[np.ndarray, " member"]]:
+def output_blocks(n_queries: int, seed: int) -> list[Int[np.ndarray, " _member"]]:
     """Random blocks of at most `OUTPUT_BLOCK` queries: permuting within blocks is as exact, and n² pairs cheaper."""
     order = generator(seed, "blocks/h").permutation(n_queries)
     return _split(order, OUTPUT_BLOCK)
 
 
-def map_blocks(columns: Int[np.ndarray, " query"], seed: int) -> list[Int[np.ndarray, " member"]]:
+def map_blocks(columns: Int[np.ndarray, " query"], seed: int) -> list[Int[np.ndarray, " _member"]]:
     """Random blocks of at most `MAP_BLOCK` queries that have the same number of columns."""
     order = generator(seed, "blocks/m").permutation(columns.shape[0])
     same = [order[columns[order] == count] for count in np.unique(columns)]
     return [block for group in same for block in _split(group, MAP_BLOCK)]
 
 
-def _split(order: Int[np.ndarray, " query"], largest: int) -> list[Int[np.ndarray, " member"]]:
+def _split(order: Int[np.ndarray, " query"], largest: int) -> list[Int[np.ndarray, " _member"]]:
     return np.array_split(order, -(-order.size // largest))
 
 
-def shuffle_test(pairs: Sequence[Float[np.ndarray, "layer member member"]], *, seed: int, name: str) -> ShuffleTest:
+def shuffle_test(pairs: Sequence[Float[np.ndarray, "layer _member _member"]], *, seed: int, name: str) -> ShuffleTest:
     """Exact one-sided permutation test: is FT's update of the same query more similar than that of any other?
 
     `pairs[block][l, i, j]` is the similarity of query i with j's update. Under the null the updates of a block are
@@ -133,22 +137,27 @@ class _Collected:
     """One form's arrays while the layers are being gone through."""
 
     tables: Mapping[str, Float[np.ndarray, "query layer"]]
-    pairs: Sequence[Float[np.ndarray, "layer member member"]]
-    centred: Sequence[Float[np.ndarray, "layer member member"]]
+    pairs: Sequence[Float[np.ndarray, "layer _member _member"]]
+    centred: Sequence[Float[np.ndarray, "layer _member _member"]]
     variances: Mapping[str, Float[np.ndarray, " layer"]]
 
     @classmethod
-    def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " member"]]) -> _Collected:
+    def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " _member"]]) -> _Collected:
         squares = [[np.full((layers, block.size, block.size), np.nan) for block in blocks] for _ in range(2)]
-        tables = {name: np.full((n, layers), np.nan) for name in ("value", "zsl_direction", "gaussian")}
+        tables = {
+            name: np.full((n, layers), np.nan) for name in ("value", "zsl_direction", "gaussian", "noise", "before")
+        }
         return cls(tables, squares[0], squares[1], {name: np.full(layers, np.nan) for name in ("whole", "specific")})
 
     def fill(self, index: int, layer: LayerVectors, random: Float[np.ndarray, "query group"]) -> None:
         self.tables["value"][:, index] = defined_mean(layer.cosines(), axis=1)
         self.tables["zsl_direction"][:, index] = defined_mean(zsl_direction(layer), axis=1)
         self.tables["gaussian"][:, index] = defined_mean(random, axis=1)
+        if layer.form == "map":
+            before = ratio(layer.x_z, layer.x_norm * long_enough(layer.z_norm, layer.z_norm))
+            self.tables["before"][:, index] = defined_mean(before, axis=1)
 
-    def fill_blocks(self, index: int, layer: LayerVectors, blocks: Sequence[Int[np.ndarray, " member"]]) -> Sides:
+    def fill_blocks(self, index: int, layer: LayerVectors, blocks: Sequence[Int[np.ndarray, " _member"]]) -> Sides:
         """Compare queries within blocks; returns every query's sides beyond its block's mean (NaN if in no block)."""
         rest = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan))
         for number, block in enumerate(blocks):
@@ -180,6 +189,9 @@ def record_floors(
             for form, into in collected.items():
                 layer = LayerVectors.of(form, z, p, f)
                 into.fill(index, layer, gaussian(layer, dims, generator(seed, f"gaussian/{array}/{form}/{index}")))
+                if form == "normalised":
+                    sizes = [ratio(norm(side - z), layer.z_norm)[:, 0] for side in (p, f)]
+                    into.tables["noise"][:, index] = noise_floor(sizes[0], sizes[1])
                 rest = into.fill_blocks(index, layer, blocks)
                 for name, sides in {"whole": units(layer), "specific": rest}.items() if form == "update" else ():
                     into.variances[name][index] = _mean_variance(rotation_variance(sides, dims, sample))
@@ -192,25 +204,28 @@ def _mean_variance(variances: Float[np.ndarray, " part"]) -> float:
     return float(variances[parts].sum() / parts.sum() ** 2) if parts.any() else float("nan")
 
 
-def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " member"]], seed: int, name: str) -> RecordFloors:
+def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str) -> RecordFloors:
     value = into.tables["value"]
     others, specific = np.full_like(value, np.nan), np.full_like(value, np.nan)
     for block, pairs, rest in zip(blocks, into.pairs, into.centred, strict=True):
         own = np.eye(block.size, dtype=bool)
         others[block] = defined_mean(np.where(own, np.nan, pairs), axis=2).T
         specific[block] = np.diagonal(rest, axis1=1, axis2=2).T
-    floors = {
+    floors: dict[str, Floor] = {
         "gaussian": Floor(into.tables["gaussian"], value - into.tables["gaussian"]),
         "shuffled_query": Floor(others, value - others),
         "mean_direction": Floor(value - specific, specific),
         "zsl_direction": Floor(into.tables["zsl_direction"], value - into.tables["zsl_direction"]),
     }
+    for own_floor in ("noise", "before"):
+        if not np.isnan(table := into.tables[own_floor]).all():
+            floors[own_floor] = Floor(table, value - table)
     tests = {
         "shuffled_query": shuffle_test(into.pairs, seed=seed, name=f"shuffle/{name}"),
         "mean_direction": shuffle_test(into.centred, seed=seed, name=f"centred/{name}"),
     }
     whole, rest = (_mean_variance(into.variances[part]) ** 0.5 for part in ("whole", "specific"))
     if not whole > 0 or not rest > 0:
-        return RecordFloors(floors, tests, None)
+        return RecordFloors(value, floors, tests, None)
     floors["rotated"] = floors["mean_direction"]
-    return RecordFloors(floors, tests, Rotated(whole, rest))
+    return RecordFloors(value, floors, tests, Rotated(whole, rest))

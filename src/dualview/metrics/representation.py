@@ -58,4 +58,4 @@ def noise_floor(
     0.25
     """
     lean = [1 - 1 / np.sqrt(1 + np.asarray(s, dtype=np.float64) ** 2) for s in (icl_norm, ft_norm)]
-    return 0.5 * np.sqrt(lean[0] * lean[1])
+    return np.asarray(0.5 * np.sqrt(lean[0] * lean[1]))

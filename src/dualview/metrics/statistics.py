@@ -122,7 +122,7 @@ def paired_interval(
 
 
 def seed_interval(
-    runs: Sequence[Float[np.ndarray, " query *layer"]],
+    runs: Sequence[Float[np.ndarray, " _query *_layer"]],
     *,
     seed: int,
     name: str = "seeds",

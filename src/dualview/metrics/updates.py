@@ -7,17 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from dualview.metrics.vectors import (
-    Form,
-    compared,
-    cosine,
-    defined_mean,
-    dot,
-    long_enough,
-    norm,
-    ratio,
-    reference_norm,
-)
+from dualview.metrics.vectors import Form, compared, defined_mean, dot, long_enough, norm, ratio, reference_norm
 
 _GAUSSIAN_DRAWS = 4
 
@@ -48,44 +38,47 @@ def cosine_with_update(
 
 @dataclass(frozen=True)
 class LayerVectors:
-    """One layer's vectors for one form: z, ICL's and FT's compared vectors x and y, and FT's update b."""
+    """One layer's vectors for one form, with the lengths and products that everything else is made from."""
 
     form: Form
     z: Float[np.ndarray, "query group dim"]
+    """The ZSL vectors."""
     x: Float[np.ndarray, "query group dim"]
+    """What is compared of ICL."""
     y: Float[np.ndarray, "query group dim"]
+    """What is compared of FT."""
     b: Float[np.ndarray, "query group dim"]
+    """FT's update, whatever the form."""
+    z_norm: Float[np.ndarray, "query group"]
+    x_norm: Float[np.ndarray, "query group"]
+    """‖x‖, NaN where it makes the cosine undefined; y_norm alike."""
+    y_norm: Float[np.ndarray, "query group"]
+    b_norm: Float[np.ndarray, "query group"]
+    x_z: Float[np.ndarray, "query group"]
 
     @classmethod
     def of(cls, form: Form, z: np.ndarray, icl: np.ndarray, ft: np.ndarray) -> LayerVectors:
-        y = compared(form, z, ft)
-        return cls(form, z, compared(form, z, icl), y, y if form == "update" else compared("update", z, ft))
+        x, y = compared(form, z, icl), compared(form, z, ft)
+        b = y if form == "update" else compared("update", z, ft)
+        z_norm, reference = norm(z), reference_norm(form, z)
+        x_norm, y_norm = long_enough(norm(x), reference), long_enough(norm(y), reference)
+        return cls(form, z, x, y, b, z_norm, x_norm, y_norm, y_norm if form == "update" else norm(b), dot(x, z))
 
     def take(self, block: Int[np.ndarray, " member"]) -> LayerVectors:
-        y = self.y[block]
-        return LayerVectors(self.form, self.z[block], self.x[block], y, y if self.b is self.y else self.b[block])
-
-    @property
-    def reference(self) -> Float[np.ndarray, "query group"]:
-        return reference_norm(self.form, self.z)
+        z, x, y, z_norm, x_norm, y_norm, b_norm, x_z = (
+            side[block]
+            for side in (self.z, self.x, self.y, self.z_norm, self.x_norm, self.y_norm, self.b_norm, self.x_z)
+        )
+        b = y if self.b is self.y else self.b[block]
+        return LayerVectors(self.form, z, x, y, b, z_norm, x_norm, y_norm, b_norm, x_z)
 
     def cosines(self) -> Float[np.ndarray, "query group"]:
-        return cosine(self.x, self.y, self.reference)
-
-    def lengths(self, side: Float[np.ndarray, "query group dim"]) -> Float[np.ndarray, "query group"]:
-        """‖x‖ or ‖y‖, NaN where it makes the cosine undefined."""
-        return long_enough(norm(side), self.reference)
-
-    def update_norm(self) -> Float[np.ndarray, "query group"]:
-        """‖b‖, NaN where too short to have a direction, if direction is all that counts."""
-        length = norm(self.b)
-        return long_enough(length, norm(self.z)) if self.form == "update" else length
+        return ratio(dot(self.x, self.y), self.x_norm * self.y_norm)
 
 
 def zsl_direction(layer: LayerVectors) -> Float[np.ndarray, "query group"]:
     """(x·z)(y·z) / (‖z‖² ‖x‖ ‖y‖): the similarity the components along zsl give by themselves."""
-    along = ratio(dot(layer.x, layer.z) * dot(layer.y, layer.z), norm(layer.z) ** 2)
-    return ratio(along, layer.lengths(layer.x) * layer.lengths(layer.y))
+    return ratio(layer.x_z * dot(layer.y, layer.z), layer.z_norm**2 * layer.x_norm * layer.y_norm)
 
 
 def gaussian(
@@ -99,70 +92,65 @@ def gaussian(
     shape, free = (_GAUSSIAN_DRAWS, *layer.z.shape[:2]), dims[:, None] - 2
     along, beside = rng.standard_normal(shape), rng.standard_normal(shape) * (free >= 0)
     rest = np.where(free > 0, rng.chisquare(np.maximum(free, 1), shape), 0.0)
-    scale = norm(layer.b) / np.sqrt(along**2 + beside**2 + rest)
-    z_norm = norm(layer.z)
-    x_z = dot(layer.x, layer.z)
-    x_along = np.nan_to_num(ratio(x_z, z_norm))
-    x_beside = np.sqrt(np.maximum(dot(layer.x, layer.x) - x_along**2, 0.0))
+    scale = layer.b_norm / np.sqrt(along**2 + beside**2 + rest)
+    x_along = np.nan_to_num(ratio(layer.x_z, layer.z_norm))
+    x_beside = np.sqrt(np.maximum(layer.x_norm**2 - x_along**2, 0.0))
     cosines = cosine_with_update(
         layer.form,
         x_b=scale * (x_along * along + x_beside * beside),
-        z_b=scale * z_norm * along,
-        b_norm=layer.update_norm(),
-        x_z=x_z,
-        x_norm=layer.lengths(layer.x),
-        z_norm=z_norm,
+        z_b=scale * layer.z_norm * along,
+        b_norm=layer.b_norm,
+        x_z=layer.x_z,
+        x_norm=layer.x_norm,
+        z_norm=layer.z_norm,
     )
     return defined_mean(cosines, axis=0)
 
 
 def pair_cosines(layer: LayerVectors) -> Float[np.ndarray, "member member"]:
     """cos between query i's ICL and query j's FT update applied to i, averaged over heads; NaN where undefined."""
-    z, x, b = (np.moveaxis(side, 0, 1) for side in (layer.z, layer.x, layer.b))
-    b_columns = np.swapaxes(b, 1, 2)
+    b_columns = layer.b.transpose(1, 2, 0)
     cosines = cosine_with_update(
         layer.form,
-        x_b=x @ b_columns,
-        z_b=np.zeros(1) if layer.form == "update" else z @ b_columns,
-        b_norm=layer.update_norm().T[:, None, :],
-        x_z=dot(layer.x, layer.z).T[:, :, None],
-        x_norm=layer.lengths(layer.x).T[:, :, None],
-        z_norm=norm(layer.z).T[:, :, None],
+        x_b=layer.x.transpose(1, 0, 2) @ b_columns,
+        z_b=np.zeros(1) if layer.form == "update" else layer.z.transpose(1, 0, 2) @ b_columns,
+        b_norm=layer.b_norm.T[:, None, :],
+        x_z=layer.x_z.T[:, :, None],
+        x_norm=layer.x_norm.T[:, :, None],
+        z_norm=layer.z_norm.T[:, :, None],
     )
     return defined_mean(cosines, axis=0)
 
 
 @dataclass(frozen=True)
 class Sides:
-    """ICL's and FT's vectors, scaled so that their inner products are cosines or parts of them."""
+    """ICL's and FT's vectors, scaled so that their inner products are cosines or parts of them; NaN where undefined."""
 
     x: Float[np.ndarray, "query group dim"]
     y: Float[np.ndarray, "query group dim"]
 
     def pairs(self) -> Float[np.ndarray, "query query"]:
         """x_i·y_j, averaged over the heads where it is defined."""
-        return defined_mean(np.moveaxis(self.x, 0, 1) @ np.moveaxis(self.y, 0, 2), axis=0)
+        return defined_mean(self.x.transpose(1, 0, 2) @ self.y.transpose(1, 2, 0), axis=0)
 
 
 def units(layer: LayerVectors) -> Sides:
-    """x/‖x‖ and y/‖y‖; NaN where undefined."""
-    sides = [ratio(side, layer.lengths(side)[..., None]) for side in (layer.x, layer.y)]
-    return Sides(sides[0], sides[1])
+    """x/‖x‖ and y/‖y‖."""
+    return Sides(layer.x / layer.x_norm[..., None], layer.y / layer.y_norm[..., None])
 
 
 def centred(layer: LayerVectors) -> Sides:
     """(x − x̄)/‖x‖ and (y − ȳ)/‖y‖, each times √(n/(n−1)): what each query has beyond the mean vectors of its block.
 
-    The factor makes the products of a query's own two sides an unbiased covariance. NaN where undefined.
+    The factor makes the products of a query's own two sides an unbiased covariance.
     """
-    usable = np.isfinite(norm(layer.x)) & np.isfinite(norm(layer.y))
+    usable = np.isfinite(layer.x_norm) & np.isfinite(layer.y_norm)
     count: np.ndarray = usable.sum(axis=0).astype(np.float64)
-    factor = np.sqrt(ratio(count, count - 1))[:, None]
+    factor = np.sqrt(ratio(count, count - 1))
     sides: list[np.ndarray] = []
-    for side in (layer.x, layer.y):
+    for side, length in ((layer.x, layer.x_norm), (layer.y, layer.y_norm)):
         total: np.ndarray = np.where(usable[..., None], side, 0.0).sum(axis=0)
-        rest = (side - ratio(total, count[:, None])) * factor
-        sides.append(ratio(rest, layer.lengths(side)[..., None]))
+        sides.append((side - ratio(total, count[:, None])) * (factor / length)[..., None])
     return Sides(sides[0], sides[1])
 
 
@@ -176,17 +164,19 @@ def rotation_variance(
     from a sample. Maps of different lengths are laid side by side from the first column, then from the last, and the
     larger variance counts.
     """
-    defined = np.isfinite(norm(sides.x)) & np.isfinite(norm(sides.y))
-    own: np.ndarray = norm(sides.x) ** 2 * norm(sides.y) ** 2 / dims[:, None]
+    squares = dot(sides.x, sides.x) * dot(sides.y, sides.y)
+    defined = np.isfinite(squares)
     n, kept = (np.maximum(mask.sum(axis=0), 1).astype(np.float64) for mask in (defined, defined[sample]))
-    filled = [np.moveaxis(np.where(defined[..., None], side, 0.0)[sample], 0, 1) for side in (sides.x, sides.y)]
+    chosen = [np.where(defined[sample][..., None], side[sample], 0.0) for side in (sides.x, sides.y)]
+    layouts = [[side.transpose(1, 0, 2) for side in chosen]]
+    if np.ptp(dims) > 0:
+        layouts.append([_from_the_end(side, dims[sample]) for side in layouts[0]])
     weight = ratio(1 - np.eye(sample.size), np.sqrt(np.outer(dims[sample], dims[sample])))
     between = np.zeros_like(n)
-    for laid in (filled, [_from_the_end(side, dims[sample]) for side in filled]):
-        grams = [side @ np.swapaxes(side, 1, 2) for side in laid]
-        pairs: np.ndarray = (grams[0] * grams[1] * weight).sum(axis=(1, 2))
-        between = np.fmax(between, ratio(pairs, kept * (kept - 1)))
-    return (defined_mean(np.where(defined, own, np.nan), axis=0) + (n - 1) * between) / n
+    for layout in layouts:
+        grams = [side @ side.transpose(0, 2, 1) for side in layout]
+        between = np.fmax(between, ratio(np.einsum("gij,gij,ij->g", *grams, weight), kept * (kept - 1)))
+    return (defined_mean(np.where(defined, squares / dims[:, None], np.nan), axis=0) + (n - 1) * between) / n
 
 
 def _from_the_end(

@@ -29,7 +29,7 @@ def norm(a: Float[np.ndarray, "*batch dim"]) -> Float[np.ndarray, "*batch"]:
 def ratio(a: Float[np.ndarray, "*_shape"], b: Float[np.ndarray, "*_shape"]) -> Float[np.ndarray, "*_shape"]:
     """a / b, NaN where b is 0 or anything is not finite; never a warning."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        quotient = np.asarray(a) / b
+        quotient = a / b
     return np.where(np.isfinite(quotient), quotient, np.nan)
 
 
@@ -42,7 +42,7 @@ def layer_of(
         return values[:, None, :]
     if columns is not None:
         beyond: np.ndarray = np.arange(int(values.shape[-1])) >= columns.reshape(-1, 1, 1)
-        values = np.where(beyond, 0.0, values)
+        np.copyto(values, 0.0, where=beyond)
     return values
 
 
@@ -55,7 +55,8 @@ def compared(
             return setting
         if form == "update":
             return setting - zsl
-        return ratio(setting, norm(setting)[..., None]) - ratio(zsl, norm(zsl)[..., None])
+        sides = [side * ratio(np.ones(()), norm(side))[..., None] for side in (setting, zsl)]
+        return sides[0] - sides[1]
 
 
 def reference_norm(form: Form, zsl: Float[np.ndarray, "*batch dim"]) -> Float[np.ndarray, "*batch"]:
@@ -93,8 +94,8 @@ def similarity(
 def defined_mean(values: Float[np.ndarray, "*_shape"], axis: int) -> Float[np.ndarray, "*_shape"]:
     """The mean over one axis of what is defined (not NaN); NaN where nothing is."""
     defined = ~np.isnan(values)
-    total: np.ndarray = np.where(defined, values, 0.0).sum(axis=axis)
-    return ratio(total, defined.sum(axis=axis).astype(np.float64))
+    total = np.asarray(np.where(defined, values, 0.0).sum(axis=axis))
+    return ratio(total, np.asarray(defined.sum(axis=axis), dtype=np.float64))
 
 
 def similarity_table(

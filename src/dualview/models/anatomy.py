@@ -154,7 +154,7 @@ def _watch(model: PreTrainedModel, blocks: tuple[nn.Module, ...]) -> tuple[list[
     def leaf(module: nn.Module, _inputs: Any, output: Any) -> Any:
         if not isinstance(output, Tensor):  # a router, say: no part of attention
             return output
-        cut = output.detach().requires_grad_()
+        cut = (output.detach() * 1e-3).requires_grad_()  # small, so that no clamp (clip_qkv) holds a row still
         events.append(_Seen(module, (cut,)))
         return cut.clone()  # some architectures go on to change it in place
 

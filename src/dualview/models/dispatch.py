@@ -21,15 +21,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dualview.models import bypass
 from dualview.models.attention import Rule
 
 FAST = "dualview"
 """No mask function is registered under this name, so models build no mask: causality, windows and padding are ours."""
-NATIVE = {"sdpa": "dualview_sdpa", "eager": "dualview_eager"}
-"""The model's own attention, watched: its masks and kernels are used as they are."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,13 @@ def engaged(model: PreTrainedModel, strategy: Strategy, *, native: bool = False)
 
 
 def _watching(implementation: str | None) -> str:
-    return NATIVE["sdpa" if implementation == "sdpa" else "eager"]
+    """The name under which a model's own attention is watched, its masks and kernels as they are."""
+    own = implementation or "eager"
+    name = f"dualview_watching_{own}"
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(name, _native(own))
+        AttentionMaskInterface.register(name, eager_mask if own == "eager" else ALL_MASK_ATTENTION_FUNCTIONS[own])
+    return name
 
 
 def _watched(
@@ -145,10 +150,10 @@ def _native(implementation: str) -> Callable[..., tuple[Tensor, None]]:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
         def own() -> Tensor:
-            if implementation == "sdpa":
-                inner = AttentionInterface()["sdpa"]
-            else:
+            if implementation == "eager":
                 inner = sys.modules[type(module).__module__].eager_attention_forward
+            else:
+                inner = ALL_ATTENTION_FUNCTIONS[implementation]
             return inner(module, query, key, value, attention_mask, **kwargs)[0]
 
         return _watched(module, query, key, value, attention_mask, native=own, **kwargs)
@@ -157,9 +162,6 @@ def _native(implementation: str) -> Callable[..., tuple[Tensor, None]]:
 
 
 AttentionInterface.register(FAST, _watched)
-for _name, _mask in (("sdpa", sdpa_mask), ("eager", eager_mask)):
-    AttentionInterface.register(NATIVE[_name], _native(_name))
-    AttentionMaskInterface.register(NATIVE[_name], _mask)
 
 
 def run_forward(

@@ -46,8 +46,8 @@ class Patch(Protocol):
 class TappedQueries:
     """One tapped projection at every query's recorded token (of the patch's first row)."""
 
-    x: Float[np.ndarray, "query d_in"]
-    y: Float[np.ndarray, "query row"]
+    x: Float[np.ndarray, "detailed d_in"]
+    y: Float[np.ndarray, "detailed row"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Asked:
     columns: np.ndarray
     top: TopK | None = None
     """The most probable next tokens over the whole vocabulary, after the prompt (of the patch's first row)."""
-    demo_logits: Float[np.ndarray, "query layer key"] | None = None
+    demo_logits: Float[np.ndarray, "detailed layer key"] | None = None
     tapped: tuple[TappedQueries, ...] = ()
 
 
@@ -76,6 +76,8 @@ class Plan:
     """Keep the summed logits against every token of the prefix."""
     taps: tuple[Projection, ...] = ()
     """Projections whose inputs and outputs to keep at the recorded token."""
+    detailed: int = 100
+    """How many of the first queries the summed logits and the taps are kept of."""
     batch_size: int | None = None
 
 
@@ -177,11 +179,12 @@ class _Sink:
             self.m = np.zeros((rows, n, layers, heads, int(self.columns.max(initial=0))), dtype)
             self.mass = np.zeros((rows, n, layers, heads), dtype)
             self.top = TopK(np.zeros((n, TOP_K), np.int64), np.zeros((n, TOP_K)))
+            few = min(n, how.detailed)
             self.tapped = tuple(
-                TappedQueries(np.zeros((n, p.d_in), dtype), np.zeros((n, p.d_out), dtype)) for p in how.taps
+                TappedQueries(np.zeros((few, p.d_in), dtype), np.zeros((few, p.d_out), dtype)) for p in how.taps
             )
         if how.record and how.demo_logits:
-            self.demo = np.zeros((n, layers, len(how.prefix)), dtype)
+            self.demo = np.zeros((min(n, how.detailed), layers, len(how.prefix)), dtype)
 
     def trace(self) -> Trace | None:
         if not self.how.record:
@@ -219,14 +222,16 @@ class _Sink:
         probs, ids = torch.topk(torch.softmax(after.float(), -1), min(TOP_K, after.shape[-1]))
         self.top.ids[members, : ids.shape[1]] = ids.cpu().numpy()
         self.top.probs[members, : ids.shape[1]] = probs.cpu().numpy()
+        few = [i for i, member in enumerate(members) if member < self.how.detailed]
+        detailed = [members[i] for i in few]
         for kept, tap in zip(self.tapped, trace.taps, strict=True):
-            kept.x[members] = tap.x[0].float().cpu().numpy()
-            kept.y[members] = tap.y[0].float().cpu().numpy()
+            kept.x[detailed] = _host(tap.x[0, few])
+            kept.y[detailed] = _host(tap.y[0, few])
         _put(self.h, members, trace.h)
         _put(self.m, members, trace.m)
         _put(self.mass, members, trace.demo_mass)
         if self.demo is not None and trace.demo_logits:
-            _put(self.demo[None], members, trace.demo_logits)
+            _put(self.demo[None], detailed, [logits[:1, few] for logits in trace.demo_logits])
 
     def done(self) -> Asked:
         settings = tuple(
@@ -247,6 +252,11 @@ def _put(into: Float[np.ndarray, "batch query layer ..."], members: list[int], l
     blocks = [torch.stack(layers, 2)] if same else [layer[:, :, None] for layer in layers]
     first = 0
     for block in blocks:
-        host = (block if block.dtype == torch.float64 else block.float()).cpu().numpy()
+        host = _host(block)
         those = slice(first, first := first + host.shape[2])
         into[(slice(None), members, those, *(slice(width) for width in host.shape[3:]))] = host
+
+
+def _host(x: Tensor) -> np.ndarray:
+    """On the host, in at least single precision."""
+    return (x if x.dtype == torch.float64 else x.float()).cpu().numpy()

@@ -1,0 +1,99 @@
+"""Two more questions a similarity cannot answer alone: does the order matter, and does a larger step do it all?
+
+Both are asked on the first queries only: they compare settings with one another, and cost many passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dualview.controls.settings import reordered
+from dualview.learning.finetune import Recipe, finetune
+from dualview.metrics.prediction import TopK, order_sensitivity, overlap_cosine, token_overlap
+from dualview.metrics.summary import compute_metrics
+from dualview.models.passes import Asked, ask
+from dualview.records import Records, Setting
+
+if TYPE_CHECKING:
+    from dualview.comparison import Prepared
+
+QUERIES = 64
+PERMUTATIONS = 5
+
+
+def order_report(prepared: Prepared, lr: float, recipe: Recipe) -> dict[str, Any]:
+    """How much ICL's, and fine-tuning's, answers vary over orders of the same demonstrations (Shen et al. 2024)."""
+    lm, queries = prepared.lm, prepared.prompts.queries[:QUERIES]
+    orders = [prepared.prompts, *(reordered(prepared.prompts, f"order {i}") for i in range(1, PERMUTATIONS))]
+    icl, ft = [], []
+    for order in orders:
+        context = replace(prepared.in_context, prefix=order.prefix, record=False)
+        icl.append(ask(lm, queries, context).settings[0].log_probs)
+        patch = finetune(lm, order.training_sequences, [lr], recipe)[0].patch
+        ft.append(ask(lm, queries, replace(prepared.zero_shot, record=False), patch).settings[0].log_probs)
+    return {
+        "permutations": PERMUTATIONS,
+        "queries": len(queries),
+        "icl": float(np.nanmean(order_sensitivity(np.stack(icl)))),
+        "ft": float(np.nanmean(order_sensitivity(np.stack(ft)))),
+    }
+
+
+def norm_curve(prepared: Prepared, recipe: Recipe, zsl: Asked, icl: Asked) -> list[dict[str, Any]]:
+    """Every similarity against the size of fine-tuning's update, over the grid: rules compare at equal size only."""
+    lm, queries = prepared.lm, prepared.prompts.queries[:QUERIES]
+    gold = np.array([query.gold for query in queries])
+    points: list[dict[str, Any]] = []
+    for tuned in finetune(lm, prepared.prompts.training_sequences, prepared.options.lr_grid, recipe):
+        ft = ask(lm, queries, prepared.zero_shot, tuned.patch)
+        settings = {"zsl": _first(zsl), "icl": _first(icl), "ft": ft.settings[0]}
+        found = compute_metrics(Records(gold, settings, zsl.columns[: len(queries)])).to_json()
+        points.append(
+            {
+                "rule": recipe.rule,
+                "lr": tuned.lr,
+                "status": tuned.status,
+                "accuracy": found["accuracy"]["ft"],  # pyright: ignore
+                "update_norm": found["update_norm"]["ft"],  # pyright: ignore
+                "sim_aou_raw": found["sim_aou"]["raw"],  # pyright: ignore
+                "sim_aou_normalised": found["sim_aou"]["normalised"],  # pyright: ignore
+                "sim_am_delta": found["sim_am"]["delta"],  # pyright: ignore
+                "queries": len(queries),
+            }
+        )
+    return points
+
+
+def _first(asked: Asked) -> Setting:
+    whole = asked.settings[0]
+
+    def cut(array: np.ndarray | None) -> np.ndarray | None:
+        return None if array is None else array[:QUERIES]
+
+    return Setting(whole.log_probs[:QUERIES], cut(whole.h), cut(whole.m), cut(whole.demo_mass))
+
+
+def overlap_report(passes: dict[str, Asked]) -> dict[str, Any]:
+    """Token overlap and overlap cosine of ICL with each other pass, over the whole vocabulary (Shen et al. 2024).
+
+    ICL against itself in another order is the ceiling that fine-tuning is held against.
+    """
+    icl = passes["icl"].top
+    report: dict[str, Any] = {}
+    for name, other in passes.items():
+        if name != "icl" and icl is not None and other.top is not None:
+            report[name] = _overlap(icl, other.top)
+    return report
+
+
+def _overlap(a: TopK, b: TopK) -> dict[str, Any]:
+    cosines = overlap_cosine(a, b)
+    defined = cosines[np.isfinite(cosines)]
+    return {
+        "token_overlap": float(token_overlap(a, b).mean()),
+        "overlap_cosine": float(defined.mean()) if len(defined) else None,
+        "total_overlaps": int((~np.isfinite(cosines)).sum()),
+    }

@@ -1,0 +1,45 @@
+"""The same architecture without its training: what a similarity is worth that such a model reaches too.
+
+Deutch et al. 2024, section 4: *No Training* (every weight random) and *Trained Embeddings* (random but for the
+embeddings and the norms).
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from dualview.models.loading import LanguageModel, adopt
+
+
+def untrained(lm: LanguageModel, *, keep_embeddings: bool, seed: int) -> LanguageModel:
+    """A copy with weights drawn as the architecture initialises them, in the same precision and place."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(seed)
+        config = copy.deepcopy(lm.model.config)
+        fresh = type(lm.model)(config)
+        fresh.to(lm.dtype)  # pyright: ignore[reportArgumentType]
+    if keep_embeddings:
+        with torch.no_grad():
+            own = dict(fresh.named_parameters())
+            for name in _kept(lm.model):
+                own[name].copy_(lm.model.get_parameter(name))
+    name = f"{lm.name} ({'trained embeddings and norms' if keep_embeddings else 'untrained'}, seed {seed})"
+    fresh.to(lm.device)  # pyright: ignore[reportArgumentType]
+    return adopt(fresh, lm.tokenizer, name)
+
+
+def _kept(model: nn.Module) -> list[str]:
+    """Embeddings (input, position, output) and norms: what holds no matrix between hidden states."""
+    kept: list[str] = []
+    output = model.get_output_embeddings()  # pyright: ignore
+    for path, module in model.named_modules():
+        parameters = [name for name, _ in module.named_parameters(recurse=False)]
+        small = all(p.dim() <= 1 for p in module.parameters(recurse=False))
+        norm = small and "norm" in type(module).__name__.lower()
+        if isinstance(module, nn.Embedding) or module is output or norm:
+            kept += [f"{path}.{name}" if path else name for name in parameters]
+    names = {name for name, _ in model.named_parameters()}
+    return [name for name in kept if name in names]

@@ -1,0 +1,265 @@
+"""The comparison's own fine-tuning as attention over its training tokens (Irie et al. 2022), on a real model.
+
+`learning.factors.trace_training` keeps, for every trained projection, what it read (x_t) and the error signal it got
+back (e_t = −lr ∂loss/∂(W x_t), at the weights of that step). From those alone:
+
+    W_T x = W_0 x + Σ_t e_t (x_tᵀ x),   b_T = b_0 + Σ_t e_t            reconstruct, DualPatch: exact
+    ⟨u, (W_T − W_0) x⟩ = Σ_t ⟨u, e_t⟩ (x_tᵀ x)                         update_contributions: exact
+    s(W_T) − s(W_0) = Σ_t Σ_projections ∫₀¹ ⟨∇s(W_0 + αΔW), e_t x_tᵀ⟩ dα   score_contributions: exact but for the integral
+
+The last line is for a score s that the whole model computes, such as the difference of two candidates' log-probs, to
+which no token contributes linearly: each token's part of the update is credited along the straight path from the base
+weights to the tuned ones (integrated gradients, Sundararajan et al. 2017), by Gauss–Legendre quadrature, and `residual`
+says what the quadrature left. All of it decomposes one training run; it does not say what would have happened without
+a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dualview.duality.linear import DualForm, Residual, TokenIndex, aggregate, residual
+from dualview.duality.rows import forward_row
+from dualview.duality.tensors import lin_attn
+from dualview.errors import UserError
+from dualview.learning.factors import Factors, TrainingTokens, TrainingTrace
+from dualview.learning.finetune import Tape
+from dualview.learning.update import Deltas, added
+from dualview.models.anatomy import Projection, Role
+from dualview.models.loading import LanguageModel
+
+
+def dual_form(factors: Factors, tokens: TrainingTokens) -> DualForm:
+    """One tuned projection as `W_0 + attention over its training tokens` (the rate is already in the errors)."""
+    projection = factors.projection
+    ones = torch.ones(len(factors.inputs), dtype=factors.errors.dtype, device=factors.errors.device)
+    nowhere = torch.zeros_like(tokens.step)
+    return DualForm(
+        weight0=projection.weight().to(factors.errors.dtype),
+        bias0=_bias(projection, factors.errors.dtype),
+        keys=factors.inputs.T.to(factors.errors.dtype),
+        grads=factors.errors.T,
+        weight_coef=ones,
+        bias_coef=ones,
+        weight_shrink=1.0,
+        bias_shrink=1.0,
+        index=TokenIndex(step=tokens.step, call=nowhere, sequence=nowhere, position=tokens.position),
+    )
+
+
+def _bias(projection: Projection, dtype: torch.dtype) -> Tensor | None:
+    bias = cast("Tensor | None", getattr(projection.module, "bias", None))
+    if bias is None:
+        return None
+    own = bias.detach() if projection.rows is None else bias.detach()[projection.rows]
+    return own.to(dtype)
+
+
+def reconstruct(trace: TrainingTrace) -> tuple[Residual, ...]:
+    """Every tuned projection rebuilt from its factors, against the one training made (T1c): errors per projection."""
+    deltas = _deltas(trace)
+    steps = int(trace.tokens.step.max()) + 1 if len(trace.tokens.step) else 0
+    index = {projection.name: i for i, projection in enumerate(deltas.projections)}
+    found: list[Residual] = []
+    for factors in trace.factors:
+        form = dual_form(factors, trace.tokens)
+        at = index[factors.projection.name]
+        change = deltas.biases[at]
+        bias = None if form.bias0 is None or change is None else form.bias0 + change[0]
+        found.append(residual(factors.projection.name, form, form.weight0 + deltas.weights[at][0], bias, steps))
+    return tuple(found)
+
+
+def _deltas(trace: TrainingTrace) -> Deltas:
+    if trace.tuned.status == "diverged":
+        raise UserError(
+            f"Fine-tuning at learning rate {trace.tuned.lr:g} diverged, so it has no dual form; take a smaller rate."
+        )
+    assert isinstance(trace.tuned.patch, Deltas)
+    return trace.tuned.patch
+
+
+@dataclass(frozen=True)
+class DualPatch:
+    """The fine-tuned model in dual form: base weights plus linear attention over the training tokens.
+
+    No ΔW is ever formed: every projection attends to what it saw in training. Worn like any patch.
+    """
+
+    factors: tuple[Factors, ...]
+
+    @property
+    def rows(self) -> int:
+        return 1
+
+    def change(self, index: int, x: Float[Tensor, "*token d_in"]) -> Float[Tensor, "*token row"]:
+        """LinAttn(X, E, x) + Σ_t e_t (the bias's part, where there is one)."""
+        factors = self.factors[index]
+        errors = factors.errors
+        queries = x.to(errors.dtype).reshape(-1, x.shape[-1]).T
+        found = lin_attn(factors.inputs.T.to(errors.dtype), errors.T, queries).T
+        found = found + errors.sum(0) if factors.projection.biased else found
+        return found.reshape(*x.shape[:-1], errors.shape[1])
+
+    @contextmanager
+    def applied(self) -> Generator[None]:
+        def add(index: int) -> Any:
+            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                return added(output, self.change(index, inputs[0]), self.factors[index].projection)
+
+            return hook
+
+        hooks = [f.projection.module.register_forward_hook(add(i)) for i, f in enumerate(self.factors)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def dual_patch(trace: TrainingTrace) -> DualPatch:
+    """The fine-tuned model of a traced run, in dual form."""
+    _deltas(trace)
+    return DualPatch(trace.factors)
+
+
+def role_factors(lm: LanguageModel, trace: TrainingTrace, role: Role) -> tuple[Factors, ...]:
+    """Each layer's factors of the map that makes k or v: of a fused matrix, the rows of that role alone.
+
+    Where several maps in a row make it (low-rank attention), the one nearest to the attention.
+    """
+    known = {factors.projection.name: factors for factors in trace.factors}
+    found: list[Factors] = []
+    for number, layer in enumerate(lm.anatomy.layers):
+        own = [p for p in layer.projections[role] if p.name in known]
+        if not own:
+            raise UserError(f"Layer {number} of {lm.name} has no trained {role} projection; train k and v.")
+        whole = known[own[-1].name]
+        columns = _within(own[-1], whole.projection)
+        errors = whole.errors if columns is None else whole.errors[:, columns]
+        found.append(Factors(own[-1], whole.inputs, errors))
+    return tuple(found)
+
+
+def _within(part: Projection, whole: Projection) -> Int[Tensor, " row"] | None:
+    """Where a role's rows lie among the trained rows of the same map."""
+    if part.rows is None:
+        return None
+    return part.rows if whole.rows is None else torch.searchsorted(whole.rows, part.rows)
+
+
+def update_contributions(factors: Factors, x: Float[Tensor, " d_in"]) -> Float[Tensor, " token"]:
+    """What each training token adds to the length of a projection's update at x: ⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖.
+
+    Exact: their sum is ‖ΔW x‖. Positive tokens made the update what it is, negative ones worked against it. Zeros where
+    the projection did not move.
+    """
+    keys, errors = factors.inputs.to(factors.errors.dtype), factors.errors
+    weights = keys @ x.to(errors)
+    update = errors.T @ weights
+    size = update.square().sum().sqrt()
+    if not float(size) > 0:
+        return torch.zeros_like(weights)
+    return (errors @ update) * weights / size
+
+
+@dataclass(frozen=True)
+class ScoreContributions:
+    """What every training token's part of the update did to a score, projection by projection."""
+
+    names: tuple[str, ...]
+    tokens: TrainingTokens
+    values: Float[Tensor, "projection token"]
+    base: float
+    """The score at the base weights."""
+    tuned: float
+    """The score at the tuned weights."""
+
+    @property
+    def residual(self) -> float:
+        """|Σ − (tuned − base)|: what the quadrature missed."""
+        return abs(float(self.values.sum()) - (self.tuned - self.base))
+
+    @property
+    def by_token(self) -> Float[Tensor, " token"]:
+        return self.values.sum(0)
+
+    @property
+    def by_demo(self) -> Float[Tensor, " demo"]:
+        return aggregate(self.by_token, self.tokens.demo)
+
+
+def score_contributions(
+    lm: LanguageModel,
+    trace: TrainingTrace,
+    ids: Sequence[int],
+    candidate: Sequence[int],
+    against: Sequence[int],
+    nodes: int = 6,
+) -> ScoreContributions:
+    """Each training token's share of the change of s = score(candidate) − score(against) after the prompt `ids`.
+
+    A candidate's score is the mean log-prob of its tokens, so for single tokens s is the difference of their logits.
+    """
+    if not candidate or not against:
+        raise UserError("Contributions need two candidates of at least one token each.")
+    deltas = _deltas(trace)
+    values = torch.zeros(len(trace.factors), len(trace.tokens.step), dtype=torch.float64, device=lm.device)
+    points, weights = np.polynomial.legendre.leggauss(nodes)
+    for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
+        for tokens, sign in ((candidate, 1.0), (against, -1.0)):
+            _accumulate(values, lm, trace, _scaled(deltas, float(point)), ids, tokens, sign * float(weight))
+    ends = [_score(lm, ids, candidate, d) - _score(lm, ids, against, d) for d in (_scaled(deltas, 0.0), deltas)]
+    names = tuple(factors.projection.name for factors in trace.factors)
+    return ScoreContributions(names, trace.tokens, values.cpu(), ends[0], ends[1])
+
+
+def _accumulate(
+    values: Tensor,
+    lm: LanguageModel,
+    trace: TrainingTrace,
+    deltas: Deltas,
+    ids: Sequence[int],
+    candidate: Sequence[int],
+    weight: float,
+) -> None:
+    tape = Tape(deltas, rows=1)
+    with torch.enable_grad(), tape.running():
+        score = _candidate_score(lm, ids, candidate)
+    places = {factors.projection.name: place for place, factors in enumerate(trace.factors)}
+    for (index, x, _), g in zip(tape.calls, tape.signals(score[None]), strict=True):
+        place = places[deltas.projections[index].name]
+        factors = trace.factors[place]
+        errors, keys = factors.errors.double(), factors.inputs.double()
+        shares = (keys @ x[0].double().T) + (1.0 if factors.projection.biased else 0.0)  # x_t·x_s, and 1 for the bias
+        values[place] += weight * ((errors @ g[0].double().T) * shares).sum(1)
+
+
+def _scaled(deltas: Deltas, share: float) -> Deltas:
+    return Deltas(
+        deltas.projections,
+        tuple(share * weight for weight in deltas.weights),
+        tuple(None if bias is None else share * bias for bias in deltas.biases),
+    )
+
+
+def _score(lm: LanguageModel, ids: Sequence[int], candidate: Sequence[int], deltas: Deltas) -> float:
+    with torch.no_grad(), deltas.applied():
+        return float(_candidate_score(lm, ids, candidate))
+
+
+def _candidate_score(lm: LanguageModel, ids: Sequence[int], candidate: Sequence[int]) -> Float[Tensor, ""]:
+    """The mean log-prob of a candidate's tokens after a prompt."""
+    row = [*ids, *candidate[:-1]]
+    logits = forward_row(lm, row, keep=range(len(ids) - 1, len(row)))[0]
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    targets = torch.tensor(list(candidate), device=logits.device)
+    return torch.log_softmax(logits, -1).gather(1, targets[:, None]).mean()
