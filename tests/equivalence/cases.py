@@ -63,11 +63,25 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     # Keys wider than values, and made by two maps, one of them in part.
     "minicpm3-latent": ("minicpm3", {**_SMALL, **_MLA, "num_key_value_heads": 4}),
 }
+# Twelve heads of 4: ALiBi's slopes are then no powers of two, and every rounding of them shows.
+_TWELVE = {"vocab_size": zoo.VOCAB, "hidden_size": 48, "max_position_embeddings": 512}
+ALIBI: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom-12": ("bloom", {"vocab_size": zoo.VOCAB, "hidden_size": 48, "n_layer": 2, "n_head": 12}),
+    "falcon-12": (
+        "falcon",
+        {**_TWELVE, "num_hidden_layers": 2, "num_attention_heads": 12, "alibi": True, "multi_query": False},
+    ),
+    "mpt-12": (
+        "mpt",
+        {"vocab_size": zoo.VOCAB, "d_model": 48, "n_layers": 2, "n_heads": 12, "max_seq_len": 512}
+        | {"expansion_ratio": 2},
+    ),
+}
 
 
 @cache
 def model(name: str) -> PreTrainedModel:
-    with mock.patch.dict(zoo.ZOO, MORE):
+    with mock.patch.dict(zoo.ZOO, MORE | ALIBI):
         return zoo.make(name)
 
 

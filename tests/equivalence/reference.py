@@ -208,10 +208,14 @@ def _halves(q: Tensor, k: Tensor, theta: float) -> list[Tensor]:
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Press et al. 2021: 2^(−8/n), 2^(−16/n), …; for n not a power of two, every other slope of 2n fills up."""
+    """Press et al. 2021: 2^(−8/n), 2^(−16/n), …; for n not a power of two, every other slope of 2n fills up.
+
+    Transformers rounds the first slope to float32 and takes its powers in float32.
+    """
     n = 1 << (heads.bit_length() - 1)
-    slopes = [2.0 ** (-8.0 * (i + 1) / n) for i in range(n)]
-    return slopes + [2.0 ** (-8.0 * (2 * i + 1) / (2 * n)) for i in range(heads - n)]
+    first, extra = torch.tensor(2.0 ** (-8.0 / n)), torch.tensor(2.0 ** (-4.0 / n))
+    powers = [(first, i + 1) for i in range(n)] + [(extra, 2 * i + 1) for i in range(heads - n)]
+    return [float(torch.pow(base, torch.tensor(power))) for base, power in powers]
 
 
 def mpt_slopes(heads: int) -> list[float]:

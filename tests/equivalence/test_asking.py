@@ -130,6 +130,17 @@ def test_a_long_query_behind_a_window_sees_none_of_the_prefix() -> None:
     assert got.demo_mass[0].all()
 
 
+@pytest.mark.parametrize("name", cases.ALIBI)
+def test_alibi_of_odd_slopes_over_a_long_prefix(name: str) -> None:
+    """Falcon keeps slope · position in bfloat16, so beyond position 256 it comes in steps; the records follow them."""
+    prefix = (cases.BOS, *cases.tokens(280, 20))
+    query = cases.QUERIES[1]
+    answers = (reference.answer(cases.twin(name), prefix, 1, query.ids, query.candidates[:2]),)
+    short = replace(query, candidates=query.candidates[:2])
+    got = ask(cases.lm(name), [short], Plan(prefix, 1, demo_logits=True))
+    check(got, answers, "prompt", cases.EXACT)
+
+
 def test_one_prompt_is_all_special() -> None:
     """λ counts demonstrations only: a prefix that is nothing but BOS has none, though BOS draws attention."""
     got = ask(cases.lm("llama"), cases.QUERIES, Plan((cases.BOS,), 1)).settings[0]

@@ -11,9 +11,10 @@ from equivalence import cases, reference
 
 # Their own eager attention softmaxes (or multiplies q and k) in float32, whatever the model's dtype.
 SINGLE = ("gemma2-softcap", "xglm", "gpt_neo-local", "gptj", "codegen", "bloom", "mpt", "gemma2-tight-cap", "mpt-clip")
+SINGLE += ("bloom-12", "mpt-12")
 
 
-@pytest.mark.parametrize("name", [*zoo.ZOO, *cases.MORE])
+@pytest.mark.parametrize("name", [*zoo.ZOO, *cases.MORE, *cases.ALIBI])
 def test_the_reference_is_the_model(name: str) -> None:
     ids = [*cases.DEMOS, *cases.QUERIES[1].ids]
     model = cases.model(name)

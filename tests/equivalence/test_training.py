@@ -75,7 +75,11 @@ def test_values_alone(name: str) -> None:
     check_projections(name, tuned, training.train(cases.model(name), name, some, RATE, params="v"), "v")
 
 
-@pytest.mark.parametrize("name", EVERY)
+# It reshapes the final norm's output to the shape of the input, so it cannot carry all layers at once.
+BIGCODE = pytest.mark.xfail(strict=True, raises=RuntimeError, reason="layer-causal does not follow gpt_bigcode yet")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=BIGCODE) if "bigcode" in n else n for n in EVERY])
 def test_layer_by_layer(name: str) -> None:
     some = cases.SEQUENCES[1:]
     [tuned] = finetune(cases.lm(name), some, [RATE], Recipe(rule="layer-causal"))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import numpy as np
-from jaxtyping import Float
 from scipy import special, stats  # pyright: ignore[reportMissingTypeStubs]
 
 _special = cast("Any", special)
@@ -27,9 +25,3 @@ def normal_quantile(p: float) -> float:
 
 def student_quantile(p: float, degrees: int) -> float:
     return float(_special.stdtrit(degrees, p))
-
-
-def kendall_tau_b(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
-    """O(n log n); NaN when either side is constant."""
-    # Only the p-value, which nobody reads, depends on the method; the asymptotic one is fast but divides by n − 2.
-    return float(_stats.kendalltau(x, y, method="asymptotic" if x.shape[0] > 2 else "exact").statistic)

@@ -46,7 +46,7 @@ from dualview.metrics.vectors import Form, defined_mean, layer_of, long_enough, 
 OUTPUT_BLOCK = 64
 MAP_BLOCK = 16
 _PERMUTATIONS = 999
-_ROTATION_SAMPLE = 256
+_ROTATION_SAMPLE = 128
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dualview.errors import UserError
-from dualview.metrics._scipy import kendall_tau_b
 from dualview.metrics.vectors import overall_mean
 
 
@@ -17,15 +16,67 @@ def kendall(
 ) -> Float[np.ndarray, "query layer"]:
     """Kendall's tau-b of each query and layer: 1 the same order, 0 unrelated, −1 reversed.
 
+        τ_b = (concordant − discordant) / √((pairs − ties in x)(pairs − ties in y))
+
     NaN where either side is constant or not finite. Dai et al. (2212.10559) print tau-a and compute tau-b; without
-    ties the two agree. scipy's O(n log n) algorithm takes .4 ms for 1,000 items: about 1.1 s for 100 queries of 30
-    layers.
+    ties the two agree. O(n log n), all rows at once: about a third of the time of a call of scipy's for each row.
     """
-    flat_x, flat_y = x.astype(np.float64).reshape(-1, x.shape[-1]), y.astype(np.float64).reshape(-1, y.shape[-1])
-    usable = np.isfinite(flat_x).all(axis=1) & np.isfinite(flat_y).all(axis=1)
-    usable &= (np.ptp(flat_x, axis=1) > 0) & (np.ptp(flat_y, axis=1) > 0)
-    taus = [kendall_tau_b(a, b) if ok else np.nan for a, b, ok in zip(flat_x, flat_y, usable, strict=True)]
-    return np.array(taus, dtype=np.float64).reshape(x.shape[:-1])
+    rows_x, rows_y = (np.asarray(side, dtype=np.float64).reshape(-1, side.shape[-1]) for side in (x, y))
+    usable = np.isfinite(rows_x).all(axis=1) & np.isfinite(rows_y).all(axis=1)
+    taus = np.full(len(rows_x), np.nan)
+    taus[usable] = _tau_b(_dense_ranks(rows_x[usable]), _dense_ranks(rows_y[usable]))
+    return taus.reshape(x.shape[:-1])
+
+
+def _tau_b(x: Int[np.ndarray, "row item"], y: Int[np.ndarray, "row item"]) -> Float[np.ndarray, " row"]:
+    n = x.shape[1]
+    both = np.sort(x.astype(np.int64) * n + y, axis=1)  # by x, and by y where x ties: a tie is no inversion
+    ties_x, ties_y, ties_both = (_tied_pairs(np.sort(side, axis=1)) for side in (x, y, both))
+    pairs = n * (n - 1) // 2
+    discordant = _inversions((both % n).astype(np.int32))
+    balance = pairs - ties_x - ties_y + ties_both - 2 * discordant
+    scale = np.sqrt((pairs - ties_x).astype(np.float64) * (pairs - ties_y))
+    return np.divide(balance, scale, out=np.full(len(x), np.nan), where=scale > 0)
+
+
+def _dense_ranks(values: Float[np.ndarray, "row item"]) -> Int[np.ndarray, "row item"]:
+    order = np.argsort(values, axis=1)
+    ordered = np.take_along_axis(values, order, axis=1)
+    steps = np.zeros(values.shape, dtype=np.int32)
+    steps[:, 1:] = np.cumsum(ordered[:, 1:] != ordered[:, :-1], axis=1)
+    ranks = np.empty_like(steps)
+    np.put_along_axis(ranks, order, steps, axis=1)
+    return ranks
+
+
+def _tied_pairs(ordered: Int[np.ndarray, "row item"]) -> Int[np.ndarray, " row"]:
+    """Pairs of equal items in each sorted row: every item ties with those of its run before it."""
+    at = np.arange(ordered.shape[1])
+    fresh = np.ones(ordered.shape, dtype=bool)
+    fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return (at - np.maximum.accumulate(np.where(fresh, at, 0), axis=1)).sum(axis=1)
+
+
+def _inversions(rows: Int[np.ndarray, "row item"]) -> Int[np.ndarray, " row"]:
+    """Pairs i < j with item i greater than item j, by merging halves.
+
+    Sort two neighbouring sorted runs together, marking the left one's items: a left item's place among both, less its
+    place in its own run, is the number of smaller items on the right.
+    """
+    count, n = rows.shape
+    width = 1 << max(0, (n - 1).bit_length())
+    padded = np.full((count, width), np.iinfo(np.int32).max >> 1, dtype=np.int32)  # larger than all: never inverted
+    padded[:, :n] = rows
+    total = np.zeros(count, dtype=np.int64)
+    run = 1
+    while run < width:
+        keys = padded.reshape(count, width // (2 * run), 2, run) * 2 + np.array([0, 1], dtype=np.int32)[:, None]
+        merged = np.sort(keys.reshape(count, width // (2 * run), 2 * run), axis=-1)
+        place = ((merged & 1) == 0) @ np.arange(2 * run, dtype=np.int64)
+        total += (place - run * (run - 1) // 2).sum(axis=1)
+        padded = (merged >> 1).reshape(count, width)
+        run *= 2
+    return total
 
 
 def demo_mass_of(

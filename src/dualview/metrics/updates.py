@@ -10,6 +10,22 @@ from jaxtyping import Float, Int
 from dualview.metrics.vectors import Form, compared, defined_mean, dot, long_enough, norm, ratio, reference_norm
 
 _GAUSSIAN_DRAWS = 4
+_SERIAL = 64**3
+
+
+def inner_products(
+    a: Float[np.ndarray, "group left dim"], b: Float[np.ndarray, "group right dim"]
+) -> Float[np.ndarray, "group left right"]:
+    """a_i·b_j for each group.
+
+    In slices too small for BLAS to start its threads: there are thousands of these little products, and on a busy
+    machine waking the threads for each cost ten times the products themselves.
+    """
+    step = max(8, _SERIAL // (a.shape[1] * b.shape[1]))
+    total = np.zeros((a.shape[0], a.shape[1], b.shape[1]))
+    for start in range(0, a.shape[2], step):
+        total += a[:, :, start : start + step] @ b[:, :, start : start + step].transpose(0, 2, 1)
+    return total
 
 
 def cosine_with_update(
@@ -109,11 +125,11 @@ def gaussian(
 
 def pair_cosines(layer: LayerVectors) -> Float[np.ndarray, "member member"]:
     """cos between query i's ICL and query j's FT update applied to i, averaged over heads; NaN where undefined."""
-    b_columns = layer.b.transpose(1, 2, 0)
+    z, x, b = (side.transpose(1, 0, 2) for side in (layer.z, layer.x, layer.b))
     cosines = cosine_with_update(
         layer.form,
-        x_b=layer.x.transpose(1, 0, 2) @ b_columns,
-        z_b=np.zeros(1) if layer.form == "update" else layer.z.transpose(1, 0, 2) @ b_columns,
+        x_b=inner_products(x, b),
+        z_b=np.zeros(1) if layer.form == "update" else inner_products(z, b),
         b_norm=layer.b_norm.T[:, None, :],
         x_z=layer.x_z.T[:, :, None],
         x_norm=layer.x_norm.T[:, :, None],
@@ -131,7 +147,7 @@ class Sides:
 
     def pairs(self) -> Float[np.ndarray, "query query"]:
         """x_i·y_j, averaged over the heads where it is defined."""
-        return defined_mean(self.x.transpose(1, 0, 2) @ self.y.transpose(1, 2, 0), axis=0)
+        return defined_mean(inner_products(self.x.transpose(1, 0, 2), self.y.transpose(1, 0, 2)), axis=0)
 
 
 def units(layer: LayerVectors) -> Sides:
@@ -174,7 +190,7 @@ def rotation_variance(
     weight = ratio(1 - np.eye(sample.size), np.sqrt(np.outer(dims[sample], dims[sample])))
     between = np.zeros_like(n)
     for layout in layouts:
-        grams = [side @ side.transpose(0, 2, 1) for side in layout]
+        grams = [inner_products(side, side) for side in layout]
         between = np.fmax(between, ratio(np.einsum("gij,gij,ij->g", *grams, weight), kept * (kept - 1)))
     return (defined_mean(np.where(defined, squares / dims[:, None], np.nan), axis=0) + (n - 1) * between) / n
 

@@ -94,6 +94,7 @@ def _gpt_neo(self: Any, attend: Attend, q: Tensor, k: Tensor, v: Tensor, *_: Any
 
 
 def _gptj(self: Any, attend: Attend, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, None]:
+    q, k = q.to(v.dtype), k.to(v.dtype)  # CodeGen rotates in single precision
     return attend(self, q, k, v, None, scaling=1.0 / float(self.scale_attn))[0].transpose(1, 2), None
 
 

@@ -1,0 +1,63 @@
+"""What the benchmarks share: the same prompts for both sides, timing, and one line at the end that says the ratio."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import torch
+
+from dualview.comparison import Prepared, prepare
+from dualview.models.loading import LanguageModel, load_model
+from dualview.options import RunOptions
+from dualview.tasks.rows import Row
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Timed:
+    seconds: float
+    found: Any
+
+
+def timed(work: Callable[[], T], repeats: int = 1) -> Timed:
+    """The fastest of some repeats: the one least disturbed by what else the machine was doing."""
+    best, found = float("inf"), None
+    for _ in range(repeats):
+        start = time.perf_counter()
+        found = work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return Timed(best, found)
+
+
+def embedded() -> LanguageModel:
+    return load_model("embedded", device="cpu")
+
+
+def prepared(lm: LanguageModel, n_queries: int, **options: Any) -> Prepared:
+    return prepare(RunOptions.make(n_queries=n_queries, **options), lm)
+
+
+def texts(which: Prepared, queries: list[Row]) -> list[tuple[str, list[str]]]:
+    """Each query's whole prompt as text, and its candidates: what a tool that takes text is given."""
+    task = which.task
+    between = task.separator
+    demos = "".join(f"{task.render(row)} {task.candidates(row)[row.label]}{between}" for row in which.demos)
+    return [(demos + task.render(row), [f" {label}" for label in task.candidates(row)]) for row in queries]
+
+
+def report(name: str, **numbers: Any) -> None:
+    """One JSON line with the numbers, the machine and the versions."""
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    about = {"machine": machine, "threads": torch.get_num_threads()}
+    about |= {package: version(package) for package in ("torch", "transformers")}
+    plain = {key: round(value, 4) if isinstance(value, float) else value for key, value in numbers.items()}
+    print(json.dumps({"benchmark": name, **plain, **about}))

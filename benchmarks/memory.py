@@ -1,0 +1,32 @@
+"""Peak memory against the number of queries, no records kept: it should not grow."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+
+from common import embedded, prepared, report
+
+from dualview.models.passes import ask
+
+
+def one(n: int) -> None:
+    lm = embedded()
+    which = prepared(lm, n)
+    ask(lm, which.prompts.queries, replace(which.in_context, record=False))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def main() -> None:
+    peaks: dict[int, float] = {}
+    for n in (64, 500, 2000):
+        done = subprocess.run([sys.executable, __file__, str(n)], capture_output=True, text=True, check=True)
+        peaks[n] = float(done.stdout.split()[-1])
+    report("peak memory against queries", peak_mb=peaks)
+    print(f"growth {max(peaks.values()) / min(peaks.values()) - 1:+.1%}")
+
+
+if __name__ == "__main__":
+    one(int(sys.argv[1])) if len(sys.argv) > 1 else main()

@@ -1,0 +1,46 @@
+"""What the records cost: the same forward passes with and without them, in time and in peak memory."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+
+from common import embedded, prepared, report, timed
+
+from dualview.models.passes import ask
+
+QUERIES = 64
+
+
+def peak(record: str) -> float:
+    """Peak memory of a process of its own, in MB."""
+    done = subprocess.run([sys.executable, __file__, record], capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def one(record: bool) -> None:
+    lm = embedded()
+    which = prepared(lm, QUERIES)
+    ask(lm, which.prompts.queries, replace(which.in_context, record=record))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def main() -> None:
+    lm = embedded()
+    which = prepared(lm, QUERIES)
+    queries = which.prompts.queries
+    without, with_records = replace(which.in_context, record=False), which.in_context
+    ask(lm, queries, with_records)  # warm
+    seconds = {"without": float("inf"), "with": float("inf")}
+    for _ in range(5):  # in turn, so that both meet the same machine
+        seconds["without"] = min(seconds["without"], timed(lambda: ask(lm, queries, without)).seconds)
+        seconds["with"] = min(seconds["with"], timed(lambda: ask(lm, queries, with_records)).seconds)
+    memory = {"without": peak("0"), "with": peak("1")}
+    report("recording, 64 queries, 32 shots", seconds=seconds, memory_mb=memory)
+    print(f"time {seconds['with'] / seconds['without'] - 1:+.1%} memory {memory['with'] / memory['without'] - 1:+.1%}")
+
+
+if __name__ == "__main__":
+    one(sys.argv[1] == "1") if len(sys.argv) > 1 else main()

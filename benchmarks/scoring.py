@@ -1,0 +1,65 @@
+"""Label scoring with 32 shots, against lm-evaluation-harness on the same prompts (`pip install lm_eval==0.4.13`)."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+from common import embedded, prepared, report, texts, timed
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from dualview.models.passes import ask
+from dualview.tasks.prompt import build_prompts
+from dualview.tasks.sampling import sample_queries
+
+QUERIES = 64
+
+
+def main(task: str = "movie", seed: int = 1) -> None:
+    logging.disable(logging.WARNING)
+    lm = embedded()
+    which = prepared(lm, QUERIES, task=task, seed=seed)
+    rows = sample_queries(which.task, QUERIES)
+    how = which.in_context.__class__(which.prompts.prefix, len(which.prompts.zero_prefix), record=False)
+
+    def ours() -> np.ndarray:
+        prompts = build_prompts(which.task, lm.tokenizer, which.demos, rows)
+        return ask(lm, prompts.queries, how).settings[0].log_probs
+
+    whole = texts(which, rows)
+
+    def theirs(batch: int) -> np.ndarray:
+        model = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=batch, device="cpu")
+        requests = [
+            Instance("loglikelihood", {}, (context, candidate), i)
+            for i, (context, candidates) in enumerate(whole)
+            for candidate in candidates
+        ]
+        found = model.loglikelihood(requests, disable_tqdm=True)
+        return np.array([score for score, _ in found]).reshape(len(whole), -1)
+
+    ours()  # warm
+    mine = timed(ours, repeats=3)
+    others = {batch: timed(lambda batch=batch: theirs(batch)) for batch in (1, 4, 8)}
+    best = min(others, key=lambda batch: others[batch].seconds)
+    same = (mine.found.argmax(1) == others[best].found.argmax(1)).all()
+    report(
+        "label scoring, 32 shots, 64 queries",
+        task=task,
+        ours_s=mine.seconds,
+        theirs_s={batch: round(t.seconds, 2) for batch, t in others.items()},
+        best_batch=best,
+        labels_predicted=len(np.unique(mine.found.argmax(1))),
+        same_predictions=bool(same),
+        largest_difference=float(abs(mine.found - others[best].found).max()),
+    )
+    tokens = len(which.prompts.prefix), sum(len(q.ids) for q in which.prompts.queries)
+    ceiling = (QUERIES * tokens[0] + tokens[1]) / (tokens[0] + tokens[1])
+    print(f"ratio {others[best].seconds / mine.seconds:.1f} (ceiling by tokens {ceiling:.1f})")
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main()

@@ -1,0 +1,81 @@
+"""Queries packed into one pass whose last prompt tokens are known, so that states there can be read and replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dualview.errors import UserError
+from dualview.models.dispatch import run_forward
+from dualview.models.loading import LanguageModel
+from dualview.models.packing import Pack, grow, pack, plan
+from dualview.models.prefix import Prefix
+from dualview.models.probe import Packed
+from dualview.tasks.prompt import Query
+
+_TOKENS = 2048
+_LOGIT_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class QueryPack:
+    """Some queries side by side behind one prefix."""
+
+    pack: Pack
+    prefix: Prefix
+    candidates: int
+    """The largest number of candidates among all queries of the set this pack is a part of."""
+
+    @property
+    def last(self) -> Int[Tensor, " query"]:
+        """Where in the row each query's last prompt token is."""
+        return self.pack.record
+
+    def run(self, lm: LanguageModel) -> Float[Tensor, "read vocab"]:
+        """One pass, with whatever is hooked onto the model: the logits that score the candidates."""
+        strategy = Packed(self.pack, self.prefix)
+        with torch.no_grad():
+            return run_forward(lm.model, strategy, self.pack.ids[None], strategy.positions[None], self.pack.read)[0]
+
+    def log_probs(self, logits: Float[Tensor, "read vocab"]) -> Float[np.ndarray, "query candidate"]:
+        """Mean log-prob of every candidate's tokens; −∞ where a query has fewer candidates."""
+        scores = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1)
+        found = scores[self.pack.read_row, self.pack.target].double().cpu().numpy()
+        rows, columns = self.pack.scored_query.cpu().numpy(), self.pack.scored_candidate.cpu().numpy()
+        total = np.zeros((len(self.pack.members), self.candidates))
+        count = np.zeros_like(total)
+        np.add.at(total, (rows, columns), found)
+        np.add.at(count, (rows, columns), 1)
+        return np.where(count > 0, total / np.maximum(count, 1), -np.inf)
+
+
+def query_pack(lm: LanguageModel, queries: Sequence[Query], prefix: Prefix) -> QueryPack:
+    """All queries in one pack, in their order."""
+    _packable(lm)
+    trees = [grow(query) for query in queries]
+    return QueryPack(pack(trees, range(len(trees))).to(lm.device), prefix, _most(queries))
+
+
+def query_packs(lm: LanguageModel, queries: Sequence[Query], prefix: Prefix) -> Iterator[QueryPack]:
+    """The queries in packs of bounded size; `pack.members` says which they are."""
+    _packable(lm)
+    reads = max(1, _LOGIT_BYTES // (4 * lm.vocab))
+    for each in plan([grow(query) for query in queries], tokens=_TOKENS, reads=reads):
+        yield QueryPack(each.to(lm.device), prefix, _most(queries))
+
+
+def _most(queries: Sequence[Query]) -> int:
+    return max((len(query.candidates) for query in queries), default=0)
+
+
+def _packable(lm: LanguageModel) -> None:
+    if lm.slow_because is not None:
+        raise UserError(
+            f"Reusable patches and task vectors need a model whose queries can be packed; {lm.name} cannot be: "
+            f"{lm.slow_because}."
+        )

@@ -1,0 +1,269 @@
+"""`dualview.compare` from files to JSON, every number worked out again by `recompute`."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from equivalence import cases, recompute, reference, tiny
+
+import dualview
+from dualview.tasks.sampling import sample_demos
+from dualview.tasks.task import load_task
+
+LR = 0.02
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_task(tmp_path_factory.mktemp("task"))
+
+
+def given(tmp_path: Path, demos: list[dict[str, Any]], queries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "demos": tiny.write_rows(tmp_path / "demos.jsonl", demos),
+        "queries": tiny.write_rows(tmp_path / "queries.jsonl", queries),
+    }
+
+
+def run(folder: Path, task: Path, tmp_path: Path, **options: Any) -> dict[str, Any]:
+    path = tmp_path / "result.json"
+    options = {"dtype": "float64", "device": "cpu", "lr": LR, **options}
+    result = dualview.compare(model=str(folder), task=str(task), json=path, **options)
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert found == json.loads(json.dumps(result.to_json()))
+    return found
+
+
+def agree(setup: recompute.Setup, found: dict[str, Any]) -> None:
+    assert recompute.differences(setup.numbers(), found) == []
+    # Log-probabilities are held to more than the metrics made of them.
+    for mine, theirs in zip(setup.numbers()["queries"], found["queries"], strict=True):
+        for name in recompute.SETTINGS:
+            assert cases.worst(mine[name], theirs[name]) < cases.EXACT
+
+
+DEMOS, QUERIES = tiny.rows(5, seed=11), tiny.rows(6, seed=12)
+
+
+@pytest.mark.parametrize(
+    ("options", "setup"),
+    [
+        ({}, {}),
+        ({"at": "label0", "ft_loss": "label", "epochs": 2}, {"at": "label0", "training": {"loss": "label", "epochs": 2}}),
+        ({"bos": "no", "separator": "eos", "ft_params": "qkv"}, {"bos": False, "separator": "eos"}),
+        ({"ft_params": "v", "separator": " and "}, {"separator": " and ", "training": {"params": "v"}}),
+        ({"ft_params": "all", "lr": 0.005}, {"lr": 0.005, "training": {"params": "all"}}),
+        ({"ft_rule": "layer-causal", "batch_size": 1}, {"training": {"layer_causal": True}}),
+    ],
+    ids=["defaults", "label0", "no-bos-eos", "values", "all", "layer-causal"],
+)
+def test_every_number(folder: Path, task: Path, tmp_path: Path, options: dict[str, Any], setup: dict[str, Any]) -> None:
+    if options.get("ft_params") == "qkv":
+        setup = {**setup, "training": {"params": "qkv"}}
+    found = run(folder, task, tmp_path, **given(tmp_path, DEMOS, QUERIES), **options)
+    agree(recompute.Setup(folder, DEMOS, QUERIES, **{"lr": LR, **setup}), found)
+    assert found["sim_am"]["delta_per_layer"][0] is None, "rotary positions leave layer 0 as it was: pure rounding"
+    assert found["ft"] | {"rule": options.get("ft_rule", "sgd"), "loss": options.get("ft_loss", "all")} == found["ft"]
+    assert found["ft"]["params"] == options.get("ft_params", "kv")
+    assert found["ft"]["lr"] == options.get("lr", LR)
+    assert found["ft"]["status"] in ("ok", "collapsed")
+
+
+def test_a_tokenizer_without_bos_begins_with_nothing(task: Path, tmp_path: Path) -> None:
+    bare = tiny.save_model(tmp_path / "bare", bos=False)
+    rows = given(tmp_path, DEMOS, QUERIES)
+    agree(recompute.Setup(bare, DEMOS, QUERIES, LR, bos=False), run(bare, task, tmp_path, **rows))
+    agree(recompute.Setup(bare, DEMOS, QUERIES, LR, bos=True), run(bare, task, tmp_path, **rows, bos="yes"))
+
+
+def test_rows_keep_their_order(folder: Path, task: Path, tmp_path: Path) -> None:
+    """The same rows the other way round: the queries' answers move with them, the demonstrations' order matters."""
+    forward = run(folder, task, tmp_path, **given(tmp_path, DEMOS, QUERIES))
+    turned = run(folder, task, tmp_path, **given(tmp_path, DEMOS, QUERIES[::-1]))
+    for a, b in zip(forward["queries"], turned["queries"][::-1], strict=True):
+        assert a["gold"] == b["gold"]
+        assert all(cases.worst(a[name], b[name]) < 1e-12 for name in recompute.SETTINGS)
+    back = run(folder, task, tmp_path, **given(tmp_path, DEMOS[::-1], QUERIES))
+    agree(recompute.Setup(folder, DEMOS[::-1], QUERIES, LR), back)
+    assert cases.worst(back["queries"][0]["icl"], forward["queries"][0]["icl"]) > 1e-6
+
+
+def test_demonstrations_that_do_not_fit_are_dropped_from_the_end(task: Path, tmp_path: Path) -> None:
+    short = tiny.save_model(tmp_path / "short", context=48)
+    demos = tiny.rows(9, seed=13)
+    rows = given(tmp_path, demos, QUERIES)
+    for limit in (48, 40):
+        found = run(short, task, tmp_path, **rows, max_context=None if limit == 48 else limit)
+        setup = recompute.Setup(short, demos, QUERIES, LR, context=limit)
+        assert 0 < len(setup.used) < len(demos)
+        agree(setup, found)
+        assert (found["task"]["shots"], found["task"]["shots_used"]) == (9, len(setup.used))
+        assert found["ft"]["steps"] == len(setup.used), "fine-tuning sees the same list"
+        assert any("truncation" in warning for warning in found["warnings"])
+    with pytest.raises(dualview.UserError, match="demonstration"):
+        run(short, task, tmp_path, **rows, max_context=17)
+    with pytest.raises(dualview.UserError, match="[Qq]uery"):
+        run(short, task, tmp_path, **rows, max_context=6)
+
+
+def test_the_learning_rate_is_chosen_on_the_selection_rows(folder: Path, task: Path, tmp_path: Path) -> None:
+    grid = (0.3, 1e-4, 0.03, 1e300)
+    found = run(folder, task, tmp_path, **given(tmp_path, DEMOS, QUERIES), lr="auto", lr_grid=grid)
+    selection = tiny.rows(10, seed=3)
+    trials: dict[float, float | None] = {}
+    for rate in grid[:3]:
+        setup = recompute.Setup(folder, DEMOS, QUERIES, rate)
+        trials[rate] = recompute.accuracy(setup.ask(setup.train().model, setup.start, selection), selection)
+    trials[1e300] = None
+    assert {trial["value"]: trial["accuracy"] for trial in found["selection"]["lr"]} == pytest.approx(trials)
+    assert found["selection"]["lr"][3]["status"] == "diverged"
+    best = max(accuracy for accuracy in trials.values() if accuracy is not None)
+    chosen = min(rate for rate, accuracy in trials.items() if accuracy == best)
+    assert found["ft"]["lr"] == chosen
+    agree(recompute.Setup(folder, DEMOS, QUERIES, chosen), found)
+
+
+def test_the_choice_never_sees_a_reported_query(folder: Path, task: Path, tmp_path: Path) -> None:
+    """Other queries, other labels: the same rate and the same trials, to the last bit."""
+    twisted = [{**row, "label": (row["label"] + 1) % 3} for row in tiny.rows(4, seed=40)]
+    first = run(folder, task, tmp_path, shots=4, n_queries=6, lr="auto", lr_grid=(1e-3, 0.1), seed="auto")
+    other = run(
+        folder, task, tmp_path, shots=4, lr="auto", lr_grid=(1e-3, 0.1), seed="auto",
+        queries=tiny.write_rows(tmp_path / "queries.jsonl", twisted),
+    )  # fmt: skip
+    assert first["selection"] == other["selection"]
+    assert first["provenance"]["seeds"] == other["provenance"]["seeds"]
+    assert first["ft"]["lr"] == other["ft"]["lr"] and first["ft"]["losses"] == other["ft"]["losses"]
+
+
+def test_the_seed_is_chosen_by_icl_on_the_selection_rows(folder: Path, task: Path, tmp_path: Path) -> None:
+    found = run(folder, task, tmp_path, shots=4, n_queries=5, seed="auto")
+    selection = tiny.rows(10, seed=3)
+    trials: dict[int, float] = {}
+    for seed in range(1, 8):
+        demos = [{"text": r.fields["text"], "label": r.label} for r in sample_demos(load_task(task), seed, 4)]
+        setup = recompute.Setup(folder, demos, selection, LR)
+        trials[seed] = recompute.accuracy(setup.ask(setup.twin, setup.prefix, selection), selection)
+    assert {trial["value"]: trial["accuracy"] for trial in found["selection"]["seed"]} == pytest.approx(trials)
+    chosen = min(seed for seed, accuracy in trials.items() if accuracy == max(trials.values()))
+    assert found["provenance"]["seeds"]["demos"] == chosen
+    fixed = run(folder, task, tmp_path, shots=4, n_queries=5, seed=chosen)
+    assert fixed["queries"] == found["queries"]
+
+
+def test_a_task_without_selection_rows_holds_some_out(folder: Path, tmp_path: Path) -> None:
+    task = tiny.save_task(tmp_path / "task", selection=None)
+    found = run(folder, task, tmp_path, shots=3, n_queries=4, lr="auto", lr_grid=(1e-3, 1e-2))
+    loaded = load_task(task)
+    held, pool = loaded.rows("selection"), loaded.rows("train")
+    assert held and not {row.fields["text"] for row in held} & {row.fields["text"] for row in pool}
+    assert len(found["selection"]["lr"]) == 2
+
+
+def test_calibration_divides_out_the_prior(folder: Path, task: Path, tmp_path: Path) -> None:
+    found = run(folder, task, tmp_path, **given(tmp_path, DEMOS, QUERIES), calibrate=True)
+    setup = recompute.Setup(folder, DEMOS, QUERIES, LR)
+    trained = setup.train().model
+    ways = {"zsl": (setup.twin, setup.start), "icl": (setup.twin, setup.prefix), "ft": (trained, setup.start)}
+    for name, (twin, prefix) in ways.items():
+        prior = np.zeros(3)
+        for filler in ("N/A", "", "[MASK]"):
+            ids = setup.words(f"Review: {filler} Sentiment:")
+            scores = reference.answer(twin, prefix, 1, ids, setup.candidates)["prompt"].log_probs
+            weights = np.exp(scores)
+            prior += weights / weights.sum() / 3
+        right = 0
+        for query, row in zip(found["queries"], QUERIES, strict=True):
+            shares = [math.exp(score) / p for score, p in zip(query[name], prior, strict=True)]
+            right += shares.index(max(shares)) == row["label"]
+        assert found["calibrated"]["accuracy"][name] == pytest.approx(right / len(QUERIES))
+    plain = run(folder, task, tmp_path, **given(tmp_path, DEMOS, QUERIES))
+    assert "calibrated" not in plain
+    assert plain["accuracy"] == found["accuracy"] and plain["queries"] == found["queries"]
+
+
+@pytest.mark.parametrize("protocol", ["dai", "deutch"])
+def test_the_papers_protocols(folder: Path, task: Path, tmp_path: Path, protocol: str) -> None:
+    found = run(folder, task, tmp_path, protocol=protocol, shots=3, n_queries=4, lr_grid=(1e-3, 1e-2), lr="auto")
+    seed = found["provenance"]["seeds"]["demos"]
+    assert seed in range(1, 8) and len(found["selection"]["seed"]) == 7
+    loaded = load_task(task)
+    demos = [{"text": r.fields["text"], "label": r.label} for r in sample_demos(loaded, seed, 3)]
+    texts = {(row["text"], row["label"]) for row in tiny.rows(12, seed=2)}
+    assert len(found["queries"]) == 4 and len(texts) > 4
+    from dualview.tasks.sampling import sample_queries
+
+    queries = [{"text": r.fields["text"], "label": r.label} for r in sample_queries(loaded, 4)]
+    layered = {"layer_causal": True} if protocol == "deutch" else {}
+    setup = recompute.Setup(
+        folder, demos, queries, found["ft"]["lr"], at="label0", separator="eos", training=layered
+    )
+    agree(setup, found)
+
+
+def test_a_loaded_model_gives_the_same_result_and_stays_as_it_is(folder: Path, task: Path, tmp_path: Path) -> None:
+    lm = dualview.load_model(str(folder), dtype="float64", device="cpu")
+    before = {key: value.clone() for key, value in lm.model.state_dict().items()}
+    rows = given(tmp_path, DEMOS, QUERIES)
+    mine = dualview.compare(model=lm, task=str(task), lr=LR, dtype="float64", device="cpu", **rows).to_json()
+    theirs = run(folder, task, tmp_path, **rows)
+    assert mine["queries"] == theirs["queries"] and mine["sim_aou"] == theirs["sim_aou"]
+    assert all(torch.equal(value, before[key]) for key, value in lm.model.state_dict().items())
+    assert mine["provenance"]["weights_hash"] == theirs["provenance"]["weights_hash"]
+
+
+def test_saved_records_hold_what_was_measured(folder: Path, task: Path, tmp_path: Path) -> None:
+    rows = given(tmp_path, DEMOS, QUERIES)
+    result = dualview.compare(
+        model=str(folder), task=str(task), dtype="float64", device="cpu", lr=LR, save_records=True,
+        out=tmp_path / "out", **rows,
+    )  # fmt: skip
+    kept = dualview.load_records(tmp_path / "out" / "records.safetensors")
+    again = dualview.compute_metrics(kept).to_json()
+    whole = result.to_json()
+    for key in ("rec2ftp", "sim_aou", "sim_am", "update_norm"):
+        assert recompute.differences(again[key], whole[key]) == []
+    setup = recompute.Setup(folder, DEMOS, QUERIES, LR)
+    for name, twin, prefix in (("zsl", setup.twin, setup.start), ("icl", setup.twin, setup.prefix)):
+        for i, answer in enumerate(setup.ask(twin, prefix, QUERIES)):
+            setting = kept[name]
+            assert setting.h is not None and setting.m is not None and setting.demo_mass is not None
+            width = answer.m[0].shape[1]
+            assert cases.worst(setting.h[i], answer.h) < cases.EXACT
+            assert cases.worst(setting.m[i, :, :, :width], np.stack(answer.m)) < cases.EXACT
+            assert cases.worst(setting.demo_mass[i], np.stack(answer.demo_mass)) < cases.EXACT
+
+
+def test_one_answer_for_everything_is_a_warning(folder: Path, task: Path, tmp_path: Path) -> None:
+    """At a rate this wild the fine-tuned model answers everything alike, and the result says so."""
+    found = run(folder, task, tmp_path, **given(tmp_path, DEMOS, QUERIES), lr=300.0)
+    setup = recompute.Setup(folder, DEMOS, QUERIES, 300.0)
+    answers = setup.ask(setup.train().model, setup.start, QUERIES)
+    alike = len({a.log_probs.index(max(a.log_probs)) for a in answers}) == 1
+    assert (found["ft"]["status"] == "collapsed") == alike
+    assert any("ft predicts label" in warning for warning in found["warnings"]) == alike
+    assert alike, "choose a wilder rate"
+
+
+def test_the_same_run_twice_is_the_same_result(folder: Path, task: Path, tmp_path: Path) -> None:
+    first, second = (run(folder, task, tmp_path, shots=4, n_queries=5, seed=3) for _ in range(2))
+    for result in (first, second):
+        result["provenance"].pop("run")
+    assert first == second
+
+
+def test_the_setup_is_what_it_says() -> None:
+    """The recomputation is only worth something if its fields mean what the options mean."""
+    assert replace(cases.SEQUENCES[0], label_start=1).ids[0] == cases.BOS

@@ -1,0 +1,177 @@
+"""Fine-tuning beyond one rate on one architecture (for that, see equivalence/test_training): batches of rates,
+divergence, precision, and what is left untouched."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import zoo
+from equivalence import cases, training
+
+from dualview.errors import UserError
+from dualview.learning import finetune as module
+from dualview.learning.finetune import Recipe, finetune, steps_of
+from dualview.learning.update import Deltas, Parameters
+from dualview.models.anatomy import Projection
+from dualview.models.loading import adopt
+from dualview.models.passes import Plan, ask
+
+RATES = (0.001, 0.01, 0.03)
+
+
+def deltas(patch: object) -> Deltas:
+    assert isinstance(patch, Deltas)
+    return patch
+
+
+def alike(a: Deltas, b: Deltas, tolerance: float = 1e-12) -> None:
+    assert [p.name for p in a.projections] == [p.name for p in b.projections]
+    for x, y in zip(a.weights, b.weights, strict=True):
+        assert cases.worst(x, y) < tolerance
+    for x, y in zip(a.biases, b.biases, strict=True):
+        assert (x is None) == (y is None)
+        assert x is None or cases.worst(x, y) < tolerance
+
+
+@pytest.mark.parametrize("rule", ["sgd", "layer-causal"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2-softcap", "gpt_oss-sinks", "mixtral", "bloom", "lfm2-hybrid"])
+def test_rates_together_are_rates_apart(name: str, rule) -> None:
+    lm, recipe = cases.lm(name), Recipe(rule=rule)
+    together = finetune(lm, cases.SEQUENCES, RATES, recipe)
+    assert [tuned.lr for tuned in together] == list(RATES)
+    for rate, tuned in zip(RATES, together, strict=True):
+        [alone] = finetune(lm, cases.SEQUENCES, [rate], recipe)
+        assert cases.worst(tuned.losses, alone.losses) < 1e-12
+        assert tuned.status == alone.status == "ok"
+        alike(deltas(tuned.patch), deltas(alone.patch))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "lfm2-hybrid"])
+def test_a_diverging_rate_is_told_and_harms_nobody(name: str) -> None:
+    lm = cases.lm(name)
+    mild = finetune(lm, cases.SEQUENCES, RATES)
+    wild = finetune(lm, cases.SEQUENCES, (RATES[0], 1e300, *RATES[1:]))
+    assert [tuned.status for tuned in wild] == ["ok", "diverged", "ok", "ok"]
+    # LFM2 norms its keys: its loss stays finite, and only the gradients give the divergence away.
+    assert name == "lfm2-hybrid" or not math.isfinite(wild[1].losses[-1])
+    assert wild[1].losses[0] == wild[0].losses[0], "before the first step they are one model"
+    for a, b in zip([wild[0], *wild[2:]], mild, strict=True):
+        assert cases.worst(a.losses, b.losses) < 1e-12
+        alike(deltas(a.patch), deltas(b.patch))
+
+
+def test_a_huge_rate_with_finite_losses_is_as_finite_as_alone() -> None:
+    """At 1e6 the norms keep the loss of this model finite: by the contract that is no divergence, but it is contagious
+    to no neighbour either."""
+    lm = cases.lm("llama")
+    found = finetune(lm, cases.SEQUENCES, (0.01, 1e6))
+    [alone] = finetune(lm, cases.SEQUENCES, (0.01,))
+    alike(deltas(found[0].patch), deltas(alone.patch))
+    assert all(math.isfinite(loss) for loss in found[1].losses)
+    scores = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), found[0].patch).settings[0].log_probs
+    right = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), alone.patch).settings[0].log_probs
+    assert cases.worst(np.exp(scores), np.exp(right)) < 1e-12
+
+
+def test_training_everything_reports_divergence_too() -> None:
+    [tuned] = finetune(cases.lm("llama"), cases.SEQUENCES, [1e300], Recipe("all"))
+    assert tuned.status == "diverged"
+    assert not math.isfinite(tuned.losses[-1])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_groups_of_rates_make_no_difference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = cases.lm(name)
+    whole = finetune(lm, cases.SEQUENCES, RATES)
+    monkeypatch.setattr(module, "_LOGIT_BYTES", 1)  # one rate at a time
+    for a, b in zip(finetune(lm, cases.SEQUENCES, RATES), whole, strict=True):
+        alike(deltas(a.patch), deltas(b.patch))
+
+
+def test_rate_zero_changes_nothing_and_a_negative_one_climbs() -> None:
+    lm = cases.lm("llama")
+    still, down, up = finetune(lm, cases.SEQUENCES[:1] * 3, (0.0, 0.01, -0.01))
+    assert not any(weight.any() for weight in deltas(still.patch).weights)
+    assert len(set(still.losses)) == 1
+    assert down.losses[0] > down.losses[1] > down.losses[2]
+    assert up.losses[0] < up.losses[1] < up.losses[2]
+    base = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1)).settings[0].log_probs
+    worn = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), still.patch).settings[0].log_probs
+    assert np.array_equal(base, worn)
+
+
+def test_steps_follow_the_prompts_order_again_each_epoch() -> None:
+    assert steps_of(cases.SEQUENCES, Recipe(epochs=2)) == [*cases.SEQUENCES, *cases.SEQUENCES]
+    lm = cases.lm("llama")
+    [forward] = finetune(lm, cases.SEQUENCES, [0.03])
+    [backward] = finetune(lm, cases.SEQUENCES[::-1], [0.03])
+    right = training.train(cases.model("llama"), "llama", cases.SEQUENCES[::-1], 0.03)
+    assert cases.worst(backward.losses, right.losses) < cases.EXACT
+    assert cases.worst(deltas(forward.patch).weights[0], deltas(backward.patch).weights[0]) > 1e-6, "order matters"
+
+
+def test_the_observed_signals_are_the_update() -> None:
+    """ΔW = −lr Σ g_t x_tᵀ, Δb = −lr Σ g_t: what `observe` is told adds up to the change."""
+    lm, rate = cases.lm("qwen2-bias"), 0.02
+    total: dict[str, torch.Tensor] = {}
+    bias: dict[str, torch.Tensor] = {}
+
+    def observe(step: int, projection: Projection, x: torch.Tensor, g: torch.Tensor) -> None:
+        assert step in (0, 1) and x.shape[:2] == g.shape[:2]
+        change = -rate * torch.einsum("tr,td->rd", g[0], x[0])
+        total[projection.name] = total.get(projection.name, 0.0) + change
+        bias[projection.name] = bias.get(projection.name, 0.0) - rate * g[0].sum(0)
+
+    [tuned] = finetune(lm, cases.SEQUENCES[:2], [rate], observe=observe)
+    patch = deltas(tuned.patch)
+    for index, projection in enumerate(patch.projections):
+        assert cases.worst(patch.weights[index][0], total[projection.name]) < 1e-12
+        mine = patch.biases[index]
+        assert mine is not None and cases.worst(mine[0], bias[projection.name]) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "codegen"])
+def test_a_narrow_model_is_trained_in_single_precision(name: str, dtype: torch.dtype) -> None:
+    narrow = zoo.make(name, dtype=dtype)
+    before = {key: value.clone() for key, value in narrow.state_dict().items()}
+    lm = adopt(narrow, None, name)
+    [tuned] = finetune(lm, cases.SEQUENCES, [0.01])
+    patch = deltas(tuned.patch)
+    assert all(weight.dtype == torch.float32 for weight in patch.weights)
+    assert narrow.dtype == dtype
+    assert all(torch.equal(value, before[key]) for key, value in narrow.state_dict().items())
+    # The patch is worn by the narrow model itself, not by the copy that was trained.
+    own = set(narrow.modules())
+    assert all(projection.module in own for projection in patch.projections)
+    wide = zoo.make(name, dtype=dtype).float()
+    [same] = finetune(adopt(wide, None, name), cases.SEQUENCES, [0.01])
+    alike(patch, deltas(same.patch), tolerance=1e-7)
+    base = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1)).settings[0].log_probs
+    worn = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), patch).settings[0].log_probs
+    assert cases.worst(np.exp(base), np.exp(worn)) > 1e-6
+    # Every parameter: the narrow model wears them in its own precision.
+    [everything] = finetune(lm, cases.SEQUENCES[:1], [0.01], Recipe("all"))
+    assert isinstance(everything.patch, Parameters)
+    assert all(value.dtype == dtype for value in everything.patch.values.values())
+    assert all(torch.equal(value, before[key]) for key, value in narrow.state_dict().items())
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -math.inf])
+def test_a_rate_must_be_a_number(rate: float) -> None:
+    with pytest.raises(UserError, match="learning rate"):
+        finetune(cases.lm("llama"), cases.SEQUENCES, [rate])
+
+
+def test_there_must_be_an_epoch() -> None:
+    with pytest.raises(UserError, match="--epochs"):
+        finetune(cases.lm("llama"), cases.SEQUENCES, [0.01], Recipe(epochs=0))
+
+
+def test_progress_counts_every_step_of_every_rate() -> None:
+    seen: list[int] = []
+    finetune(cases.lm("gpt2"), cases.SEQUENCES, RATES, Recipe(epochs=2), seen.append)
+    assert sum(seen) == len(RATES) * len(cases.SEQUENCES) * 2
