@@ -26,7 +26,7 @@ def main() -> None:
         num_hidden_layers=24,
         num_attention_heads=32,
         num_key_value_heads=32,
-        intermediate_size=5461,
+        intermediate_size=5504,
         max_position_embeddings=2048,
         attn_implementation="sdpa",
     )

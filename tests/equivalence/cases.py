@@ -8,9 +8,9 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import zoo
 from transformers import PreTrainedModel
 
+import zoo
 from dualview.models.loading import LanguageModel, adopt
 from dualview.tasks.prompt import Query, TrainingSequence
 from equivalence import reference
@@ -36,8 +36,7 @@ QUERIES = (
     Query(tokens(5, 5), ((_C, _C, _C, _C), (_A,)), 1),
 )
 SEQUENCES = tuple(
-    TrainingSequence((BOS, *tokens(n, 10 + n)), label_start=1 + n - label)
-    for n, label in ((6, 1), (11, 3), (4, 2))
+    TrainingSequence((BOS, *tokens(n, 10 + n)), label_start=1 + n - label) for n, label in ((6, 1), (11, 3), (4, 2))
 )
 
 

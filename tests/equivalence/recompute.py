@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from equivalence import reference, tiny, training
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from dualview.tasks.prompt import TrainingSequence
+from equivalence import reference, tiny, training
 
 SETTINGS = ("zsl", "icl", "ft")
 
@@ -35,7 +35,7 @@ class Words:
 
 @dataclass
 class Setup:
-    """One run as the contract describes it. Rows are {"text", "label"}."""
+    """One run as the contract describes it. Rows are {"text", "label"}, and {"choices"} where each has its own."""
 
     folder: Path
     demos: Sequence[dict[str, Any]]
@@ -52,18 +52,20 @@ class Setup:
         self.base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float64).eval()
         self.twin = reference.copy_of(self.base).requires_grad_(False)
         self.start = [1] if self.bos else []
-        self.candidates = [self.words(" " + label) for label in tiny.LABELS]
         self.used = self._that_fit()
 
     def text(self, row: dict[str, Any]) -> list[int]:
         return self.words(f"Review: {row['text']} Sentiment:")
 
+    def candidates(self, row: dict[str, Any]) -> list[list[int]]:
+        return [self.words(" " + label) for label in row.get("choices", tiny.LABELS)]
+
     def demo(self, row: dict[str, Any]) -> list[int]:
         between = [2] if self.separator == "eos" else self.words(self.separator)
-        return self.text(row) + self.candidates[row["label"]] + between
+        return self.text(row) + self.candidates(row)[row["label"]] + between
 
     def _that_fit(self) -> Sequence[dict[str, Any]]:
-        longest = max(len(self.text(row)) for row in self.queries) + max(len(c) for c in self.candidates)
+        longest = max(len(self.text(row)) + max(len(c) for c in self.candidates(row)) for row in self.queries)
         kept = len(self.demos)
         while len(self.start) + sum(len(self.demo(row)) for row in self.demos[:kept]) + longest > self.context:
             kept -= 1
@@ -77,7 +79,7 @@ class Setup:
     def sequences(self) -> list[TrainingSequence]:
         return [
             TrainingSequence(
-                tuple(self.start + self.text(row) + self.candidates[row["label"]]),
+                tuple(self.start + self.text(row) + self.candidates(row)[row["label"]]),
                 label_start=len(self.start) + len(self.text(row)),
             )
             for row in self.used
@@ -88,7 +90,21 @@ class Setup:
 
     def ask(self, twin: PreTrainedModel, prefix: list[int], rows: Sequence[dict[str, Any]]) -> list[reference.Answer]:
         special = len(self.start)
-        return [reference.answer(twin, prefix, special, self.text(row), self.candidates)[self.at] for row in rows]
+        return [reference.answer(twin, prefix, special, self.text(r), self.candidates(r))[self.at] for r in rows]
+
+    def calibrated(self, twin: PreTrainedModel, prefix: list[int], rows: Sequence[dict[str, Any]]) -> float:
+        """Accuracy with each candidate's probability divided by its mean share of three questions without content."""
+        right = 0
+        for row, found in zip(rows, self.ask(twin, prefix, rows), strict=True):
+            prior = np.zeros(len(self.candidates(row)))
+            for filler in ("N/A", "", "[MASK]"):
+                empty = reference.answer(
+                    twin, prefix, len(self.start), self.text({"text": filler}), self.candidates(row)
+                )
+                weights = np.exp(empty["prompt"].log_probs)
+                prior += weights / weights.sum() / 3
+            right += int(np.argmax(np.exp(found.log_probs) / prior)) == row["label"]
+        return right / len(rows)
 
     def numbers(self) -> dict[str, Any]:
         """The contract's JSON, less provenance and what is only bookkeeping."""
@@ -134,10 +150,7 @@ def rec2ftp(right: dict[str, list[bool]]) -> dict[str, Any]:
     n, good, drawn = len(wrong), len(by_icl), len(by_ft)
     p = None
     if drawn:
-        ways = sum(
-            math.comb(good, x) * math.comb(n - good, drawn - x)
-            for x in range(len(both), min(good, drawn) + 1)
-        )
+        ways = sum(math.comb(good, x) * math.comb(n - good, drawn - x) for x in range(len(both), min(good, drawn) + 1))
         p = ways / math.comb(n, drawn)
     return {
         "value": len(both) / drawn if drawn else None,
@@ -218,16 +231,17 @@ def _update_norms(answers: dict[str, list[reference.Answer]]) -> dict[str, float
     return found
 
 
-def differences(expected: Any, found: Any, where: str = "") -> list[str]:
-    """Every place where the found JSON does not hold what was expected, within 1e-6; keys beyond it are no matter."""
+def differences(expected: Any, found: Any, within: float = 1e-6, where: str = "") -> list[str]:
+    """Every place where the found JSON does not hold what was expected; keys beyond it are no matter."""
     if isinstance(expected, dict):
         missing = [f"{where}.{key} is missing" for key in expected if key not in found]
         pairs = [(f"{where}.{key}", value, found[key]) for key, value in expected.items() if key in found]
-        return missing + [line for path, a, b in pairs for line in differences(a, b, path)]
+        return missing + [line for path, a, b in pairs for line in differences(a, b, within, path)]
     if isinstance(expected, list | tuple):
         if not isinstance(found, list) or len(found) != len(expected):
             return [f"{where}: {found!r} for {expected!r}"]
-        return [line for i, (a, b) in enumerate(zip(expected, found, strict=True)) for line in differences(a, b, f"{where}[{i}]")]
+        pairs = enumerate(zip(expected, found, strict=True))
+        return [line for i, (a, b) in pairs for line in differences(a, b, within, f"{where}[{i}]")]
     if expected is None or found is None or isinstance(expected, int | str):
         return [] if expected == found else [f"{where}: {found!r} for {expected!r}"]
-    return [] if abs(expected - found) < 1e-6 else [f"{where}: {found!r} for {expected!r}"]
+    return [] if abs(expected - found) < within else [f"{where}: {found!r} for {expected!r}"]

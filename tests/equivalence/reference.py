@@ -96,6 +96,7 @@ def plain_attention(
 
 # ------------------------------------------------------------------------------------- architectures that look it up
 
+
 def _expected(module: Any, length: int) -> Tensor:
     """What a token of this layer should see, by the configuration."""
     config = module.config

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import zoo
-from equivalence import cases, reference
 
+import zoo
 from dualview.models.loading import LanguageModel
 from dualview.models.passes import Asked, Plan, ask
+from equivalence import cases, reference
 
 
 def check(got: Asked, expected: tuple[dict[str, reference.Answer], ...], at: str, tolerance: float) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from equivalence import cases, recompute, reference, tiny
 
 import dualview
-from dualview.tasks.sampling import sample_demos
+from dualview.tasks.sampling import sample_demos, sample_queries
 from dualview.tasks.task import load_task
+from equivalence import cases, recompute, tiny
 
 LR = 0.02
 
@@ -61,7 +59,10 @@ DEMOS, QUERIES = tiny.rows(5, seed=11), tiny.rows(6, seed=12)
     ("options", "setup"),
     [
         ({}, {}),
-        ({"at": "label0", "ft_loss": "label", "epochs": 2}, {"at": "label0", "training": {"loss": "label", "epochs": 2}}),
+        (
+            {"at": "label0", "ft_loss": "label", "epochs": 2},
+            {"at": "label0", "training": {"loss": "label", "epochs": 2}},
+        ),
         ({"bos": "no", "separator": "eos", "ft_params": "qkv"}, {"bos": False, "separator": "eos"}),
         ({"ft_params": "v", "separator": " and "}, {"separator": " and ", "training": {"params": "v"}}),
         ({"ft_params": "all", "lr": 0.005}, {"lr": 0.005, "training": {"params": "all"}}),
@@ -79,6 +80,12 @@ def test_every_number(folder: Path, task: Path, tmp_path: Path, options: dict[st
     assert found["ft"]["params"] == options.get("ft_params", "kv")
     assert found["ft"]["lr"] == options.get("lr", LR)
     assert found["ft"]["status"] in ("ok", "collapsed")
+
+
+def test_single_precision_is_close_enough(folder: Path, task: Path, tmp_path: Path) -> None:
+    """The default dtype, against the same float64 numbers; what is undefined in one is undefined in the other."""
+    found = run(folder, task, tmp_path, **given(tmp_path, DEMOS, QUERIES), dtype="float32")
+    assert recompute.differences(recompute.Setup(folder, DEMOS, QUERIES, LR).numbers(), found, within=1e-4) == []
 
 
 def test_a_tokenizer_without_bos_begins_with_nothing(task: Path, tmp_path: Path) -> None:
@@ -114,7 +121,7 @@ def test_demonstrations_that_do_not_fit_are_dropped_from_the_end(task: Path, tmp
         assert any("truncation" in warning for warning in found["warnings"])
     with pytest.raises(dualview.UserError, match="demonstration"):
         run(short, task, tmp_path, **rows, max_context=17)
-    with pytest.raises(dualview.UserError, match="[Qq]uery"):
+    with pytest.raises(dualview.UserError, match=r"[Qq]uery"):
         run(short, task, tmp_path, **rows, max_context=6)
 
 
@@ -175,23 +182,31 @@ def test_a_task_without_selection_rows_holds_some_out(folder: Path, tmp_path: Pa
 def test_calibration_divides_out_the_prior(folder: Path, task: Path, tmp_path: Path) -> None:
     found = run(folder, task, tmp_path, **given(tmp_path, DEMOS, QUERIES), calibrate=True)
     setup = recompute.Setup(folder, DEMOS, QUERIES, LR)
-    trained = setup.train().model
-    ways = {"zsl": (setup.twin, setup.start), "icl": (setup.twin, setup.prefix), "ft": (trained, setup.start)}
+    ways = {"zsl": (setup.twin, setup.start), "icl": (setup.twin, setup.prefix)}
+    ways["ft"] = (setup.train().model, setup.start)
     for name, (twin, prefix) in ways.items():
-        prior = np.zeros(3)
-        for filler in ("N/A", "", "[MASK]"):
-            ids = setup.words(f"Review: {filler} Sentiment:")
-            scores = reference.answer(twin, prefix, 1, ids, setup.candidates)["prompt"].log_probs
-            weights = np.exp(scores)
-            prior += weights / weights.sum() / 3
-        right = 0
-        for query, row in zip(found["queries"], QUERIES, strict=True):
-            shares = [math.exp(score) / p for score, p in zip(query[name], prior, strict=True)]
-            right += shares.index(max(shares)) == row["label"]
-        assert found["calibrated"]["accuracy"][name] == pytest.approx(right / len(QUERIES))
+        assert found["calibrated"]["accuracy"][name] == pytest.approx(setup.calibrated(twin, prefix, QUERIES))
     plain = run(folder, task, tmp_path, **given(tmp_path, DEMOS, QUERIES))
     assert "calibrated" not in plain
     assert plain["accuracy"] == found["accuracy"] and plain["queries"] == found["queries"]
+
+
+def test_multiple_choice(folder: Path, tmp_path: Path) -> None:
+    """Every row its own candidates, of differing number and length."""
+    choices = [["Negative", "Positive"], ["the film", "a story of it", "plot"], ["cold and slow", "warm"]]
+    demos = [{**row, "choices": choices[i % 3], "label": i % 2} for i, row in enumerate(DEMOS)]
+    queries = [{**row, "choices": choices[(i + 1) % 3], "label": i % 2} for i, row in enumerate(QUERIES)]
+    task = tiny.save_task(tmp_path / "task", labels=[], choices="choices")
+    for name in ("train", "selection", "validation"):
+        tiny.write_rows(tmp_path / "task" / f"{name}.jsonl", demos)
+    found = run(folder, task, tmp_path, **given(tmp_path, demos, queries), calibrate=True)
+    setup = recompute.Setup(folder, demos, queries, LR)
+    agree(setup, found)
+    assert [len(query["zsl"]) for query in found["queries"]] == [len(query["choices"]) for query in queries]
+    assert found["calibrated"]["accuracy"]["zsl"] == pytest.approx(setup.calibrated(setup.twin, setup.start, queries))
+    agree(recompute.Setup(folder, demos, queries, LR, at="label0"), run(
+        folder, task, tmp_path, **given(tmp_path, demos, queries), at="label0"
+    ))  # fmt: skip
 
 
 @pytest.mark.parametrize("protocol", ["dai", "deutch"])
@@ -201,15 +216,9 @@ def test_the_papers_protocols(folder: Path, task: Path, tmp_path: Path, protocol
     assert seed in range(1, 8) and len(found["selection"]["seed"]) == 7
     loaded = load_task(task)
     demos = [{"text": r.fields["text"], "label": r.label} for r in sample_demos(loaded, seed, 3)]
-    texts = {(row["text"], row["label"]) for row in tiny.rows(12, seed=2)}
-    assert len(found["queries"]) == 4 and len(texts) > 4
-    from dualview.tasks.sampling import sample_queries
-
     queries = [{"text": r.fields["text"], "label": r.label} for r in sample_queries(loaded, 4)]
     layered = {"layer_causal": True} if protocol == "deutch" else {}
-    setup = recompute.Setup(
-        folder, demos, queries, found["ft"]["lr"], at="label0", separator="eos", training=layered
-    )
+    setup = recompute.Setup(folder, demos, queries, found["ft"]["lr"], at="label0", separator="eos", training=layered)
     agree(setup, found)
 
 
@@ -247,14 +256,35 @@ def test_saved_records_hold_what_was_measured(folder: Path, task: Path, tmp_path
 
 
 def test_one_answer_for_everything_is_a_warning(folder: Path, task: Path, tmp_path: Path) -> None:
-    """At a rate this wild the fine-tuned model answers everything alike, and the result says so."""
-    found = run(folder, task, tmp_path, **given(tmp_path, DEMOS, QUERIES), lr=300.0)
-    setup = recompute.Setup(folder, DEMOS, QUERIES, 300.0)
+    """Trained long enough on one label alone, the model answers everything with it, and the result says so."""
+    demos = [{**row, "label": 1} for row in DEMOS]
+    how: dict[str, Any] = {"lr": 0.3, "ft_loss": "label", "epochs": 6}
+    found = run(folder, task, tmp_path, **given(tmp_path, demos, QUERIES), **how)
+    setup = recompute.Setup(folder, demos, QUERIES, 0.3, training={"loss": "label", "epochs": 6})
     answers = setup.ask(setup.train().model, setup.start, QUERIES)
-    alike = len({a.log_probs.index(max(a.log_probs)) for a in answers}) == 1
-    assert (found["ft"]["status"] == "collapsed") == alike
-    assert any("ft predicts label" in warning for warning in found["warnings"]) == alike
-    assert alike, "choose a wilder rate"
+    assert {answer.log_probs.index(max(answer.log_probs)) for answer in answers} == {1}
+    assert found["ft"]["status"] == "collapsed"
+    assert any("collapsed" in warning for warning in found["warnings"])
+    assert any("ft predicts label 1 for all" in warning for warning in found["warnings"])
+
+
+def test_only_the_first_64_selection_rows_choose(folder: Path, tmp_path: Path) -> None:
+    task = tiny.save_task(tmp_path / "task", selection=70)
+    how: dict[str, Any] = {"shots": 3, "n_queries": 4, "lr": "auto", "lr_grid": (1e-3, 0.1)}
+    more = run(folder, task, tmp_path, **how)
+    tiny.write_rows(tmp_path / "task" / "selection.jsonl", tiny.rows(70, seed=3)[:64])
+    assert run(folder, task, tmp_path, **how)["selection"] == more["selection"]
+
+
+@pytest.mark.xfail(strict=True, raises=IndexError, reason="selection rows are not held against the context")
+def test_a_selection_row_beyond_the_context_is_told_in_one_sentence(task: Path, tmp_path: Path) -> None:
+    short = tiny.save_model(tmp_path / "short", context=64, learnt_positions=True)
+    mine = tiny.save_task(tmp_path / "task")
+    rows = tiny.rows(10, seed=3)
+    rows[4]["text"] = " ".join(["film"] * 80)
+    tiny.write_rows(tmp_path / "task" / "selection.jsonl", rows)
+    with pytest.raises(dualview.UserError, match="selection"):
+        run(short, mine, tmp_path, shots=3, n_queries=4, lr="auto", lr_grid=(1e-3, 1e-2))
 
 
 def test_the_same_run_twice_is_the_same_result(folder: Path, task: Path, tmp_path: Path) -> None:
@@ -262,8 +292,3 @@ def test_the_same_run_twice_is_the_same_result(folder: Path, task: Path, tmp_pat
     for result in (first, second):
         result["provenance"].pop("run")
     assert first == second
-
-
-def test_the_setup_is_what_it_says() -> None:
-    """The recomputation is only worth something if its fields mean what the options mean."""
-    assert replace(cases.SEQUENCES[0], label_start=1).ids[0] == cases.BOS

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+
 import zoo
 from equivalence import cases, reference
 

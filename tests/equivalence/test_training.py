@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import zoo
-from equivalence import cases, reference, training
 
+import zoo
 from dualview.learning.finetune import Recipe, Tuned, finetune
 from dualview.learning.update import Deltas, Parameters
 from dualview.models.passes import Plan, ask
+from equivalence import cases, reference, training
 
 RATE = 0.03
 EVERY = [*zoo.ZOO, *(name for name in cases.MORE if name != "minicpm3-latent")]  # its maps are not k_proj and v_proj

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 GOOD = ["fine", "bright", "lovely", "warm", "clever", "moving"]
 BAD = ["dull", "cold", "awful", "slow", "clumsy", "empty"]
@@ -20,8 +20,10 @@ LABELS = ["Negative", "Positive", "Mixed feelings"]
 _MORE = ["Review:", "Sentiment:", "N/A", "[MASK]", "\n", "Mixed", "feelings", "Negative", "Positive"]
 
 
-def save_model(folder: Path, *, bos: bool = True, context: int = 256, seed: int = 0) -> Path:
-    """A random model and its tokenizer; with `bos`, the tokenizer begins every text with its BOS token."""
+def save_model(
+    folder: Path, *, bos: bool = True, context: int = 256, seed: int = 0, learnt_positions: bool = False
+) -> Path:
+    """A random Llama (or GPT-2) and its tokenizer; with `bos`, the tokenizer begins every text with its BOS token."""
     words = ["<unk>", "<s>", "</s>", *_MORE, *FILL, *GOOD, *BAD]
     vocabulary = {word: index for index, word in enumerate(words)}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -36,19 +38,13 @@ def save_model(folder: Path, *, bos: bool = True, context: int = 256, seed: int 
     )
     tokenizer.save_pretrained(folder)
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=context,
-        bos_token_id=1,
-        eos_token_id=2,
-        attention_bias=True,
-    )
-    model = LlamaForCausalLM(config).double()
+    shape = {"vocab_size": len(words), "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    shape |= {"max_position_embeddings": context, "bos_token_id": 1, "eos_token_id": 2}
+    if learnt_positions:
+        model = GPT2LMHeadModel(GPT2Config(**shape)).double()
+    else:
+        config = LlamaConfig(**shape, num_key_value_heads=2, intermediate_size=48, attention_bias=True)
+        model = LlamaForCausalLM(config).double()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, dtype=torch.float64)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from equivalence import reference
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from dualview.tasks.prompt import TrainingSequence
+from equivalence import reference
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ import math
 import numpy as np
 import pytest
 import torch
-import zoo
-from equivalence import cases, training
 
+import zoo
 from dualview.errors import UserError
 from dualview.learning import finetune as module
 from dualview.learning.finetune import Recipe, finetune, steps_of
@@ -18,6 +17,7 @@ from dualview.learning.update import Deltas, Parameters
 from dualview.models.anatomy import Projection
 from dualview.models.loading import adopt
 from dualview.models.passes import Plan, ask
+from equivalence import cases, training
 
 RATES = (0.001, 0.01, 0.03)
 
@@ -37,7 +37,9 @@ def alike(a: Deltas, b: Deltas, tolerance: float = 1e-12) -> None:
 
 
 @pytest.mark.parametrize("rule", ["sgd", "layer-causal"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2-softcap", "gpt_oss-sinks", "mixtral", "bloom", "lfm2-hybrid"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "gemma2-softcap", "gpt_oss-sinks", "mixtral", "bloom", "lfm2-hybrid"]
+)
 def test_rates_together_are_rates_apart(name: str, rule) -> None:
     lm, recipe = cases.lm(name), Recipe(rule=rule)
     together = finetune(lm, cases.SEQUENCES, RATES, recipe)

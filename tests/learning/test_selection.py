@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from equivalence import cases, reference, training
 
 from dualview.learning.finetune import Recipe, Status, Tuned, finetune
 from dualview.learning.selection import Trial, best, judge_rates, status_of
 from dualview.models.passes import Plan
+from equivalence import cases, reference, training
 
 
 def tuned(status: Status = "ok") -> Tuned:

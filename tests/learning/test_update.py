@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-import zoo
-from equivalence import cases, reference
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+import zoo
 from dualview.learning.update import Deltas, Parameters
 from dualview.models.anatomy import Projection
 from dualview.models.passes import Plan, ask
+from equivalence import cases, reference
 
 
 def random_deltas(projections: tuple[Projection, ...], rates: int, seed: int = 0) -> Deltas:

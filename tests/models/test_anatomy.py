@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import zoo
-from equivalence import cases, training
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import zoo
 from dualview.errors import UserError
 from dualview.models.anatomy import Anatomy, dissect
 from dualview.models.loading import adopt
+from equivalence import cases, training
 
 
 def spans(*pieces: tuple[int, int]) -> list[int]:
@@ -86,7 +86,9 @@ def test_separate_matrices_are_found_by_name(name: str) -> None:
     anatomy, model = cases.lm(name).anatomy, cases.model(name)
     for params, roles in (("kv", ("k", "v")), ("qkv", ("q", "k", "v")), ("v", ("v",))):
         expected = training.expected_rows(name, model, params)
-        found = {p.name: list(range(p.d_out)) if p.rows is None else p.rows.tolist() for p in anatomy.projections(roles)}
+        found = {
+            p.name: list(range(p.d_out)) if p.rows is None else p.rows.tolist() for p in anatomy.projections(roles)
+        }
         assert found == expected
 
 
@@ -122,7 +124,9 @@ def test_parts_of_a_model(name: str) -> None:
     names = {module: key for key, module in model.named_modules()}
     place = training.place_of(name)
     ending = next((ending for ending, who in OUTPUTS.items() if name in who), "o_proj")
-    with_attention = [1] if name == "lfm2-hybrid" else [3] if name == "qwen3_next-hybrid" else range(len(anatomy.blocks))
+    with_attention = (
+        [1] if name == "lfm2-hybrid" else [3] if name == "qwen3_next-hybrid" else range(len(anatomy.blocks))
+    )
     prefixes = [f"{place.blocks}.{i}.{place.attention}" for i in with_attention]
     assert [names[layer.output] for layer in anatomy.layers] == [f"{prefix}.{ending}" for prefix in prefixes]
     assert [names[layer.module] for layer in anatomy.layers] == prefixes

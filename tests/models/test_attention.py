@@ -34,9 +34,7 @@ class Case:
         return f"Case({shapes}, softcap={self.rule.softcap}, alibi={self.rule.alibi}, {mask=}, causal={self.causal})"
 
     def attend(self) -> Part:
-        return attend(
-            self.q, self.k, self.v, self.rule, causal=self.causal, allowed=self.allowed, key_at=self.key_at
-        )
+        return attend(self.q, self.k, self.v, self.rule, causal=self.causal, allowed=self.allowed, key_at=self.key_at)
 
 
 class Slopes:
@@ -101,7 +99,7 @@ def plain(case: Case) -> Part:
             for i in range(queries):
                 mass, total = torch.zeros(case.v.shape[-1], dtype=torch.float64), 0.0
                 for j in range(keys):
-                    if case.causal and j > i or not _may(case.allowed, b, i, j):
+                    if (case.causal and j > i) or not _may(case.allowed, b, i, j):
                         continue
                     logit = float(case.q[b, head, i] @ case.k[own, head // group, j]) * case.rule.scale
                     if case.rule.softcap is not None:
@@ -144,9 +142,7 @@ def test_two_parts_merge_into_the_whole(case: Case, cut: int) -> None:
     parts = []
     for piece in (slice(0, cut), slice(cut, None)):
         allowed = None if case.allowed is None else case.allowed[..., piece]
-        part = replace(
-            case, k=case.k[:, :, piece], v=case.v[:, :, piece], allowed=allowed, key_at=case.key_at[piece]
-        )
+        part = replace(case, k=case.k[:, :, piece], v=case.v[:, :, piece], allowed=allowed, key_at=case.key_at[piece])
         parts.append(part.attend() if part.k.shape[2] else plain(part))
     whole, sees = plain(case), torch.isfinite(plain(case).lse)
     merged = merge(*parts)

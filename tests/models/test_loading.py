@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import zoo
-from equivalence import cases, tiny
 
+import zoo
 from dualview.errors import UserError
 from dualview.models.loading import adopt, load_model, pick_device
 from dualview.models.passes import Plan, ask
+from equivalence import cases, tiny
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,11 @@ def test_a_pack_scores_every_token_of_every_candidate(queries: list[Query], at) 
     assert len(set(row.read.tolist())) == len(row.read), "each wanted row of logits once"
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for at_row, target, query, candidate in zip(
-        row.read_row.tolist(), row.target.tolist(), row.scored_query.tolist(), row.scored_candidate.tolist(), strict=True
+        row.read_row.tolist(),
+        row.target.tolist(),
+        row.scored_query.tolist(),
+        row.scored_candidate.tolist(),
+        strict=True,
     ):
         found.setdefault((query, candidate), []).append((int(row.depth[row.read[at_row]]), target))
     for i, query in enumerate(queries):

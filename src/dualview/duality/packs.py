@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from dualview.errors import UserError
 from dualview.models.dispatch import run_forward
 from dualview.models.loading import LanguageModel
-from dualview.models.packing import Pack, grow, pack, plan
+from dualview.models.packing import Pack, Tree, grow, pack, plan
 from dualview.models.prefix import Prefix
 from dualview.models.probe import Packed
 from dualview.tasks.prompt import Query
@@ -29,7 +30,7 @@ class QueryPack:
     pack: Pack
     prefix: Prefix
     candidates: int
-    """The largest number of candidates among all queries of the set this pack is a part of."""
+    """The largest number of candidates in the set this pack is a part of."""
 
     @property
     def last(self) -> Int[Tensor, " query"]:
@@ -58,19 +59,39 @@ def query_pack(lm: LanguageModel, queries: Sequence[Query], prefix: Prefix) -> Q
     """All queries in one pack, in their order."""
     _packable(lm)
     trees = [grow(query) for query in queries]
-    return QueryPack(pack(trees, range(len(trees))).to(lm.device), prefix, _most(queries))
+    widest = max((len(query.candidates) for query in queries), default=0)
+    return QueryPack(pack(trees, range(len(trees))).to(lm.device), prefix, widest)
 
 
-def query_packs(lm: LanguageModel, queries: Sequence[Query], prefix: Prefix) -> Iterator[QueryPack]:
-    """The queries in packs of bounded size; `pack.members` says which they are."""
+def tree_packs(lm: LanguageModel, trees: Sequence[Tree], prefix: Prefix) -> Iterator[QueryPack]:
+    """Trees of tokens in packs of bounded size; `pack.members` says which they are."""
     _packable(lm)
     reads = max(1, _LOGIT_BYTES // (4 * lm.vocab))
-    for each in plan([grow(query) for query in queries], tokens=_TOKENS, reads=reads):
-        yield QueryPack(each.to(lm.device), prefix, _most(queries))
+    widest = max((len(tree.reads) for tree in trees), default=0)
+    for each in plan(trees, tokens=_TOKENS, reads=reads):
+        yield QueryPack(each.to(lm.device), prefix, widest)
 
 
-def _most(queries: Sequence[Query]) -> int:
-    return max((len(query.candidates) for query in queries), default=0)
+def branched(query: Query, copies: int) -> Tree:
+    """A query whose last token stands `copies` times side by side, each with all candidates after it.
+
+    Copy c is node `len(query.ids) − 1 + c`, and candidate j of it is candidate `c · len(query.candidates) + j` of the
+    tree: what is done to one copy's states reaches no other copy, so many can be tried in one pass.
+    """
+    stem = len(query.ids) - 1
+    ids = [*query.ids[:stem], *([query.ids[-1]] * copies)]
+    parents = [*range(-1, stem - 1), *([stem - 1] * copies)]
+    reads: list[tuple[tuple[int, int], ...]] = []
+    for copy in range(copies):
+        for candidate in query.candidates:
+            node, read = stem + copy, [(stem + copy, candidate[0])]
+            for token, following in pairwise(candidate):
+                ids.append(token)
+                parents.append(node)
+                node = len(ids) - 1
+                read.append((node, following))
+            reads.append(tuple(read))
+    return Tree(tuple(ids), tuple(parents), tuple(reads), tuple(range(stem + 1)))
 
 
 def _packable(lm: LanguageModel) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from dualview.duality.feed_forward import block_output
-from dualview.duality.packs import query_packs
+from dualview.duality.packs import QueryPack, branched, tree_packs
 from dualview.models.loading import LanguageModel
 from dualview.models.passes import compute_prefix
 from dualview.tasks.prompt import Query
@@ -31,32 +31,50 @@ class TaskVector:
     layer: int
     state: Float[Tensor, " d_model"]
 
-    @contextmanager
-    def put_at(self, block: nn.Module, last: Int[Tensor, " query"]) -> Generator[None]:
-        """Replace the block's output at the tokens `last` of the row."""
 
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-            states = block_output(output).index_copy(
-                1, last, self.state.to(block_output(output)).expand(1, len(last), -1)
-            )
-            return (states, *output[1:]) if isinstance(output, tuple) else states
+def ask_with_vectors(
+    lm: LanguageModel, queries: Sequence[Query], bare: Sequence[int], vectors: Sequence[TaskVector]
+) -> Float[np.ndarray, "vector query candidate"]:
+    """Every candidate's mean log-prob, zero-shot but for a state put in at each query's last prompt token.
 
-        handle = block.register_forward_hook(hook)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-
-def ask_with_vector(
-    lm: LanguageModel, queries: Sequence[Query], bare: Sequence[int], vector: TaskVector
-) -> Float[np.ndarray, "query candidate"]:
-    """Every candidate's mean log-prob, zero-shot but for the state put in at each query's last prompt token."""
+    All vectors are tried at once: each has a copy of that token to itself, behind the same earlier tokens, which no
+    vector can reach.
+    """
     widest = max((len(query.candidates) for query in queries), default=0)
-    found = np.full((len(queries), widest), -np.inf)
+    found = np.full((len(vectors), len(queries), widest), -np.inf)
     with torch.no_grad():
         prefix = compute_prefix(lm, bare, len(bare))
-    for pack in query_packs(lm, queries, prefix):
-        with vector.put_at(lm.anatomy.blocks[vector.layer], pack.last):
-            found[list(pack.pack.members)] = pack.log_probs(pack.run(lm))
+    for pack in tree_packs(lm, [branched(query, len(vectors)) for query in queries], prefix):
+        members = [queries[index] for index in pack.pack.members]
+        with _put_in(lm, vectors, members, pack):
+            scores = pack.log_probs(pack.run(lm))
+        for index, query, row in zip(pack.pack.members, members, scores, strict=True):
+            count = len(query.candidates)
+            found[:, index, :count] = row[: len(vectors) * count].reshape(len(vectors), count)
     return found
+
+
+@contextmanager
+def _put_in(
+    lm: LanguageModel, vectors: Sequence[TaskVector], members: Sequence[Query], pack: QueryPack
+) -> Generator[None]:
+    """Replace each vector's block's output at its own copy of every query's last token."""
+
+    def putting(copy: int, vector: TaskVector) -> Any:
+        nodes = [pack.pack.slots[i, len(query.ids) - 1 + copy] for i, query in enumerate(members)]
+        at = torch.stack(nodes)
+
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+            states = block_output(output)
+            states = states.index_copy(1, at, vector.state.to(states).expand(1, len(at), -1))
+            return (states, *output[1:]) if isinstance(output, tuple) else states
+
+        return hook
+
+    blocks = lm.anatomy.blocks
+    hooks = [blocks[v.layer].register_forward_hook(putting(c, v)) for c, v in enumerate(vectors)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

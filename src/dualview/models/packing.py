@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -27,6 +28,8 @@ class Tree:
 
     ids: tuple[int, ...]
     parents: tuple[int, ...]
+    depth: tuple[int, ...]
+    """Distance from the first token."""
     reads: tuple[tuple[tuple[int, int], ...], ...]
     """Per candidate, per token of it: (the node whose logits predict it, the token)."""
     path: tuple[int, ...]
@@ -34,13 +37,19 @@ class Tree:
 
     @property
     def chain(self) -> bool:
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return self.depth[-1] == len(self.depth) - 1
+
+    @property
+    def read_nodes(self) -> tuple[int, ...]:
+        """The nodes whose logits are wanted, each once; the last prompt token is the first of them."""
+        return tuple(dict.fromkeys(node for candidate in self.reads for node, _ in candidate))
 
 
 def grow(query: Query, at: At = "prompt") -> Tree:
     """The tree that scores all candidates of a query and holds its recorded token."""
     ids = list(query.ids)
     parents = list(range(-1, len(ids) - 1))
+    depth = list(range(len(ids)))
     children: dict[tuple[int, int], int] = {}
 
     def step(node: int, token: int) -> int:
@@ -48,6 +57,7 @@ def grow(query: Query, at: At = "prompt") -> Tree:
             children[node, token] = len(ids)
             ids.append(token)
             parents.append(node)
+            depth.append(depth[node] + 1)
         return children[node, token]
 
     end = len(ids) - 1
@@ -62,7 +72,7 @@ def grow(query: Query, at: At = "prompt") -> Tree:
     if at == "label0":
         for token in query.candidates[0]:
             path.append(step(path[-1], token))
-    return Tree(tuple(ids), tuple(parents), tuple(reads), tuple(path))
+    return Tree(tuple(ids), tuple(parents), tuple(depth), tuple(reads), tuple(path))
 
 
 @dataclass(frozen=True)
@@ -99,56 +109,38 @@ class Pack:
 
 def pack(trees: Sequence[Tree], members: Sequence[int]) -> Pack:
     """Lay trees side by side."""
-    starts = [0]
-    for tree in trees:
-        starts.append(starts[-1] + len(tree.ids))
-    width = max(len(tree.ids) for tree in trees)
-    depth: list[int] = []
-    cells: list[int] = []
-    slots = torch.zeros(len(trees), width, dtype=torch.long)
+    lengths = np.array([len(tree.ids) for tree in trees])
+    starts = np.cumsum(lengths) - lengths
+    columns = np.array([len(tree.path) for tree in trees])
+    slot = np.arange(lengths.max())
+    filled = slot < lengths[:, None]
     read: list[int] = []
     first_read: list[int] = []
     scored: list[tuple[int, int, int, int]] = []
     for i, tree in enumerate(trees):
-        slots[i] = starts[i]
-        slots[i, : len(tree.ids)] = torch.arange(starts[i], starts[i + 1])
-        cells.extend(range(i * width, i * width + len(tree.ids)))
-        own_depth: list[int] = []
-        for parent in tree.parents:
-            own_depth.append(0 if parent < 0 else own_depth[parent] + 1)
-        depth.extend(own_depth)
-        first_read.append(len(read))  # every candidate begins after the last prompt token, so it is read first
-        row_of: dict[int, int] = {}
-        for j, candidate in enumerate(tree.reads):
-            for node, target in candidate:
-                if node not in row_of:
-                    row_of[node] = len(read)
-                    read.append(starts[i] + node)
-                scored.append((row_of[node], target, i, j))
-    columns = torch.tensor([len(tree.path) for tree in trees])
-    own = torch.stack(
-        [
-            torch.tensor([starts[i] + n for n in tree.path] + [starts[i]] * (int(columns.max()) - len(tree.path)))
-            for i, tree in enumerate(trees)
-        ]
-    )
-    scores = torch.tensor(scored).T
+        first_read.append(len(read))
+        row_of = {node: len(read) + r for r, node in enumerate(tree.read_nodes)}
+        read.extend(int(starts[i]) + node for node in row_of)
+        scored.extend((row_of[node], token, i, j) for j, reads in enumerate(tree.reads) for node, token in reads)
+    own = np.repeat(starts[:, None], columns.max(), axis=1)
+    own[np.arange(columns.max()) < columns[:, None]] += np.concatenate([tree.path for tree in trees])
+    read_row, target, scored_query, scored_candidate = torch.tensor(scored).T.contiguous()
     return Pack(
         members=tuple(members),
-        ids=torch.tensor([token for tree in trees for token in tree.ids]),
-        depth=torch.tensor(depth),
-        slots=slots,
-        cells=torch.tensor(cells),
-        ancestors=None if all(tree.chain for tree in trees) else _ancestors(trees, width),
+        ids=torch.from_numpy(np.concatenate([tree.ids for tree in trees])),
+        depth=torch.from_numpy(np.concatenate([tree.depth for tree in trees])),
+        slots=torch.from_numpy(np.where(filled, slot, 0) + starts[:, None]),
+        cells=torch.from_numpy(np.flatnonzero(filled)),
+        ancestors=None if all(tree.chain for tree in trees) else _ancestors(trees, len(slot)),
         read=torch.tensor(read),
-        read_row=scores[0],
-        target=scores[1],
-        scored_query=scores[2],
-        scored_candidate=scores[3],
+        read_row=read_row,
+        target=target,
+        scored_query=scored_query,
+        scored_candidate=scored_candidate,
         first_read=torch.tensor(first_read),
-        record=torch.tensor([starts[i] + tree.path[-1] for i, tree in enumerate(trees)]),
-        own=own,
-        columns=columns,
+        record=torch.from_numpy(starts + [tree.path[-1] for tree in trees]),
+        own=torch.from_numpy(own),
+        columns=torch.from_numpy(columns),
     )
 
 
@@ -169,7 +161,7 @@ def plan(trees: Sequence[Tree], *, tokens: int, reads: int, queries: int | None 
     chosen: list[int] = []
     size = rows = 0
     for i in order:
-        own_rows = len({node for candidate in trees[i].reads for node, _ in candidate})
+        own_rows = len(trees[i].read_nodes)
         full = size + len(trees[i].ids) > tokens or rows + own_rows > reads
         if chosen and (full or (queries is not None and len(chosen) >= queries)):
             yield pack([trees[j] for j in chosen], chosen)

@@ -224,7 +224,8 @@ class _Sink:
         self.top.probs[members, : ids.shape[1]] = probs.cpu().numpy()
         few = [i for i, member in enumerate(members) if member < self.how.detailed]
         detailed = [members[i] for i in few]
-        for kept, tap in zip(self.tapped, trace.taps, strict=True):
+        ran = {id(tap.projection): tap for tap in trace.taps}  # in the order of the pass, not in that of the asking
+        for kept, tap in zip(self.tapped, (ran[id(projection)] for projection in self.how.taps), strict=True):
             kept.x[detailed] = _host(tap.x[0, few])
             kept.y[detailed] = _host(tap.y[0, few])
         _put(self.h, members, trace.h)

@@ -76,10 +76,7 @@ class Packed:
         """Each query's tokens among themselves, as a batch of short rows."""
         pack, batch, rule = self.pack, call.q.shape[0], call.rule
         n, width = pack.slots.shape
-        q, k, v = (
-            x[:, :, pack.slots].permute(0, 2, 1, 3, 4).reshape(batch * n, x.shape[1], width, x.shape[-1])
-            for x in (call.q, call.k, call.v)
-        )
+        q, k, v = (_take(x, pack.slots) for x in (call.q, call.k, call.v))
         at = self.positions[pack.slots]
         allowed = self._own_visible(rule, at)
         if batch > 1:
@@ -88,7 +85,8 @@ class Packed:
         part = attend(q, k, v, rule, causal=allowed is None, allowed=allowed, key_at=at)
 
         def in_row(x: Tensor) -> Tensor:
-            return x.unflatten(0, (batch, n)).transpose(1, 2).flatten(2, 3)[:, :, pack.cells]
+            tokens = x.transpose(1, 2).reshape(batch, n * width, *x.shape[1:2], *x.shape[3:])
+            return tokens.index_select(1, pack.cells).transpose(1, 2)
 
         return Part(in_row(part.out), in_row(part.lse))
 
@@ -168,6 +166,14 @@ class Whole:
         trace.demo_mass.append(weights[..., self.special : self.own.start].sum(-1).transpose(1, 2))
         if trace.demo_logits is not None:
             trace.demo_logits.append(_summed_logits(q, seen[:, :, : self.own.start], rule.scale))
+
+
+def _take(
+    x: Float[Tensor, "batch head token d"], slots: Int[Tensor, "query slot"]
+) -> Float[Tensor, "batch*query head slot d"]:
+    """Each query's tokens as a short row of its own; whole tokens are copied, all heads at once."""
+    taken = x.transpose(1, 2).index_select(1, slots.flatten())
+    return taken.view(-1, slots.shape[1], *taken.shape[2:]).transpose(1, 2)
 
 
 def _row_logits(
