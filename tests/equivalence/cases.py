@@ -59,6 +59,8 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "opt-post-norm": ("opt", {**zoo.ZOO["opt"][1], "do_layer_norm_before": False, "word_embed_proj_dim": 16}),
     "falcon-serial": ("falcon", {**zoo.ZOO["falcon-alibi"][1], "parallel_attn": False, "bias": True}),
     "starcoder2-window": ("starcoder2", {**_SMALL, "sliding_window": 6}),
+    # Its final norm is also the first thing to run.
+    "nanochat": ("nanochat", _SMALL),
     # Keys wider than values, and made by two maps, one of them in part.
     "minicpm3-latent": ("minicpm3", {**_SMALL, **_MLA, "num_key_value_heads": 4}),
 }

@@ -116,10 +116,7 @@ def test_architectures_that_mix_tokens_are_found_out(name: str, dtype: torch.dty
     assert adopt(zoo.make(name, dtype=dtype), None, name).slow_because is not None
 
 
-HALF = pytest.mark.xfail(strict=True, reason="LFM2's mixing hides in the tolerance that half precision is given")
-
-
-@pytest.mark.parametrize("name", [pytest.param("lfm2-hybrid", marks=HALF), "qwen3_next-hybrid"])
+@pytest.mark.parametrize("name", zoo.HYBRID)
 def test_so_they_are_in_half_precision(name: str) -> None:
     assert adopt(zoo.make(name, dtype=torch.bfloat16), None, name).slow_because is not None
 

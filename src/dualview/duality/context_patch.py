@@ -216,7 +216,7 @@ def unscaled(module: nn.Module, x: Float[Tensor, "*token d"]) -> Float[Tensor, "
         try:
             tangent = forward_ad.unpack_dual(module.forward(x)).tangent
         finally:
-            module._parameters["weight"] = cast(nn.Parameter, weight)
+            module._parameters["weight"] = cast(nn.Parameter, weight)  # pyright: ignore
     assert tangent is not None
     return tangent
 

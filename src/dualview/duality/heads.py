@@ -2,9 +2,9 @@
 
     y = λ y_demos + (1 − λ) y_own,      λ = Z'/(Z' + Z),   Z = Σ exp(logit)
 
-recomputed for every layer and head from the model's own q, k and v (rotated, normed, grouped, soft-capped, windowed), and
-held against what its attention really put out. λ is 0 where the demonstrations are not read and 1 where nothing else
-is. "Own" is everything that is no demonstration: BOS, the query's tokens, and a learnt sink where a model has one,
+recomputed for every layer and head from the model's own q, k and v (rotated, normed, grouped, soft-capped, windowed),
+and held against what its attention really put out. λ is 0 where the demonstrations are not read and 1 where nothing
+else is. "Own" is everything that is no demonstration: BOS, the query's tokens, and a learnt sink where a model has one,
 which takes mass and gives nothing.
 """
 
@@ -84,9 +84,7 @@ class Watching:
         return out
 
 
-def record_heads(
-    lm: LanguageModel, ids: Sequence[int], positions: Sequence[int] | None = None
-) -> tuple[Heads, ...]:
+def record_heads(lm: LanguageModel, ids: Sequence[int], positions: Sequence[int] | None = None) -> tuple[Heads, ...]:
     """Run one prompt and keep every layer's heads at its last token."""
     at = torch.tensor(list(range(len(ids)) if positions is None else positions), device=lm.device)
     watching = Watching(whole_row(lm, at), at)

@@ -63,7 +63,7 @@ def token_vectors(
 
 @dataclass(frozen=True)
 class MetaGradients:
-    """"Meta-gradients" beside true error signals, layer by layer; the floors are means over shuffles of the tokens."""
+    """ "Meta-gradients" beside true error signals, layer by layer; the floors are means over shuffles of the tokens."""
 
     cosine: tuple[float, ...]
     """Mean over tokens that have an error signal: 1 the claim as written, 0 unrelated, −1 opposite."""

@@ -81,6 +81,7 @@ def branched(query: Query, copies: int) -> Tree:
     stem = len(query.ids) - 1
     ids = [*query.ids[:stem], *([query.ids[-1]] * copies)]
     parents = [*range(-1, stem - 1), *([stem - 1] * copies)]
+    depth = [*range(stem), *([stem] * copies)]
     reads: list[tuple[tuple[int, int], ...]] = []
     for copy in range(copies):
         for candidate in query.candidates:
@@ -88,10 +89,11 @@ def branched(query: Query, copies: int) -> Tree:
             for token, following in pairwise(candidate):
                 ids.append(token)
                 parents.append(node)
+                depth.append(depth[node] + 1)
                 node = len(ids) - 1
                 read.append((node, following))
             reads.append(tuple(read))
-    return Tree(tuple(ids), tuple(parents), tuple(reads), tuple(range(stem + 1)))
+    return Tree(tuple(ids), tuple(parents), tuple(depth), tuple(reads), tuple(range(stem + 1)))
 
 
 def _packable(lm: LanguageModel) -> None:

@@ -9,9 +9,9 @@ columns, block by block, each reading the patched states of the block before it 
 
 For n = 1 and μ → 0 these are the patches of one query, exactly; for n up to the width and μ → 0 the patched zero-shot
 model still gives every fitted query its in-context logits (but for Gemma's norms, which have too few numbers). What it
-does for queries it has not seen is an empirical question, which `compile` answers. The idea of a token-independent patch
-by least squares is Mazzawi et al.'s (2025, arXiv 2510.08734, "thought matrices"); the patch here is a change of weights
-that all tokens of a prompt meet, fitted at the prompts' last tokens only.
+does for queries it has not seen is an empirical question, which `compile` answers. Token-independent patches by least
+squares are Mazzawi et al.'s idea (2025, arXiv 2510.08734, "thought matrices"); the one here is a change of weights that
+all tokens of a prompt meet, fitted at the prompts' last tokens only.
 """
 
 from __future__ import annotations
@@ -228,9 +228,7 @@ def _carrier_patch(place: FeedForward, x: Tensor, change: Tensor, ridge: float) 
     return (u * change).sum(0) / (power.sum(0) + ridge * power.mean())
 
 
-def ridge_map(
-    x: Float[Tensor, "fitted d_in"], y: Float[Tensor, "fitted d_out"], ridge: float
-) -> LowRank:
+def ridge_map(x: Float[Tensor, "fitted d_in"], y: Float[Tensor, "fitted d_out"], ridge: float) -> LowRank:
     """The matrix M that minimises Σ_i ‖y_i − M x_i‖² + μ‖M‖², μ = ridge · mean ‖x_i‖², as attention over the i.
 
     M = Yᵀ(XXᵀ + μI)⁻¹X with the x_i and y_i as rows; the least of all solutions where ridge is 0.

@@ -3,9 +3,9 @@
 `learning.factors.trace_training` keeps, for every trained projection, what it read (x_t) and the error signal it got
 back (e_t = −lr ∂loss/∂(W x_t), at the weights of that step). From those alone:
 
-    W_T x = W_0 x + Σ_t e_t (x_tᵀ x),   b_T = b_0 + Σ_t e_t            reconstruct, DualPatch: exact
-    ⟨u, (W_T − W_0) x⟩ = Σ_t ⟨u, e_t⟩ (x_tᵀ x)                         update_contributions: exact
-    s(W_T) − s(W_0) = Σ_t Σ_projections ∫₀¹ ⟨∇s(W_0 + αΔW), e_t x_tᵀ⟩ dα   score_contributions: exact but for the integral
+    W_T x = W_0 x + Σ_t e_t (x_tᵀ x),   b_T = b_0 + Σ_t e_t                `reconstruct`, `DualPatch`: exact
+    ⟨u, (W_T − W_0) x⟩ = Σ_t ⟨u, e_t⟩ (x_tᵀ x)                             `update_contributions`: exact
+    s(W_T) − s(W_0) = Σ_t Σ_projections ∫₀¹ ⟨∇s(W_0 + αΔW), e_t x_tᵀ⟩ dα   `score_contributions`: exact in sum
 
 The last line is for a score s that the whole model computes, such as the difference of two candidates' log-probs, to
 which no token contributes linearly: each token's part of the update is credited along the straight path from the base
@@ -16,9 +16,10 @@ a token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -36,17 +37,19 @@ from dualview.learning.update import Deltas, added
 from dualview.models.anatomy import Projection, Role
 from dualview.models.loading import LanguageModel
 
+_MOST_NODES = 64
 
-def dual_form(factors: Factors, tokens: TrainingTokens) -> DualForm:
+
+def dual_form(factors: Factors, tokens: TrainingTokens, dtype: torch.dtype | None = None) -> DualForm:
     """One tuned projection as `W_0 + attention over its training tokens` (the rate is already in the errors)."""
-    projection = factors.projection
-    ones = torch.ones(len(factors.inputs), dtype=factors.errors.dtype, device=factors.errors.device)
+    projection, errors = factors.projection, factors.errors.to(dtype or factors.errors.dtype)
+    ones = torch.ones(len(errors), dtype=errors.dtype, device=errors.device)
     nowhere = torch.zeros_like(tokens.step)
     return DualForm(
-        weight0=projection.weight().to(factors.errors.dtype),
-        bias0=_bias(projection, factors.errors.dtype),
-        keys=factors.inputs.T.to(factors.errors.dtype),
-        grads=factors.errors.T,
+        weight0=projection.weight().to(errors.dtype),
+        bias0=_bias(projection, errors.dtype),
+        keys=factors.inputs.T.to(errors.dtype),
+        grads=errors.T,
         weight_coef=ones,
         bias_coef=ones,
         weight_shrink=1.0,
@@ -64,17 +67,22 @@ def _bias(projection: Projection, dtype: torch.dtype) -> Tensor | None:
 
 
 def reconstruct(trace: TrainingTrace) -> tuple[Residual, ...]:
-    """Every tuned projection rebuilt from its factors, against the one training made (T1c): errors per projection."""
+    """Every tuned projection rebuilt from its factors, against the one training made (T1c): errors per projection.
+
+    Summed in float64, so that what is reported is training's own rounding, which `rounding` estimates.
+    """
     deltas = _deltas(trace)
     steps = int(trace.tokens.step.max()) + 1 if len(trace.tokens.step) else 0
     index = {projection.name: i for i, projection in enumerate(deltas.projections)}
     found: list[Residual] = []
     for factors in trace.factors:
-        form = dual_form(factors, trace.tokens)
+        form = dual_form(factors, trace.tokens, torch.float64)
         at = index[factors.projection.name]
-        change = deltas.biases[at]
-        bias = None if form.bias0 is None or change is None else form.bias0 + change[0]
-        found.append(residual(factors.projection.name, form, form.weight0 + deltas.weights[at][0], bias, steps))
+        weight, change = deltas.weights[at][0], deltas.biases[at]
+        bias = None if form.bias0 is None or change is None else form.bias0 + change[0].double()
+        each = residual(factors.projection.name, form, form.weight0 + weight.double(), bias, steps)
+        # The update is summed apart from the weights, so it is rounded beside its own size, not theirs.
+        found.append(replace(each, rounding=torch.finfo(weight.dtype).eps * math.sqrt(max(steps, 1))))
     return tuple(found)
 
 
@@ -203,44 +211,77 @@ def score_contributions(
     ids: Sequence[int],
     candidate: Sequence[int],
     against: Sequence[int],
-    nodes: int = 6,
+    nodes: int = 8,
+    tolerance: float = 1e-3,
 ) -> ScoreContributions:
     """Each training token's share of the change of s = score(candidate) − score(against) after the prompt `ids`.
 
     A candidate's score is the mean log-prob of its tokens, so for single tokens s is the difference of their logits.
+    The quadrature begins with `nodes` points and doubles them (at most to 64) until what it misses is less than
+    `tolerance` of the change (or of 0.01, if the change is smaller).
     """
     if not candidate or not against:
         raise UserError("Contributions need two candidates of at least one token each.")
+    if nodes < 1:
+        raise UserError(f"The quadrature needs at least one node, not {nodes}.")
+    found = _quadrature(lm, trace, _Lead(ids, candidate, against), nodes)
+    while nodes < _MOST_NODES and found.residual > tolerance * max(abs(found.tuned - found.base), 0.01):
+        nodes *= 2
+        found = _quadrature(lm, trace, _Lead(ids, candidate, against), nodes)
+    return found
+
+
+def _quadrature(lm: LanguageModel, trace: TrainingTrace, lead: _Lead, nodes: int) -> ScoreContributions:
     deltas = _deltas(trace)
     values = torch.zeros(len(trace.factors), len(trace.tokens.step), dtype=torch.float64, device=lm.device)
     points, weights = np.polynomial.legendre.leggauss(nodes)
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
-        for tokens, sign in ((candidate, 1.0), (against, -1.0)):
-            _accumulate(values, lm, trace, _scaled(deltas, float(point)), ids, tokens, sign * float(weight))
-    ends = [_score(lm, ids, candidate, d) - _score(lm, ids, against, d) for d in (_scaled(deltas, 0.0), deltas)]
+        _accumulate(values, lm, trace, _scaled(deltas, float(point)), lead, float(weight))
+    ends: list[float] = []
+    for worn in (_scaled(deltas, 0.0), deltas):
+        with torch.no_grad(), worn.applied():
+            ends.append(float(lead.score(lm)))
     names = tuple(factors.projection.name for factors in trace.factors)
     return ScoreContributions(names, trace.tokens, values.cpu(), ends[0], ends[1])
 
 
+@dataclass(frozen=True)
+class _Lead:
+    """score(candidate) − score(against) after a prompt."""
+
+    ids: Sequence[int]
+    candidate: Sequence[int]
+    against: Sequence[int]
+
+    def score(self, lm: LanguageModel) -> Float[Tensor, ""]:
+        if len(self.candidate) == len(self.against) == 1:  # one pass does for both
+            logits = forward_row(lm, self.ids)[0, 0].double()
+            return logits[self.candidate[0]] - logits[self.against[0]]
+        return _candidate_score(lm, self.ids, self.candidate) - _candidate_score(lm, self.ids, self.against)
+
+
+def _candidate_score(lm: LanguageModel, ids: Sequence[int], candidate: Sequence[int]) -> Float[Tensor, ""]:
+    """The mean log-prob of a candidate's tokens after a prompt."""
+    row = [*ids, *candidate[:-1]]
+    logits = forward_row(lm, row, keep=range(len(ids) - 1, len(row)))[0].double()
+    targets = torch.tensor(list(candidate), device=logits.device)
+    return torch.log_softmax(logits, -1).gather(1, targets[:, None]).mean()
+
+
 def _accumulate(
-    values: Tensor,
-    lm: LanguageModel,
-    trace: TrainingTrace,
-    deltas: Deltas,
-    ids: Sequence[int],
-    candidate: Sequence[int],
-    weight: float,
+    values: Tensor, lm: LanguageModel, trace: TrainingTrace, deltas: Deltas, lead: _Lead, weight: float
 ) -> None:
+    """Add weight · ⟨∇s, e_t x_tᵀ⟩ at these weights, for every training token and projection."""
     tape = Tape(deltas, rows=1)
     with torch.enable_grad(), tape.running():
-        score = _candidate_score(lm, ids, candidate)
+        score = lead.score(lm)
     places = {factors.projection.name: place for place, factors in enumerate(trace.factors)}
     for (index, x, _), g in zip(tape.calls, tape.signals(score[None]), strict=True):
         place = places[deltas.projections[index].name]
         factors = trace.factors[place]
-        errors, keys = factors.errors.double(), factors.inputs.double()
-        shares = (keys @ x[0].double().T) + (1.0 if factors.projection.biased else 0.0)  # x_t·x_s, and 1 for the bias
-        values[place] += weight * ((errors @ g[0].double().T) * shares).sum(1)
+        errors, keys = factors.errors, factors.inputs.to(factors.errors.dtype)
+        shares = keys @ x[0].to(errors).T + (1.0 if factors.projection.biased else 0.0)  # x_t·x_s, and 1 for the bias
+        values[place] += weight * ((errors @ g[0].to(errors).T) * shares).sum(1)
 
 
 def _scaled(deltas: Deltas, share: float) -> Deltas:
@@ -249,17 +290,3 @@ def _scaled(deltas: Deltas, share: float) -> Deltas:
         tuple(share * weight for weight in deltas.weights),
         tuple(None if bias is None else share * bias for bias in deltas.biases),
     )
-
-
-def _score(lm: LanguageModel, ids: Sequence[int], candidate: Sequence[int], deltas: Deltas) -> float:
-    with torch.no_grad(), deltas.applied():
-        return float(_candidate_score(lm, ids, candidate))
-
-
-def _candidate_score(lm: LanguageModel, ids: Sequence[int], candidate: Sequence[int]) -> Float[Tensor, ""]:
-    """The mean log-prob of a candidate's tokens after a prompt."""
-    row = [*ids, *candidate[:-1]]
-    logits = forward_row(lm, row, keep=range(len(ids) - 1, len(row)))[0]
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    targets = torch.tensor(list(candidate), device=logits.device)
-    return torch.log_softmax(logits, -1).gather(1, targets[:, None]).mean()

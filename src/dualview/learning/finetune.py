@@ -221,7 +221,8 @@ def _layer_causal(lm: LanguageModel) -> Generator[None]:
         outputs.append(output[0] if isinstance(output, tuple) else output)
 
     def all_layers(_module: nn.Module, args: tuple[Any, ...]) -> Any:
-        return (torch.cat(outputs), *args[1:])
+        # NanoChat norms its embeddings with the same module, before any block has run.
+        return (torch.cat(outputs), *args[1:]) if len(outputs) == len(lm.anatomy.blocks) else None
 
     hooks = [block.register_forward_pre_hook(cut, with_kwargs=True) for block in lm.anatomy.blocks]
     hooks += [block.register_forward_hook(keep) for block in lm.anatomy.blocks]

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dualview import assets
 from dualview.errors import UserError
+from dualview.gguf import read_gguf
 from dualview.models.anatomy import Anatomy, dissect
 from dualview.models.dispatch import Unsupported
 
@@ -93,13 +94,17 @@ def load_model(
         raise UserError(f"Unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}.")
     where = pick_device(device)
     _quiet()
-    source, arguments = _source(name)
-    options: dict[str, Any] = {**arguments, "trust_remote_code": trust_remote_code}
+    source = _source(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, **options, dtype=DTYPES[dtype], **({} if "gguf_file" in options else {"use_safetensors": True})
-        )
+        if isinstance(source, Path):
+            read = read_gguf(source, DTYPES[dtype])
+            tokenizer, model = read.tokenizer, read.model
+        else:
+            options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": source != name}
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)
+            model = AutoModelForCausalLM.from_pretrained(source, **options, dtype=DTYPES[dtype], use_safetensors=True)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(_why(name, error)) from error
     model.to(where)  # pyright: ignore[reportArgumentType]
@@ -127,9 +132,10 @@ def pick_device(device: str) -> torch.device:
     return found
 
 
-def _source(name: str) -> tuple[str, dict[str, Any]]:
+def _source(name: str) -> str | Path:
+    """Where a model is read from: a GGUF file's path, a folder in full, or else the hub id as it was given."""
     if name == "embedded":
-        return str(assets.embedded_model()), {"local_files_only": True}
+        return str(assets.embedded_model())
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -137,17 +143,19 @@ def _source(name: str) -> tuple[str, dict[str, Any]]:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise UserError(f"{name} is not a GGUF file: it does not begin with the GGUF mark.")
-        return str(path.parent), {"gguf_file": path.name, "local_files_only": True}
+        return path
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"The folder {name} holds no model: it has no config.json.")
-        return str(path), {"local_files_only": True}
+        return str(path.absolute()) + "/"
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"There is no model folder {name}; --model takes embedded, a folder, a .gguf file or a hub id.")
-    return name, {}
+    return name
 
 
 def _why(name: str, error: Exception) -> str:
+    if name.endswith(".gguf"):
+        return f"The GGUF file {name} could not be read ({_first_line(error)}); it may be cut short: fetch it again."
     return (
         f"The model {name} could not be loaded ({_first_line(error)}); --model takes embedded, a folder with "
         "config.json and safetensors weights, a .gguf file, or the id of a causal LM on a reachable hub."

@@ -14,47 +14,70 @@ from dualview.report.published import published
 from dualview.result import Result
 from dualview.tasks.task import Task, TaskCheck
 
-# The result's key, its name for people, and how to write it.
-_ROWS: tuple[tuple[str, str, str], ...] = (
-    ("accuracy.zsl", "accuracy, zero-shot", ".3f"),
-    ("accuracy.icl", "accuracy, in-context", ".3f"),
-    ("accuracy.ft", "accuracy, fine-tuned", ".3f"),
-    ("rec2ftp.value", "Rec2FTP", ".3f"),
-    ("sim_aou.raw", "SimAOU raw", "+.3f"),
-    ("sim_aou.normalised", "SimAOU normalised", "+.3f"),
-    ("sim_am.before", "SimAM before", "+.3f"),
-    ("sim_am.after", "SimAM after", "+.3f"),
-    ("sim_am.delta", "SimAM delta", "+.3f"),
-    ("update_norm.icl", "update norm, in-context", ".3f"),
-    ("update_norm.ft", "update norm, fine-tuned", ".3f"),
+# The result's key, its name for people, how to write it, and which of the controls speaks of it.
+_ROWS: tuple[tuple[str, str, str, str | None], ...] = (
+    ("accuracy.zsl", "accuracy, zero-shot", ".3f", None),
+    ("accuracy.icl", "accuracy, in-context", ".3f", None),
+    ("accuracy.ft", "accuracy, fine-tuned", ".3f", None),
+    ("rec2ftp.value", "Rec2FTP", ".3f", "rec2ftp"),
+    ("sim_aou.raw", "SimAOU raw", "+.3f", "sim_aou"),
+    ("sim_aou.normalised", "SimAOU normalised", "+.3f", "sim_aou_normalised"),
+    ("sim_am.before", "SimAM before", "+.3f", None),
+    ("sim_am.after", "SimAM after", "+.3f", "sim_am_after"),
+    ("sim_am.delta", "SimAM delta", "+.3f", "sim_am"),
+    ("kendall.dual_v.tau_token", "Kendall, dual form of W_V", "+.3f", None),
+    ("kendall.released.tau_token", "Kendall, as released", "+.3f", None),
+    ("overlap.ft.token_overlap", "top-10 tokens shared, ICL and FT", ".3f", None),
+    ("update_norm.icl", "update norm, in-context", ".3f", None),
+    ("update_norm.ft", "update norm, fine-tuned", ".3f", None),
 )
 
 
 def result_table(result: Result) -> RenderableType:
-    """The whole result: what was run, every number beside its reference, and the warnings."""
+    """The whole result: what was run, every number beside its floor and ceiling, the verdict and the warnings."""
     content = result.to_json()
-    return Group(
-        _heading(content),
-        metrics_table(content, published(result.task.name)),
-        *(Text(f"! {warning}", "yellow") for warning in result.warnings),
-    )
+    parts: list[RenderableType] = [_heading(content), metrics_table(content, published(result.task.name))]
+    if "verdict" in content:
+        verdict = content["verdict"]
+        parts += [Text(f"\n{verdict['sentence']}", "bold"), Text(str(verdict["limits"]), "dim")]
+    skipped = content.get("controls_skipped") or {}
+    parts += [Text(f"! {warning}", "yellow") for warning in result.warnings]
+    parts += [Text(f"! control {name} was not run: {why}", "yellow") for name, why in skipped.items()]
+    return Group(*parts)
 
 
 def metrics_table(content: Mapping[str, Any], papers: Mapping[str, Mapping[str, float]] | None = None) -> Table:
     """Every metric of a result, or of what `dualview metrics` recomputed, with what it is to be read against."""
     papers = papers or {}
+    controls = content.get("controls") or {}
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
-    table.add_column("value", justify="right")
-    table.add_column("to be read against")
+    for column in ("value", "95 % interval", "highest floor", "ceiling"):
+        table.add_column(column, justify="right")
+    table.add_column("beside it")
     for source in papers:
         table.add_column(source, justify="right", style="dim")
-    for key, name, style in _ROWS:
+    for key, name, style, control in _ROWS:
         value = _at(content, key)
-        row = ["null" if value is None else format(value, style), _reference(content, key)]
+        if value is None and key.split(".")[0] not in content:
+            continue
+        bounds = _bounds(controls.get(control) if control else None)
+        row = ["null" if value is None else format(value, style), *bounds, _beside(content, key)]
         row += [_plain(papers[source].get(key)) for source in papers]
         table.add_row(name, *row)
     return table
+
+
+def _bounds(control: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    """The interval, the highest floor with its name, and the ceiling, as the verdict saw them."""
+    if control is None:
+        return "", "", ""
+    ci = control["ci"]
+    interval = "" if ci is None else f"{ci[0]:+.3f} to {ci[1]:+.3f}"
+    floors = {name: value for name, value in control["floors"].items() if value is not None}
+    highest = max(floors, key=lambda name: floors[name], default=None)
+    floor = "" if highest is None else f"{highest} {floors[highest]:+.3f}"
+    return interval, floor, _plain(control["ceiling"])
 
 
 def _heading(content: Mapping[str, Any]) -> Text:
@@ -67,39 +90,35 @@ def _heading(content: Mapping[str, Any]) -> Text:
     text.append(f"{provenance['model']} on {task['name']}", "bold")
     text.append(f": {shots} demonstrations ({drawn}), {task['n_queries']} queries, {provenance['dtype']}\n")
     text.append(f"fine-tuning: {ft['params']} at lr {ft['lr']:g}{rule}, {ft['steps']} steps, {ft['status']}\n")
+    if provenance["model"] == "embedded":
+        text.append("embedded: SmolLM2-135M-Instruct, rounded to 4 bits and instruction-tuned\n", "dim")
     return text
 
 
-def _reference(content: Mapping[str, Any], key: str) -> str:
+def _beside(content: Mapping[str, Any], key: str) -> str:
     """The number a value means nothing without."""
     if key == "rec2ftp.value":
         part = content["rec2ftp"]
         if part["value"] is None:
             return str(part.get("reason", ""))
-        return (
-            f"chance {_plain(part['chance'])}, p {part['p']:.2g}; {part['n_both']} of {part['n_ft']}; "
-            f"reverse {_plain(part['reverse'])}"
-        )
+        return f"p {part['p']:.2g}; {part['n_both']} of {part['n_ft']}; reverse {_plain(part['reverse'])}"
     if key == "sim_aou.normalised":
         return f"noise alone {_plain(_at(content, 'sim_aou.noise_floor'))}"
-    if key == "sim_aou.raw":
-        return "independent updates 0"
     if key == "sim_am.delta":
-        return _left_out(content, "sim_am", "delta")
+        undefined = _at(content, "sim_am.undefined.delta")
+        few = undefined["count"] / undefined["of"] if undefined else 0.0
+        return f"{few:.0%} undefined, left out" if few else ""
+    if key.startswith("kendall."):
+        return f"at lr 0 {_plain(_at(content, key.replace('.tau', '_lr0.tau')))}"
+    if key == "overlap.ft.token_overlap":
+        return f"ICL reordered {_plain(_at(content, 'overlap.icl_reordered.token_overlap'))}"
     return ""
-
-
-def _left_out(content: Mapping[str, Any], metric: str, variant: str) -> str:
-    part = _at(content, f"{metric}.undefined.{variant}")
-    if not part or not part["count"]:
-        return "independent updates 0"
-    return f"independent updates 0 ({part['count'] / part['of']:.0%} undefined, left out)"
 
 
 def _at(content: Mapping[str, Any], key: str) -> Any:
     value: Any = content
     for part in key.split("."):
-        value = None if value is None else value.get(part)
+        value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
 

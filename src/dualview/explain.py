@@ -1,0 +1,419 @@
+"""Where an answer came from: every demonstration token's part in it, in context and in fine-tuning's dual form.
+
+In context, a token's part is the softmax mass the query's last token puts on it (mean over heads, then layers). In
+fine-tuning the same tokens made the update ΔW = Σ_t e_t x_tᵀ, so token t's part in what the update does to the query is
+
+    share_t = ⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖²        signed, exact; over all training tokens they sum to 1
+
+for W_V and W_K, mean over layers, x what the projection reads at the query's last token in the tuned model. Beside them
+stands what each token's part of the update did to the answer itself: the change of the score of the favoured candidate
+over the next one, credited along the path from the base to the tuned weights (`duality.tuning.score_contributions`).
+
+All of this decomposes one forward pass and one training run. Attention mass is not influence, and no number here says
+what would have happened without a demonstration.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from dualview.comparison import Prepared, fine_tune, prepare, recipe_of
+from dualview.duality.demo_tokens import DemoTokens, demo_tokens
+from dualview.duality.heads import record_heads
+from dualview.duality.linear import aggregate
+from dualview.duality.meta_gradients import projected
+from dualview.duality.tuning import ScoreContributions, role_factors, score_contributions, update_contributions
+from dualview.errors import UserError
+from dualview.learning.factors import TrainingTrace, trace_training
+from dualview.metrics.prediction import predictions
+from dualview.metrics.ranking import kendall
+from dualview.models.anatomy import Role
+from dualview.models.loading import LanguageModel
+from dualview.models.passes import ask
+from dualview.options import RunOptions
+from dualview.progress import Progress, Silent
+from dualview.tasks.prompt import PromptSet, build_prompts
+from dualview.tasks.rows import Row
+from dualview.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Part:
+    """One demonstration's (or label's, or token's) part in the answer."""
+
+    text: str
+    demo: int | None
+    label: str | None
+    """The demonstration's label; None for a token of its template."""
+    icl: float
+    """Softmax mass, mean over heads and layers."""
+    ft_v: float
+    """Share of the value projections' update, mean over layers."""
+    ft_k: float | None
+    """The same of the key projections; None where they were not trained."""
+    score: float
+    """What its part of the update added to the favoured candidate's lead."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One query's answer taken apart."""
+
+    model: str
+    task: str
+    query: str
+    candidates: tuple[str, ...]
+    log_probs: Mapping[str, tuple[float, ...]]
+    """Mean log-prob of each candidate for zsl, icl and ft."""
+    lr: float
+    favoured: str
+    """The candidate that the fine-tuned model favours."""
+    against: str
+    """Its next best."""
+    lead: Mapping[str, float]
+    """score(favoured) − score(against) for zsl and ft."""
+    lead_residual: float
+    """|Σ of all tokens' parts − (lead in ft − lead in zsl)|: what the quadrature missed."""
+    demos: tuple[Part, ...]
+    labels: tuple[Part, ...]
+    tokens: tuple[Part, ...]
+    elsewhere: Mapping[str, float]
+    """What went to no demonstration token: `icl` (BOS, separators, the query itself), `ft_v`, `ft_k`, `score` (BOS)."""
+    tau: Mapping[str, float | None]
+    """Kendall's tau-b between ICL's mass and fine-tuning's shares of W_V: over `token`s and over `demo`s."""
+    icl_mass: Float[Tensor, "layer head token"] = field(repr=False)
+    ft_shares: Mapping[Role, Float[Tensor, "layer token"]] = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the arrays by head, which are given by layer."""
+        return {
+            "model": self.model,
+            "task": self.task,
+            "query": self.query,
+            "candidates": list(self.candidates),
+            "log_probs": {name: list(scores) for name, scores in self.log_probs.items()},
+            "lr": self.lr,
+            "favoured": self.favoured,
+            "against": self.against,
+            "lead": dict(self.lead),
+            "lead_residual": self.lead_residual,
+            "demos": [vars(part) for part in self.demos],
+            "labels": [vars(part) for part in self.labels],
+            "tokens": [vars(part) for part in self.tokens],
+            "elsewhere": dict(self.elsewhere),
+            "tau": dict(self.tau),
+            "icl_per_layer": _rows(self.icl_mass.nanmean(1)),
+            "ft_per_layer": {role: _rows(shares) for role, shares in self.ft_shares.items()},
+        }
+
+    def table(self, tokens: int = 12) -> RenderableType:
+        """What was answered, every demonstration's part, and the `tokens` of largest mass."""
+        top = sorted(self.tokens, key=lambda part: -part.icl)[:tokens]
+        answers = Table(box=None, title=f"{self.task}: {self.query}", title_justify="left")
+        answers.add_column("")
+        for candidate in self.candidates:
+            answers.add_column(candidate, justify="right")
+        for name, scores in self.log_probs.items():
+            answers.add_row(_SETTINGS[name], *(f"{score:.3f}" for score in scores))
+        said = (
+            f"Fine-tuning (rate {self.lr:g}) moved the lead of {self.favoured!r} over {self.against!r} from "
+            f"{self.lead['zsl']:+.3f} to {self.lead['ft']:+.3f}. Kendall's tau between in-context mass and "
+            f"fine-tuning's shares: {_number(self.tau['token'])} over tokens, {_number(self.tau['demo'])} over "
+            "demonstrations."
+        )
+        return Group(
+            answers,
+            Text(said),
+            _parts("by demonstration", self.demos),
+            _parts("by label", self.labels),
+            _parts(f"the {len(top)} tokens with most in-context mass", top),
+        )
+
+
+_SETTINGS = {"zsl": "zero-shot", "icl": "in-context", "ft": "fine-tuned"}
+
+
+def _parts(title: str, parts: Sequence[Part]) -> Table:
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("#", justify="right")
+    table.add_column("", max_width=48, no_wrap=True, overflow="ellipsis")
+    table.add_column("label")
+    for name in ("ICL mass", "FT share V", "FT share K", "FT on the lead"):
+        table.add_column(name, justify="right")
+    for part in parts:
+        table.add_row(
+            "" if part.demo is None else str(part.demo + 1),
+            Text(part.text.replace("\n", "⏎")),
+            Text(part.label or ""),
+            f"{part.icl:.4f}",
+            f"{part.ft_v:+.4f}",
+            "" if part.ft_k is None else f"{part.ft_k:+.4f}",
+            f"{part.score:+.4f}",
+        )
+    return table
+
+
+def _number(x: float | None) -> str:
+    return "undefined" if x is None else f"{x:+.2f}"
+
+
+def explain(
+    *,
+    query: str,
+    model: str | LanguageModel = "embedded",
+    nodes: int = 8,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Explanation:
+    """Take the answer to one query apart by demonstration and token, in context and fine-tuned.
+
+    query     the text of the template's field; a JSON object of the fields where there are several (or `choices`)
+    nodes     points the quadrature for the parts in the lead begins with
+    options   those of `RunOptions` (task, demos or seed and shots, lr, ft_loss, dtype …)
+    """
+    progress = progress or Silent()
+    loaded = None if isinstance(model, str) else model
+    chosen = RunOptions.make(
+        model=model if isinstance(model, str) else model.name, **{**options, "n_queries": 1, "queries": None}
+    )
+    if chosen.ft_params == "all":
+        raise UserError("explain needs the dual form of projections, so it does not go with ft_params all.")
+    prepared = prepare(chosen, loaded, progress)
+    row = query_row(prepared.task, query)
+    prepared = replace(prepared, prompts=_prompts(prepared, row))
+    trace = _trained(prepared, progress)
+    with progress.part("taking the answer apart", 3) as advance:
+        return _explained(prepared, row, trace, nodes, advance)
+
+
+def query_row(task: Task, text: str) -> Row:
+    """A query typed by hand as a row of the task: no label is known, so none is used."""
+    fields = task.template_fields
+    values: dict[str, Any] = {}
+    if len(fields) == 1 and task.choices is None and not text.lstrip().startswith("{"):
+        return Row({fields[0]: text}, 0)
+    wanted = [*fields, *([] if task.choices is None else ["choices"])]
+    hint = UserError(f"Task {task.name} needs --query as a JSON object with {', '.join(wanted)}.")
+    try:
+        parsed = jsonlib.loads(text)
+    except ValueError:
+        if len(fields) == 1 and task.choices is None:  # a text that merely begins with a brace
+            return Row({fields[0]: text}, 0)
+        raise hint from None
+    if not isinstance(parsed, dict):
+        raise hint
+    values = cast("dict[str, Any]", parsed)
+    other = {**task.fields, **{new: old for old, new in task.fields.items()}}
+    found = {name: values.get(name, values.get(other.get(name, name))) for name in fields}
+    choices = values.get("choices") if task.choices is not None else None
+    listed = cast("list[Any]", choices) if isinstance(choices, list) else []
+    if any(not isinstance(value, str) for value in (*found.values(), *listed)):
+        raise hint
+    if task.choices is not None and len(listed) < 2:
+        raise hint
+    return Row(found, 0, tuple(str(choice) for choice in listed) or None)
+
+
+def _prompts(prepared: Prepared, row: Row) -> PromptSet:
+    options = prepared.options
+    limits = [limit for limit in (prepared.lm.context, options.max_context) if limit is not None]
+    return build_prompts(
+        prepared.task,
+        prepared.lm.tokenizer,
+        prepared.demos,
+        [row],
+        bos=options.bos,
+        separator=options.separator,
+        max_context=min(limits, default=None),
+    )
+
+
+def _trained(prepared: Prepared, progress: Progress) -> TrainingTrace:
+    lr = prepared.options.lr
+    rate = fine_tune(prepared, progress).tuned.lr if lr == "auto" else lr
+    sequences = prepared.prompts.training_sequences
+    with progress.part("fine-tuning, with its factors", len(sequences)) as advance:
+        (trace,) = trace_training(prepared.lm, sequences, [rate], recipe_of(prepared.options))
+        advance(len(sequences))
+    return trace
+
+
+def _explained(prepared: Prepared, row: Row, trace: TrainingTrace, nodes: int, advance: Any) -> Explanation:
+    lm, prompts = prepared.lm, prepared.prompts
+    asked, shared = prompts.queries[0], demo_tokens(prompts)
+    mass = icl_mass(lm, prompts, shared)
+    advance(1)
+    shares = ft_shares(lm, trace, [*prompts.zero_prefix, *asked.ids])
+    scores = {
+        name: ask(lm, prompts.queries, replace(how, record=False), patch).settings[0].log_probs[0]
+        for name, how, patch in (
+            ("zsl", prepared.zero_shot, None),
+            ("icl", prepared.in_context, None),
+            ("ft", prepared.zero_shot, trace.tuned.patch),
+        )
+    }
+    advance(1)
+    favoured, against = (int(i) for i in np.argsort(-scores["ft"], kind="stable")[:2])
+    assert favoured == int(predictions(scores["ft"][None])[0])
+    lead = score_contributions(
+        lm,
+        trace,
+        [*prompts.zero_prefix, *asked.ids],
+        asked.candidates[favoured],
+        asked.candidates[against],
+        nodes=nodes,
+    )
+    advance(1)
+    candidates = prepared.task.candidates(row)
+    demos, labels, tokens, elsewhere = _taken_apart(prepared, shared, trace, mass, shares, lead)
+    return Explanation(
+        model=lm.name,
+        task=prepared.task.name,
+        query=prepared.task.render(row),
+        candidates=candidates,
+        log_probs={name: tuple(float(x) for x in each[: len(candidates)]) for name, each in scores.items()},
+        lr=trace.tuned.lr,
+        favoured=candidates[favoured],
+        against=candidates[against],
+        lead={"zsl": lead.base, "ft": lead.tuned},
+        lead_residual=lead.residual,
+        demos=demos,
+        labels=labels,
+        tokens=tokens,
+        elsewhere=elsewhere,
+        tau={"token": _tau(tokens), "demo": _tau(demos)},
+        icl_mass=mass,
+        ft_shares={role: shared.from_training(each.T, trace.tokens).T for role, each in shares.items()},
+    )
+
+
+def icl_mass(lm: LanguageModel, prompts: PromptSet, shared: DemoTokens) -> Float[Tensor, "layer head token"]:
+    """The softmax mass of the query's last token on every shared token; NaN for heads a layer does not have."""
+    layers = record_heads(lm, [*prompts.prefix, *prompts.queries[0].ids])
+    widest = max(layer.q.shape[0] for layer in layers)
+    mass = torch.full((len(layers), widest, len(shared)), torch.nan, dtype=torch.float64)
+    for into, layer in zip(mass, layers, strict=True):
+        into[: layer.q.shape[0]] = layer.weights()[:, shared.place.to(layer.q.device)].double().cpu()
+    return mass
+
+
+def ft_shares(
+    lm: LanguageModel, trace: TrainingTrace, ids: Sequence[int]
+) -> dict[Role, Float[Tensor, "layer training"]]:
+    """⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖² of every training token, for the roles that were trained.
+
+    x is what the projection reads at the prompt's last token in the tuned model. NaN where a layer's update is zero.
+    """
+    trained = {factors.projection.name for factors in trace.factors}
+    roles: list[Role] = [
+        role
+        for role in ("v", "k")
+        if all(any(p.name in trained for p in layer.projections[role]) for layer in lm.anatomy.layers)
+    ]
+    found: dict[Role, Tensor] = {}
+    for role in roles:
+        factors = role_factors(lm, trace, role)
+        if any(f.errors.shape[1] == 0 for f in factors):
+            continue
+        with trace.tuned.patch.applied():
+            taps = projected(lm, ids, [f.projection for f in factors])
+        rows: list[Tensor] = []
+        for f, tap in zip(factors, taps, strict=True):
+            each = update_contributions(f, tap.x[0, -1]).double().cpu()
+            total = each.sum()
+            rows.append(each / total if float(total) > 0 else torch.full_like(each, torch.nan))
+        found[role] = torch.stack(rows)
+    return found
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """One number a token for each thing that is told."""
+
+    icl: Float[Tensor, " token"]
+    ft_v: Float[Tensor, " token"]
+    ft_k: Float[Tensor, " token"] | None
+    score: Float[Tensor, " token"]
+
+    def grouped(self, groups: Tensor, count: int) -> _Columns:
+        def summed(x: Tensor) -> Tensor:
+            return aggregate(x, groups, count)
+
+        k = None if self.ft_k is None else summed(self.ft_k)
+        return _Columns(summed(self.icl), summed(self.ft_v), k, summed(self.score))
+
+    def part(self, index: int, text: str, demo: int | None, label: str | None) -> Part:
+        return Part(
+            text=text,
+            demo=demo,
+            label=label,
+            icl=float(self.icl[index]),
+            ft_v=float(self.ft_v[index]),
+            ft_k=None if self.ft_k is None else float(self.ft_k[index]),
+            score=float(self.score[index]),
+        )
+
+
+def _taken_apart(
+    prepared: Prepared,
+    shared: DemoTokens,
+    trace: TrainingTrace,
+    mass: Float[Tensor, "layer head token"],
+    shares: Mapping[Role, Tensor],
+    lead: ScoreContributions,
+) -> tuple[tuple[Part, ...], tuple[Part, ...], tuple[Part, ...], dict[str, float]]:
+    tokenizer, demos = prepared.lm.tokenizer, prepared.prompts.demos
+    mean = {role: torch.nan_to_num(each.nanmean(0)) for role, each in shares.items()}
+    moved = {role: shared.from_training(each, trace.tokens) for role, each in mean.items()}
+    by_token = lead.by_token
+    columns = _Columns(
+        icl=mass.nanmean(1).mean(0),
+        ft_v=moved["v"],
+        ft_k=moved.get("k"),
+        score=shared.from_training(by_token, trace.tokens),
+    )
+    texts = [_text(tokenizer, demo.template) for demo in demos]
+    labels = [_text(tokenizer, demo.label).strip() for demo in demos]
+    kinds = list(dict.fromkeys(labels))
+    by_demo = columns.grouped(shared.demo, len(demos))
+    by_label = columns.grouped(torch.tensor([kinds.index(label) for label in labels])[shared.demo], len(kinds))
+    tokens = tuple(
+        columns.part(i, _text(tokenizer, [int(token)]), int(demo), labels[int(demo)] if is_label else None)
+        for i, (token, demo, is_label) in enumerate(zip(shared.ids, shared.demo, shared.label, strict=True))
+    )
+    elsewhere = {
+        "icl": 1.0 - float(columns.icl.sum()),
+        **{f"ft_{role}": float(mean[role].sum() - moved[role].sum()) for role in mean},
+        "score": float(by_token.sum() - columns.score.sum()),
+    }
+    return (
+        tuple(by_demo.part(i, text, i, labels[i]) for i, text in enumerate(texts)),
+        tuple(by_label.part(i, kind, None, kind) for i, kind in enumerate(kinds)),
+        tokens,
+        elsewhere,
+    )
+
+
+def _text(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids)))
+
+
+def _tau(parts: Sequence[Part]) -> float | None:
+    sides = [np.array([[[getattr(part, name) for part in parts]]]) for name in ("icl", "ft_v")]
+    found = float(kendall(sides[0], sides[1])[0, 0])
+    return None if np.isnan(found) else found
+
+
+def _rows(x: Float[Tensor, "layer token"]) -> list[list[float | None]]:
+    return [[None if np.isnan(value) else value for value in row] for row in x.tolist()]
