@@ -1,4 +1,4 @@
-"""Shared by all tests: few threads, no hub, and shapes checked at run time."""
+"""Shared by all tests: no hub, one thread, and a processor that is not asked for what it may refuse."""
 
 from __future__ import annotations
 
@@ -6,3 +6,8 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from dualview.models.cpu import mind_amx
+
+mind_amx()

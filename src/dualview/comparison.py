@@ -21,6 +21,7 @@ import torch
 from dualview.controls.kendall import kendall, taps_of
 from dualview.controls.sensitivity import norm_curve, order_report, overlap_report
 from dualview.controls.settings import control_settings
+from dualview.errors import UserError
 from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.finetune import Recipe, Tuned, finetune, steps_of
 from dualview.learning.selection import Trial, best, judge_rates, status_of
@@ -32,7 +33,7 @@ from dualview.options import SEEDS, SELECTION_ROWS, RunOptions
 from dualview.progress import Progress, Silent
 from dualview.records import Records, Setting, save_records
 from dualview.result import Result, write_json
-from dualview.tasks.prompt import PromptSet, Query, build_prompts, encode_queries, prompts_hash
+from dualview.tasks.prompt import PromptSet, Query, build_prompts, encode_queries, prompts_hash, resolve_bos
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import read_rows, sample_demos, sample_queries, selection_rows
 from dualview.tasks.task import Task, load_task
@@ -127,7 +128,6 @@ def prepare(options: RunOptions, lm: LanguageModel | None = None, progress: Prog
 def _prompts(
     options: RunOptions, lm: LanguageModel, task: Task, demos: Sequence[Row], queries: Sequence[Row]
 ) -> PromptSet:
-    limits = [limit for limit in (lm.context, options.max_context) if limit is not None]
     return build_prompts(
         task,
         lm.tokenizer,
@@ -135,13 +135,13 @@ def _prompts(
         queries,
         bos=options.bos,
         separator=options.separator,
-        max_context=min(limits, default=None),
+        max_context=_context(options, lm),
     )
 
 
 def _seed_trials(options: RunOptions, lm: LanguageModel, task: Task, progress: Progress) -> list[Trial]:
     """ICL accuracy of each seed's demonstrations on the selection rows."""
-    rows = selection_rows(task, SELECTION_ROWS)
+    rows = _fitting(options, lm, task)
     trials: list[Trial] = []
     with progress.part("choosing the seed", len(SEEDS) * len(rows)) as advance:
         for seed in SEEDS:
@@ -168,9 +168,7 @@ def fine_tune(prepared: Prepared, progress: Progress) -> FineTuning:
     rates = options.lr_grid if options.lr == "auto" else (options.lr,)
     steps = len(steps_of(prompts.training_sequences, recipe)) * len(rates)
     what = f"fine-tuning ({len(rates)} learning rates)" if len(rates) > 1 else "fine-tuning"
-    selection: tuple[Query, ...] = ()
-    if options.lr == "auto":
-        selection = encode_queries(prepared.task, lm.tokenizer, selection_rows(prepared.task, SELECTION_ROWS))
+    selection = selection_queries(prepared) if options.lr == "auto" else ()
     with progress.part(what, steps) as advance:
         tuned = finetune(lm, prompts.training_sequences, rates, recipe, advance)
     if options.lr != "auto":
@@ -178,6 +176,26 @@ def fine_tune(prepared: Prepared, progress: Progress) -> FineTuning:
     with progress.part("choosing the learning rate", len(selection)) as advance:
         trials = judge_rates(lm, tuned, selection, prepared.zero_shot, advance)
     return FineTuning(tuned[best(trials)], trials)
+
+
+def selection_queries(prepared: Prepared) -> tuple[Query, ...]:
+    """The selection rows as queries, without those too long for the context."""
+    return encode_queries(prepared.task, prepared.lm.tokenizer, _fitting(prepared.options, prepared.lm, prepared.task))
+
+
+def _fitting(options: RunOptions, lm: LanguageModel, task: Task) -> list[Row]:
+    rows = selection_rows(task, SELECTION_ROWS)
+    limit, special = _context(options, lm), int(resolve_bos(lm.tokenizer, options.bos) is not None)
+    queries = encode_queries(task, lm.tokenizer, rows)
+    fitting = [r for r, q in zip(rows, queries, strict=True) if limit is None or special + q.longest <= limit]
+    if not fitting:
+        raise UserError(f"Not one selection row of task {task.name} fits the context of {limit} tokens.")
+    return fitting
+
+
+def _context(options: RunOptions, lm: LanguageModel) -> int | None:
+    """How many positions may be used."""
+    return min((limit for limit in (lm.context, options.max_context) if limit is not None), default=None)
 
 
 def recipe_of(options: RunOptions) -> Recipe:
@@ -288,7 +306,7 @@ def _result(prepared: Prepared, learnt: FineTuning, records: Records, extra: dic
             **extra,
             "ft": ft,
             "selection": {
-                "rows": SELECTION_ROWS if options.lr == "auto" or options.seed == "auto" else 0,
+                "rows": len(selection_queries(prepared)) if "auto" in (options.lr, options.seed) else 0,
                 "lr": [vars(trial) for trial in learnt.trials],
                 "seed": [vars(trial) for trial in prepared.seed_trials],
             },

@@ -222,7 +222,7 @@ def query_row(task: Task, text: str) -> Row:
         raise hint
     if task.choices is not None and len(listed) < 2:
         raise hint
-    return Row(found, 0, tuple(str(choice) for choice in listed) or None)
+    return Row(cast("dict[str, str]", found), 0, tuple(str(choice) for choice in listed) or None)
 
 
 def _prompts(prepared: Prepared, row: Row) -> PromptSet:

@@ -83,10 +83,7 @@ def queries_while_training(name: str, params: str, rate: float) -> list[torch.Te
     return [torch.cat(pieces) for pieces in zip(*found, strict=True)]
 
 
-MISSED = pytest.mark.xfail(strict=True, reason="a tap is read before the change is added")
-
-
-@pytest.mark.parametrize("params", ["kv", pytest.param("qkv", marks=MISSED)])
+@pytest.mark.parametrize("params", ["kv", "qkv"])
 def test_taps_are_as_they_were_during_training(params) -> None:
     trained, still = traced("llama", Recipe(params))
     for tapped, right in zip(trained.tapped, queries_while_training("llama", params, RATES[0]), strict=True):
@@ -95,18 +92,17 @@ def test_taps_are_as_they_were_during_training(params) -> None:
         assert cases.worst(tapped, right) < cases.EXACT
 
 
-@pytest.mark.xfail(strict=True, reason="rates that do not fit one batch are observed one after the other")
 def test_rates_too_many_for_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = traced("llama")
     monkeypatch.setattr(module, "_LOGIT_BYTES", 1)
     for a, b in zip(traced("llama"), whole, strict=True):
-        check_sums(a)
+        if a.tuned.lr:  # at a rate of 0 nothing moved
+            check_sums(a)
         assert [tuple(x.shape) for x in a.tapped] == [tuple(x.shape) for x in b.tapped]
         for x, y in zip(a.factors, b.factors, strict=True):
             assert cases.worst(x.errors, y.errors) < 1e-12
 
 
-@pytest.mark.xfail(strict=True, reason="the copy that is trained in single precision is tapped while it is dissected")
 def test_a_narrow_model_is_tapped_while_it_trains_and_not_before() -> None:
     lm = adopt(zoo.make("llama", dtype=torch.bfloat16), None, "llama")
     [trace] = trace_training(lm, cases.SEQUENCES, (0.01,), Recipe(), lm.anatomy.projections(("q",)))

@@ -12,9 +12,8 @@ import torch
 import zoo
 from dualview.errors import UserError
 from dualview.learning import finetune as module
-from dualview.learning.finetune import Recipe, finetune, steps_of
+from dualview.learning.finetune import Recipe, Tape, Watch, finetune, steps_of
 from dualview.learning.update import Deltas, Parameters
-from dualview.models.anatomy import Projection
 from dualview.models.loading import adopt
 from dualview.models.passes import Plan, ask
 from equivalence import cases, training
@@ -115,19 +114,20 @@ def test_steps_follow_the_prompts_order_again_each_epoch() -> None:
     assert cases.worst(deltas(forward.patch).weights[0], deltas(backward.patch).weights[0]) > 1e-6, "order matters"
 
 
-def test_the_observed_signals_are_the_update() -> None:
-    """ΔW = −lr Σ g_t x_tᵀ, Δb = −lr Σ g_t: what `observe` is told adds up to the change."""
+def test_the_watched_signals_are_the_update() -> None:
+    """ΔW = −lr Σ g_t x_tᵀ, Δb = −lr Σ g_t: what a watch is told adds up to the change."""
     lm, rate = cases.lm("qwen2-bias"), 0.02
     total: dict[str, torch.Tensor] = {}
     bias: dict[str, torch.Tensor] = {}
 
-    def observe(step: int, projection: Projection, x: torch.Tensor, g: torch.Tensor) -> None:
-        assert step in (0, 1) and x.shape[:2] == g.shape[:2]
-        change = -rate * torch.einsum("tr,td->rd", g[0], x[0])
-        total[projection.name] = total.get(projection.name, 0.0) + change
-        bias[projection.name] = bias.get(projection.name, 0.0) - rate * g[0].sum(0)
+    def told(tape: Tape, signals: list[torch.Tensor]) -> None:
+        for (index, x, _), g in zip(tape.calls, signals, strict=True):
+            assert x.shape[:2] == g.shape[:2]
+            name = tape.deltas.projections[index].name
+            total[name] = total.get(name, 0.0) - rate * torch.einsum("tr,td->rd", g[0], x[0])
+            bias[name] = bias.get(name, 0.0) - rate * g[0].sum(0)
 
-    [tuned] = finetune(lm, cases.SEQUENCES[:2], [rate], observe=observe)
+    [tuned] = finetune(lm, cases.SEQUENCES[:2], [rate], watch=Watch(told))
     patch = deltas(tuned.patch)
     for index, projection in enumerate(patch.projections):
         assert cases.worst(patch.weights[index][0], total[projection.name]) < 1e-12

@@ -18,12 +18,11 @@ from dualview.errors import UserError
 from dualview.learning.finetune import Recipe, finetune
 from dualview.learning.selection import best, judge_rates
 from dualview.models.passes import Asked, Patch, Plan, ask
-from dualview.options import SELECTION_ROWS
 from dualview.progress import Progress
 from dualview.records import Setting
-from dualview.tasks.prompt import PromptSet, build_prompts, encode_queries
+from dualview.tasks.prompt import PromptSet, build_prompts
 from dualview.tasks.rows import Row
-from dualview.tasks.sampling import sample_demos, selection_rows
+from dualview.tasks.sampling import sample_demos
 from dualview.tasks.task import load_task, shuffled
 
 if TYPE_CHECKING:
@@ -146,9 +145,10 @@ def _random_text(prepared: Prepared) -> tuple[int, ...]:
 def _best(prepared: Prepared, recipe: Recipe) -> Patch:
     """Another rule at its own best learning rate, chosen as the main one was."""
     lm, options = prepared.lm, prepared.options
-    rows = selection_rows(prepared.task, SELECTION_ROWS)
+    from dualview.comparison import selection_queries
+
     tuned = finetune(lm, prepared.prompts.training_sequences, options.lr_grid, recipe)
-    trials = judge_rates(lm, tuned, encode_queries(prepared.task, lm.tokenizer, rows), prepared.zero_shot)
+    trials = judge_rates(lm, tuned, selection_queries(prepared), prepared.zero_shot)
     return tuned[best(trials)].patch
 
 

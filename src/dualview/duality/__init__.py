@@ -13,6 +13,18 @@
 | `sign`       | signing the values is a step on the L1 loss, not sign descent       | (an exercise, answered)         |
 | `verify`     | all of the above on fresh random data, and the misprints that fail  |                                 |
 
+and on real Hugging Face models:
+
+| module           | says                                                                    | paper                   |
+|------------------|-------------------------------------------------------------------------|-------------------------|
+| `tuning`         | the fine-tuned model is the base plus attention over its training       | Irie et al. 2022        |
+| `heads`          | every head's softmax split into demonstrations and the rest             | Dai et al. 2023         |
+| `weight_space`   | ΔW_ICL beside ΔW_FT, layer by layer                                     | Dai et al. 2023         |
+| `meta_gradients` | W_V x'_i beside fine-tuning's true error signals                        | Dai et al. 2023         |
+| `context_patch`  | a context is a rank-1 patch of every block, for one query               | Goldwaser et al. 2026   |
+| `reusable`       | one patch for all queries, by least squares                             | Mazzawi et al. 2025     |
+| `task_vector`    | a context as one state at one layer                                     | Hendel et al. 2023      |
+
 Tokens are columns throughout (`X` is `d × token`), unless a docstring says otherwise. Nothing is imported here, so that
 importing the package does not import torch.
 """

@@ -33,8 +33,8 @@ class DemoTokens:
         return len(self.demo)
 
     def from_training(
-        self, values: Float[Tensor, training * rest], tokens: TrainingTokens
-    ) -> Float[Tensor, token * rest]:
+        self, values: Float[Tensor, "training_token ..."], tokens: TrainingTokens
+    ) -> Float[Tensor, "token ..."]:
         """Values per training token brought to these tokens, summed over epochs; BOS falls away."""
         width = int(max(self.position.max(), tokens.position.max())) + 1
         known = torch.full((int(tokens.demo.max()) + 1, width), -1, dtype=torch.long)

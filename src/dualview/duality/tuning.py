@@ -218,7 +218,8 @@ def score_contributions(
 
     A candidate's score is the mean log-prob of its tokens, so for single tokens s is the difference of their logits.
     The quadrature begins with `nodes` points and doubles them (at most to 64) until what it misses is less than
-    `tolerance` of the change (or of 0.01, if the change is smaller).
+    `tolerance` of the change (or of 0.01, if the change is smaller). Where experts are routed, the score jumps along
+    the path and no quadrature sees the jump: `residual` tells.
     """
     if not candidate or not against:
         raise UserError("Contributions need two candidates of at least one token each.")

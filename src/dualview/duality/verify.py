@@ -1,10 +1,10 @@
-"""Every identity on fresh random data, as a table; and the misprints, which must all fail.
+"""Every identity on fresh random data, and on a model if one is given, as a table; and the misprints, which must fail.
 
-verify(seed=0)        → a Check per identity, all passed
-verify_wrong(seed=0)  → a Check per misprint, none passed
+verify(seed=0, model=lm)        → a Check per identity, all passed
+verify_wrong(seed=0, model=lm)  → a Check per misprint, none passed
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -50,21 +50,44 @@ def verify(
     seed: int = 0,
     model: object | None = None,
     identities: Sequence[Identity] = IDENTITIES,
-    model_identities: Sequence[ModelIdentity] = (),
+    model_identities: Sequence[ModelIdentity] | None = None,
+    skipped: Callable[[str], None] | None = None,
 ) -> list[Check]:
-    """Run every identity on data drawn from `seed`; with a model, also the identities that need one."""
-    if model is not None and not model_identities:
-        raise UserError("verify was given a model but no identities to check on it.")
+    """Run every identity on data drawn from `seed`; with a model, also the identities that need one.
+
+    model             a `LanguageModel`
+    model_identities  what to check on it (by default all of `model_identities.MODEL_IDENTITIES`)
+    skipped           told, in one sentence each, which of them this architecture has no place for
+    """
     checks = [_check(identity, identity.error(Draws(seed, identity.statement))) for identity in identities]
     if model is None:
         return checks
-    on_model = [_check(each, each.error(Draws(seed, each.statement), model)) for each in model_identities]
-    return [*checks, *on_model]
+    if model_identities is None:
+        # Imported here: the identities on paper need no transformers.
+        from dualview.duality.model_identities import MODEL_IDENTITIES, require_model
+
+        require_model(model)
+        model_identities = MODEL_IDENTITIES
+    for each in model_identities:
+        try:
+            checks.append(_check(each, each.error(Draws(seed, each.statement), model)))
+        except UserError as reason:
+            if skipped is not None:
+                skipped(f"Not checked: {each.statement} ({str(reason).rstrip('.')}).")
+    return checks
 
 
-def verify_wrong(seed: int = 0) -> list[Check]:
-    """Run the common misprints on data drawn from `seed`: none may pass."""
-    return verify(seed, identities=MISPRINTS)
+def verify_wrong(
+    seed: int = 0, model: object | None = None, skipped: Callable[[str], None] | None = None
+) -> list[Check]:
+    """Run the common misprints on data drawn from `seed`, and on a model if one is given: none may pass."""
+    if model is None:
+        return verify(seed, identities=MISPRINTS)
+    from dualview.duality.model_identities import require_model
+    from dualview.duality.model_misprints import MODEL_MISPRINTS
+
+    require_model(model)
+    return verify(seed, model, MISPRINTS, MODEL_MISPRINTS, skipped)
 
 
 def render(checks: Sequence[Check], title: str | None = None) -> Table:

@@ -15,11 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualview.learning.finetune import Recipe, Tuned, finetune
+from dualview.learning.finetune import Recipe, Tape, Tuned, Watch, finetune, in_single_precision, rate_groups
 from dualview.learning.update import Deltas
 from dualview.models.anatomy import Projection
 from dualview.models.loading import LanguageModel
-from dualview.models.probe import Tap, tapping
 from dualview.tasks.prompt import TrainingSequence
 
 
@@ -60,34 +59,49 @@ def trace_training(
     recipe: Recipe,
     taps: Sequence[Projection] = (),
 ) -> list[TrainingTrace]:
-    """Fine-tune once more, all rates side by side, keeping every projection's inputs and error signals.
+    """Fine-tune once more, keeping every projection's inputs and error signals; one trace for each rate.
 
     At a rate of 0 the weights stay the base's and the error signals are those of a rate of 1: what the gradient says
     at the first pass.
     """
-    inputs: dict[str, list[Tensor]] = {}
-    errors: dict[str, list[Tensor]] = {}
+    wide = in_single_precision(lm)  # a narrower model is copied here, so that its copy is what is watched
+    own = {p.name: p.module for p in wide.anatomy.projections(("q", "k", "v"))}
+    tapped = tuple(Projection(p.name, own[p.name], p.rows) for p in taps)
+    groups = rate_groups(wide, sequences, rates, recipe)
+    return [trace for group in groups for trace in _trace_group(wide, sequences, group, recipe, tapped)]
+
+
+def _trace_group(
+    lm: LanguageModel,
+    sequences: Sequence[TrainingSequence],
+    rates: Sequence[float],
+    recipe: Recipe,
+    taps: tuple[Projection, ...],
+) -> list[TrainingTrace]:
+    inputs: dict[int, list[Tensor]] = {}
+    errors: dict[int, list[Tensor]] = {}
+    outputs: dict[str, list[Tensor]] = {p.name: [] for p in taps}
     scale = torch.tensor([rate if rate else 1.0 for rate in rates], dtype=lm.dtype, device=lm.device)[:, None, None]
 
-    def observe(_step: int, projection: Projection, x: Tensor, g: Tensor) -> None:
-        inputs.setdefault(projection.name, []).append(x.expand(len(rates), -1, -1))
-        errors.setdefault(projection.name, []).append(-scale * g)
+    def told(tape: Tape, signals: list[Tensor]) -> None:
+        for (index, x, _), g in zip(tape.calls, signals, strict=True):
+            inputs.setdefault(index, []).append(x.expand(len(rates), -1, -1))
+            errors.setdefault(index, []).append(-scale * g)
+        for tap in tape.tapped:
+            outputs[tap.projection.name].append(tap.y.expand(len(rates), -1, -1))
 
-    seen: list[Tap] = []
-    with tapping(taps, seen):
-        tuned = finetune(lm, sequences, rates, recipe, observe=observe)
-    tokens = _tokens(sequences, recipe.epochs)
-    whole = {name: (torch.cat(inputs[name], 1), torch.cat(errors[name], 1)) for name in inputs}
-    outputs = [torch.cat([t.y.expand(len(rates), -1, -1) for t in seen if t.projection is p], 1) for p in taps]
+    tuned = finetune(lm, sequences, rates, recipe, watch=Watch(told, taps))
     patch = tuned[0].patch
     assert isinstance(patch, Deltas)
-    trained = {p.name: p for p in patch.projections}
+    x, e = ({index: torch.cat(parts, 1) for index, parts in side.items()} for side in (inputs, errors))
+    y = [torch.cat(outputs[p.name], 1) for p in taps]
+    tokens = _tokens(sequences, recipe.epochs)
     return [
         TrainingTrace(
             tuned[r],
             tokens,
-            tuple(Factors(trained[name], x[r], e[r]) for name, (x, e) in whole.items()),
-            tuple(output[r] for output in outputs),
+            tuple(Factors(patch.projections[index], x[index][r], e[index][r]) for index in x),
+            tuple(output[r] for output in y),
         )
         for r in range(len(rates))
     ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from dualview.models.dispatch import run_forward
 from dualview.models.loading import LanguageModel, adopt
 from dualview.models.passes import Patch
 from dualview.models.prefix import Causal, as_row
-from dualview.models.probe import Whole
+from dualview.models.probe import Tap, Whole, tapping
 from dualview.tasks.prompt import TrainingSequence
 
 Params = Literal["kv", "qkv", "v", "all"]
@@ -62,8 +62,13 @@ class Tuned:
     status: Status = "ok"
 
 
-Observe = Callable[[int, Projection, Tensor, Tensor], None]
-"""(step, projection, its inputs x [rate or 1, token, d_in], its signals g = ∂loss/∂(W x) [rate or 1, token, row])"""
+@dataclass(frozen=True)
+class Watch:
+    """Tells of a training run as it goes: `told` gets each step's tape and, for each of its calls, the signals g_t."""
+
+    told: Callable[[Tape, list[Float[Tensor, "rate_or_1 token row"]]], None]
+    taps: tuple[Projection, ...] = ()
+    """Projections whose inputs and outputs the tape keeps besides, as they are at the weights of the step."""
 
 
 def finetune(
@@ -72,27 +77,35 @@ def finetune(
     rates: Sequence[float],
     recipe: Recipe = Recipe(),
     progress: Callable[[int], None] | None = None,
-    observe: Observe | None = None,
+    watch: Watch | None = None,
 ) -> list[Tuned]:
     """Train from the base weights once for each learning rate; `lm` itself is not changed.
 
-    A negative rate climbs the loss. `observe` is told every projection's inputs and signals (not with params `all`).
+    A negative rate climbs the loss. With `watch` (not for params `all`) the rates must fit one batch: `rate_groups`.
     """
     for rate in rates:
         if not math.isfinite(rate):
             raise UserError(f"The learning rate must be a finite number, not {rate}.")
     if recipe.epochs < 1:
         raise UserError(f"--epochs must be at least 1, not {recipe.epochs}.")
-    wide = _in_single_precision(lm)
+    wide = in_single_precision(lm)
     if recipe.params == "all":
         tuned = [_train_parameters(wide, sequences, rate, recipe, progress) for rate in rates]
     else:
-        longest = max(len(sequence.ids) for sequence in sequences)
-        layers = len(lm.anatomy.blocks) if recipe.rule == "layer-causal" else 1
-        together = max(1, _LOGIT_BYTES // (4 * lm.vocab * longest * layers))
-        groups = [rates[start : start + together] for start in range(0, len(rates), together)]
-        tuned = [t for group in groups for t in _train_projections(wide, sequences, group, recipe, progress, observe)]
+        groups = rate_groups(lm, sequences, rates, recipe)
+        assert watch is None or len(groups) == 1, "one batch of learning rates can be watched at a time"
+        tuned = [t for group in groups for t in _train_projections(wide, sequences, group, recipe, progress, watch)]
     return tuned if wide is lm else [replace(t, patch=_moved(t.patch, lm)) for t in tuned]
+
+
+def rate_groups(
+    lm: LanguageModel, sequences: Sequence[TrainingSequence], rates: Sequence[float], recipe: Recipe
+) -> list[Sequence[float]]:
+    """The learning rates in batches whose logits fit in memory together."""
+    longest = max(len(sequence.ids) for sequence in sequences)
+    layers = len(lm.anatomy.blocks) if recipe.rule == "layer-causal" else 1
+    together = max(1, _LOGIT_BYTES // (4 * lm.vocab * longest * layers))
+    return [rates[start : start + together] for start in range(0, len(rates), together)]
 
 
 def steps_of(sequences: Sequence[TrainingSequence], recipe: Recipe) -> list[TrainingSequence]:
@@ -106,7 +119,7 @@ def _train_projections(
     rates: Sequence[float],
     recipe: Recipe,
     progress: Callable[[int], None] | None,
-    observe: Observe | None,
+    watch: Watch | None,
 ) -> list[Tuned]:
     projections = lm.anatomy.projections(ROLES_OF[recipe.params])
     if not projections:
@@ -117,16 +130,16 @@ def _train_projections(
     history: list[list[float]] = []
     for step, sequence in enumerate(steps_of(sequences, recipe)):
         # Before the first step all learning rates are the same model: one row does for all.
-        tape = Tape(deltas, rows=1 if step == 0 else len(rates))
+        tape = Tape(deltas, 1 if step == 0 else len(rates), () if watch is None else watch.taps)
         with torch.enable_grad(), tape.running():
             losses = sequence_losses(lm, sequence, recipe, tape.rows)
         signals = tape.signals(losses)
+        if watch is not None:
+            watch.told(tape, signals)
         alive &= torch.isfinite(losses.detach())
         for g in signals:
             alive &= torch.isfinite(g.sum((1, 2)))
         for (index, x, _), g in zip(tape.calls, signals, strict=True):
-            if observe is not None:
-                observe(step, projections[index], x, g)
             # e_t = −lr · g_t, the error signals; a diverged row stops moving, its neighbours in the batch go on
             e = torch.where(alive[:, None, None], -lr[:, None, None] * g, 0.0)
             deltas.weights[index].baddbmm_(e.mT, x.to(e.dtype).expand(len(rates), -1, -1))
@@ -148,6 +161,8 @@ class Tape:
 
     deltas: Deltas
     rows: int
+    taps: tuple[Projection, ...] = ()
+    tapped: list[Tap] = field(default_factory=list[Tap])
     calls: list[tuple[int, Tensor, Tensor]] = field(default_factory=list[tuple[int, Tensor, Tensor]])
     """(projection, its input, its output), in the order of the pass."""
 
@@ -167,7 +182,8 @@ class Tape:
 
         hooks = [p.module.register_forward_hook(watch(i)) for i, p in enumerate(self.deltas.projections)]
         try:
-            yield
+            with tapping(self.taps, self.tapped):  # after the others, so that a tap sees the change
+                yield
         finally:
             for hook in hooks:
                 hook.remove()
@@ -194,18 +210,21 @@ def sequence_losses(lm: LanguageModel, sequence: TrainingSequence, recipe: Recip
     at = torch.arange(ids.shape[1], device=lm.device)
     keep = at[first - 1 : -1]
     strategy = Causal(at) if lm.fast else Whole(at, range(ids.shape[1]), 0, None)
-    with _layer_causal(lm) if recipe.rule == "layer-causal" else _as_it_is():
-        logits = run_forward(lm.model, strategy, ids, at[None].expand(rows, -1), keep, native=not lm.fast)
+    causal = recipe.rule == "layer-causal"
+    with _layer_causal(lm) if causal else nullcontext():
+        try:
+            logits = run_forward(lm.model, strategy, ids, at[None].expand(rows, -1), keep, native=not lm.fast)
+        except RuntimeError as error:
+            if not causal:
+                raise
+            raise UserError(
+                f"layer-causal fine-tuning cannot follow {type(lm.model).__name__} ({error}); use --ft-rule sgd."
+            ) from error
     logits = logits.unflatten(0, (-1, rows))  # [layer or 1, rate, token, vocab]
     logits = logits if logits.dtype == torch.float64 else logits.float()
     targets = ids[:, first:]
     picked = logits.gather(-1, targets[None, :, :, None].expand(logits.shape[0], -1, -1, 1))[..., 0]
     return (torch.logsumexp(logits, -1) - picked).mean(-1).sum(0)
-
-
-@contextmanager
-def _as_it_is() -> Generator[None]:
-    yield
 
 
 @contextmanager
@@ -262,7 +281,7 @@ def _train_parameters(
     return Tuned(rate, Parameters(lm.model, {n: v.detach() for n, v in values.items()}), tuple(history), status)
 
 
-def _in_single_precision(lm: LanguageModel) -> LanguageModel:
+def in_single_precision(lm: LanguageModel) -> LanguageModel:
     """Training needs at least float32: a narrower model is copied for it."""
     if lm.dtype in (torch.float32, torch.float64):
         return lm

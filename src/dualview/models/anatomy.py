@@ -106,6 +106,7 @@ def dissect(model: PreTrainedModel) -> Anatomy:
     names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
     blocks = _blocks(model)
     events, final = _watch(model, blocks)
+    width = int(model.config.get_text_config().hidden_size)
     layers: list[Layer] = []
     for at, event in enumerate(events):
         if not event.is_attention:
@@ -116,7 +117,7 @@ def dissect(model: PreTrainedModel) -> Anatomy:
         projections: dict[Role, tuple[Projection, ...]] = {
             role: _sources(tensor, before, names) for role, tensor in zip(ROLES, (q, k, v), strict=True)
         }
-        output = _output(events, at, inside)
+        output = _output(events, at, inside, width)
         layers.append(Layer(event.module, output, projections, q.shape[1], k.shape[1], q.shape[-1], _width(output)))
     return Anatomy(tuple(layers), blocks, final)
 
@@ -190,7 +191,7 @@ def _sources(made: Tensor, maps: list[_Seen], names: dict[nn.Module, str]) -> tu
     return tuple(found)
 
 
-def _output(events: list[_Seen], at: int, inside: set[nn.Module]) -> nn.Module:
+def _output(events: list[_Seen], at: int, inside: set[nn.Module], width: int) -> nn.Module:
     """The last linear map of the attention module after its attention, or else the next one to run."""
     after: list[nn.Module] = []
     for event in events[at + 1 :]:
@@ -200,7 +201,13 @@ def _output(events: list[_Seen], at: int, inside: set[nn.Module]) -> nn.Module:
     within = [module for module in after if module in inside]
     if not after:
         raise UserError("dualview found no output projection after an attention; it cannot record this architecture.")
-    return within[-1] if within else after[0]
+    output = within[-1] if within else after[0]
+    if _width(output) != width:  # a router, say, where the output projection is no plain linear map
+        raise UserError(
+            f"dualview found no linear output projection in {type(events[at].module).__name__}; "
+            "it cannot record this architecture."
+        )
+    return output
 
 
 def _width(module: nn.Module) -> int:

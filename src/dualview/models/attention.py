@@ -154,14 +154,26 @@ def _kernel_for(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Kernel:
 
 
 def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> Part:
+    if bias is not None and causal:
+        return _causal_slices(q, k, v, rule, bias)
     if bias is not None:
         bias = bias.expand(-1, -1, q.shape[2], -1)
-        if causal:
-            bias = bias.masked_fill(~_tril(q, k), -torch.inf)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # pyright: ignore
         q, k, v, 0.0, causal and bias is None, attn_mask=bias, scale=rule.scale
     )
     return Part(out, lse)
+
+
+def _causal_slices(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor) -> Part:
+    """Causal and biased: the two become one mask, made for a slice of queries at a time."""
+    rows = max(1, _LOGITS_AT_ONCE // (q.shape[0] * q.shape[1] * k.shape[2]))
+    lower = _tril(q, k)
+    parts: list[Part] = []
+    for start in range(0, q.shape[2], rows):
+        some = slice(start, start + rows)
+        own = bias if bias.shape[2] == 1 else bias[:, :, some]
+        parts.append(_cpu_flash(q[:, :, some], k, v, rule, own.masked_fill(~lower[some], -torch.inf), False))
+    return Part(torch.cat([part.out for part in parts], 2), torch.cat([part.lse for part in parts], 2))
 
 
 def _cuda_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> Part:

@@ -131,7 +131,8 @@ def _rule(module: nn.Module, query: Tensor, kwargs: dict[str, Any]) -> Rule:
     kinds = getattr(config, "layer_types", None)
     at = getattr(module, "layer_idx", None)
     kind = kinds[at] if kinds and isinstance(at, int) and at < len(kinds) else None
-    if window is None and kind == "sliding_attention":
+    untold = "sliding_window" not in kwargs and not kinds  # then a window lives in the model's masks alone
+    if window is None and (kind == "sliding_attention" or untold):
         window = getattr(config, "sliding_window", None)
     if kind == "chunked_attention":
         chunk = getattr(config, "attention_chunk_size", None)

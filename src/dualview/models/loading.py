@@ -20,6 +20,7 @@ from dualview import assets
 from dualview.errors import UserError
 from dualview.gguf import read_gguf
 from dualview.models.anatomy import Anatomy, dissect
+from dualview.models.cpu import mind_amx
 from dualview.models.dispatch import Unsupported
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
@@ -94,6 +95,8 @@ def load_model(
         raise UserError(f"Unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}.")
     where = pick_device(device)
     _quiet()
+    if where.type == "cpu" and dtype in ("bfloat16", "float16"):
+        mind_amx()
     source = _source(name)
     try:
         if isinstance(source, Path):

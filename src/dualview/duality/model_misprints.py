@@ -1,0 +1,102 @@
+"""The misprints on a language model, for `verify --wrong --model`: every one must fail (see `misprints`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from dualview.duality.algebra import norm
+from dualview.duality.context_patch import BlockPatch, ContextPatch, context_patch, patch_report
+from dualview.duality.heads import record_heads
+from dualview.duality.identities_implicit import DHERIN, GOLDWASER
+from dualview.duality.identities_linear import DAI, IRIE
+from dualview.duality.identity import Draws, ModelIdentity
+from dualview.duality.implicit import RankOne
+from dualview.duality.model_identities import Trial, trial
+from dualview.duality.rows import last_logits
+from dualview.duality.tensors import relative_error
+from dualview.duality.tuning import DualPatch, dual_patch
+
+
+def _patch(setup: Trial) -> ContextPatch:
+    return context_patch(setup.lm, setup.prompts.prefix, setup.query.ids, setup.bare)
+
+
+def _error(setup: Trial, patch: ContextPatch) -> float:
+    return patch_report(setup.lm, setup.prompts.prefix, setup.query.ids, setup.bare, patch).error
+
+
+def _wrong_token(draws: Draws, model: object) -> float:
+    setup = trial(draws, model)
+    other = replace(setup, prompts=setup.prompts.with_queries(setup.prompts.queries[::-1]))
+    return _error(setup, _patch(other))
+
+
+def _without_norm(draws: Draws, model: object) -> float:
+    """ΔW = W (z_C − z) zᵀ: right is z/‖z‖², so dividing by ‖right‖² leaves z."""
+    setup = trial(draws, model)
+    patch = _patch(setup)
+
+    def undivided(delta: RankOne) -> RankOne:
+        return RankOne(delta.left, delta.right / (delta.right @ delta.right))
+
+    blocks = [
+        replace(block, inputs=tuple(undivided(delta) for delta in block.inputs))
+        if block.inputs
+        else replace(block, output=_without(block))
+        for block in patch.blocks
+    ]
+    return _error(setup, ContextPatch(tuple(blocks), patch.token))
+
+
+def _without(block: BlockPatch) -> RankOne | torch.Tensor:
+    output = block.output
+    return RankOne(torch.zeros_like(output.left), output.right) if isinstance(output, RankOne) else output * 0
+
+
+def _without_output(draws: Draws, model: object) -> float:
+    setup = trial(draws, model)
+    patch = _patch(setup)
+    blocks = [replace(block, output=_without(block)) for block in patch.blocks]
+    return _error(setup, ContextPatch(tuple(blocks), patch.token))
+
+
+def _without_masses(draws: Draws, model: object) -> float:
+    """y = y_demos + y_own, as if softmax attention were linear."""
+    setup = trial(draws, model)
+    errors: list[float] = []
+    for layer in record_heads(setup.lm, setup.in_context_ids):
+        split = layer.split(setup.demo_places)
+        errors.append(relative_error(split.demos + split.own, layer.out))
+    return min(errors)
+
+
+def _dual_error(setup: Trial, dual: DualPatch, tuned: torch.Tensor) -> float:
+    base = last_logits(setup.lm, setup.zero_shot_ids)
+    return norm(last_logits(setup.lm, setup.zero_shot_ids, dual) - tuned) / norm(tuned - base)
+
+
+def _wrong_sign(draws: Draws, model: object) -> float:
+    setup = trial(draws, model)
+    trace = setup.train()
+    flipped = DualPatch(tuple(replace(f, errors=-f.errors) for f in dual_patch(trace).factors))
+    return _dual_error(setup, flipped, last_logits(setup.lm, setup.zero_shot_ids, trace.tuned.patch))
+
+
+def _errors_at_start(draws: Draws, model: object) -> float:
+    setup = trial(draws, model)
+    rate = 1e-2
+    trace, still = setup.train(rate), setup.train(0.0)  # a rate of 0 keeps the gradients of the base weights
+    stale = DualPatch(tuple(replace(f, errors=rate * f.errors) for f in still.factors))
+    return _dual_error(setup, stale, last_logits(setup.lm, setup.zero_shot_ids, trace.tuned.patch))
+
+
+MODEL_MISPRINTS = (
+    ModelIdentity("model: +η for −η in the error signals  [sign]", IRIE, _wrong_sign, 1e-3),
+    ModelIdentity("model: error signals all at W₀  [not at step t]", IRIE, _errors_at_start, 1e-3),
+    ModelIdentity("model: attention = y_demos + y_own  [no masses]", DAI, _without_masses, 1e-3),
+    ModelIdentity("model: another query's patch  [wrong token]", DHERIN, _wrong_token, 1e-3),
+    ModelIdentity("model: ΔW = W (z_C − z) zᵀ  [no 1/‖z‖²]", GOLDWASER, _without_norm, 1e-3),
+    ModelIdentity("model: input patches alone  [no output patch]", GOLDWASER, _without_output, 1e-3),
+)

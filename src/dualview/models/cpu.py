@@ -1,0 +1,23 @@
+"""A processor that promises more than it keeps.
+
+Some virtual machines announce Intel's AMX and refuse it when it is used: a half-precision matrix product then ends the
+process with an illegal instruction. There is no asking beforehand, so a child process tries.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_TRY = "import torch; a = torch.ones(32, 32, dtype=torch.bfloat16); torch.nn.functional.linear(a, a)"
+
+
+def mind_amx() -> None:
+    """Keep oneDNN away from AMX where using it fails; must come before the process's first half-precision product."""
+    about = Path("/proc/cpuinfo")
+    if "ONEDNN_MAX_CPU_ISA" in os.environ or not about.exists() or "amx_bf16" not in about.read_text():
+        return
+    if subprocess.run([sys.executable, "-c", _TRY], capture_output=True, check=False).returncode < 0:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
