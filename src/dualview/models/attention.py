@@ -167,12 +167,12 @@ def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None,
 def _causal_slices(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor) -> Part:
     """Causal and biased: the two become one mask, made for a slice of queries at a time."""
     rows = max(1, _LOGITS_AT_ONCE // (q.shape[0] * q.shape[1] * k.shape[2]))
-    lower = _tril(q, k)
     parts: list[Part] = []
     for start in range(0, q.shape[2], rows):
         some = slice(start, start + rows)
         own = bias if bias.shape[2] == 1 else bias[:, :, some]
-        parts.append(_cpu_flash(q[:, :, some], k, v, rule, own.masked_fill(~lower[some], -torch.inf), False))
+        own = own.masked_fill(_later(q[:, :, some], k, start), -torch.inf)
+        parts.append(_cpu_flash(q[:, :, some], k, v, rule, own, False))
     return Part(torch.cat([part.out for part in parts], 2), torch.cat([part.lse for part in parts], 2))
 
 
@@ -195,7 +195,6 @@ def _portable(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, 
     rows = max(1, _LOGITS_AT_ONCE // max(1, batch * heads * keys))
     outs: list[Tensor] = []
     lses: list[Tensor] = []
-    lower = _tril(q, k) if causal else None
     for start in range(0, max(queries, 1), rows):
         piece = q[:, :, start : start + rows]
         grouped = piece.reshape(batch, kv_heads, -1, q.shape[-1])
@@ -206,8 +205,8 @@ def _portable(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, 
             logits = rule.softcap * torch.tanh(logits / rule.softcap)
         if bias is not None:
             logits = logits + (bias if bias.shape[2] == 1 else bias[:, :, start : start + rows])
-        if lower is not None:
-            logits = logits.masked_fill(~lower[start : start + rows], -torch.inf)
+        if causal:
+            logits = logits.masked_fill(_later(piece, k, start), -torch.inf)
         lse = torch.logsumexp(logits, dim=-1)
         finite = lse.masked_fill(lse == -torch.inf, 0.0)
         weights = torch.exp(logits - finite[..., None]).to(v.dtype)
@@ -217,5 +216,6 @@ def _portable(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, 
     return Part(torch.cat(outs, 2), torch.cat(lses, 2))
 
 
-def _tril(q: Tensor, k: Tensor) -> Bool[Tensor, "query key"]:
-    return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+def _later(q: Tensor, k: Tensor, start: int) -> Bool[Tensor, "query key"]:
+    """Which keys come after each query, the first of which stands at `start`."""
+    return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(start + 1)
