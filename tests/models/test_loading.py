@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import BertConfig, BertLMHeadModel, Phi3Config, Phi3ForCausalLM
 
 import zoo
 from dualview.errors import UserError
 from dualview.models.loading import adopt, load_model, pick_device
 from dualview.models.passes import Plan, ask
+from dualview.tasks.prompt import Query
 from equivalence import cases, tiny
 
 
@@ -124,3 +127,37 @@ def test_so_they_are_in_half_precision(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "gptj", "bloom", "gemma3"])
 def test_others_stay_fast_in_half_precision(name: str) -> None:
     assert adopt(zoo.make(name, dtype=torch.bfloat16), None, name).fast
+
+
+def test_an_encoder_is_no_causal_language_model() -> None:
+    shape = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"intermediate_size": 48}
+    with pytest.raises(UserError, match="not a causal language model"):
+        adopt(BertLMHeadModel(BertConfig(**shape)), None, "bert")
+    assert adopt(BertLMHeadModel(BertConfig(**shape, is_decoder=True)), None, "bert").fast
+
+
+def test_positions_scaled_by_length_are_not_shared_across_the_turn() -> None:
+    """Phi-3's longrope rotates a prompt of up to 16 tokens otherwise than a longer one."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16, **factors}
+    config = Phi3Config(
+        vocab_size=101,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        original_max_position_embeddings=16,
+        rope_parameters=rope,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    lm = adopt(Phi3ForCausalLM(config).double(), None, "phi3")
+    whole = replace(lm, slow_because="for comparison")
+    queries = [Query(tuple(range(3, 11)), ((5,), (6,)), 0)]
+    for prefix in (4, 12, 20):
+        how = Plan(tuple(range(20, 20 + prefix)), 0)
+        mine, theirs = (ask(model, queries, how).settings[0] for model in (lm, whole))
+        assert abs(mine.log_probs - theirs.log_probs).max() < 1e-9
+    assert [lm.shares_prefix(prefix, 8) for prefix in (4, 12, 20)] == [True, False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -17,6 +18,7 @@ from dualview.duality.model_identities import Trial, trial
 from dualview.duality.rows import last_logits
 from dualview.duality.tensors import relative_error
 from dualview.duality.tuning import DualPatch, dual_patch
+from dualview.errors import UserError
 
 
 def _patch(setup: Trial) -> ContextPatch:
@@ -38,15 +40,16 @@ def _without_norm(draws: Draws, model: object) -> float:
     setup = trial(draws, model)
     patch = _patch(setup)
 
-    def undivided(delta: RankOne) -> RankOne:
-        return RankOne(delta.left, delta.right / (delta.right @ delta.right))
+    def undivided(delta: RankOne | torch.Tensor) -> RankOne | torch.Tensor:
+        return RankOne(delta.left, delta.right / (delta.right @ delta.right)) if isinstance(delta, RankOne) else delta
 
     blocks = [
-        replace(block, inputs=tuple(undivided(delta) for delta in block.inputs))
-        if block.inputs
-        else replace(block, output=_without(block))
-        for block in patch.blocks
+        BlockPatch(b.place, tuple(cast(RankOne, undivided(d)) for d in b.inputs), undivided(b.output))
+        for b in patch.blocks
     ]
+    ranked = [d for b in patch.blocks for d in (*b.inputs, b.output) if isinstance(d, RankOne)]
+    if all(norm(delta.left) < 1e-4 for delta in ranked):
+        raise UserError("its blocks are parallel and have biases, so there is no rank-1 patch to get wrong")
     return _error(setup, ContextPatch(tuple(blocks), patch.token))
 
 
@@ -65,11 +68,11 @@ def _without_output(draws: Draws, model: object) -> float:
 def _without_masses(draws: Draws, model: object) -> float:
     """y = y_demos + y_own, as if softmax attention were linear."""
     setup = trial(draws, model)
-    errors: list[float] = []
-    for layer in record_heads(setup.lm, setup.in_context_ids):
-        split = layer.split(setup.demo_places)
-        errors.append(relative_error(split.demos + split.own, layer.out))
-    return min(errors)
+    layers = record_heads(setup.lm, setup.in_context_ids)
+    splits = [layer.split(setup.demo_places) for layer in layers]
+    if all(float(split.mass.max()) == 0 for split in splits):
+        raise UserError("its windows are so short that no layer sees the demonstrations")
+    return max(relative_error(s.demos + s.own, layer.out) for s, layer in zip(splits, layers, strict=True))
 
 
 def _dual_error(setup: Trial, dual: DualPatch, tuned: torch.Tensor) -> float:
@@ -87,7 +90,8 @@ def _wrong_sign(draws: Draws, model: object) -> float:
 def _errors_at_start(draws: Draws, model: object) -> float:
     setup = trial(draws, model)
     rate = 1e-2
-    trace, still = setup.train(rate), setup.train(0.0)  # a rate of 0 keeps the gradients of the base weights
+    # A rate of 0 keeps the gradients of the base weights.
+    trace, still = setup.train(rate, epochs=3), setup.train(0.0, epochs=3)
     stale = DualPatch(tuple(replace(f, errors=rate * f.errors) for f in still.factors))
     return _dual_error(setup, stale, last_logits(setup.lm, setup.zero_shot_ids, trace.tuned.patch))
 

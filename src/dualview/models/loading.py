@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,8 @@ from dualview.errors import UserError
 from dualview.gguf import read_gguf
 from dualview.models.anatomy import Anatomy, dissect
 from dualview.models.cpu import mind_amx
-from dualview.models.dispatch import Unsupported
+from dualview.models.dispatch import Unsupported, run_forward
+from dualview.models.probe import Whole
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 DTYPES: dict[str, torch.dtype] = {
@@ -70,6 +71,19 @@ class LanguageModel:
             if isinstance(found, int) and found > 0:
                 return found
         return None
+
+    def shares_prefix(self, prefix: int, longest: int) -> bool:
+        """Whether queries of up to `longest` tokens may share a prefix of so many.
+
+        Not where rotary positions are scaled by the length of what is read (longrope, dynamic) and the queries go past
+        the length at which the scaling changes while the prefix does not: it would be rotated otherwise than in a
+        whole prompt.
+        """
+        rope = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
+        if rope.get("rope_type") not in ("longrope", "dynamic"):
+            return self.fast
+        turn = rope.get("original_max_position_embeddings") or self.context or 0
+        return self.fast and not prefix <= turn < prefix + longest
 
     @property
     def weights_hash(self) -> str:
@@ -121,7 +135,9 @@ def adopt(model: PreTrainedModel, tokenizer: Any, name: str) -> LanguageModel:
         anatomy = dissect(model)
     except Unsupported as error:
         raise UserError(f"dualview cannot follow the attention of {name}: {error}.") from error
-    return LanguageModel(name, model, tokenizer, anatomy, _slow_because(model, tokenizer, anatomy, name))
+    lm = LanguageModel(name, model, tokenizer, anatomy)
+    _must_be_causal(lm)
+    return replace(lm, slow_because=_slow_because(lm))
 
 
 def pick_device(device: str) -> torch.device:
@@ -170,7 +186,23 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
 
 
-def _slow_because(model: PreTrainedModel, tokenizer: Any, anatomy: Anatomy, name: str) -> str | None:
+def _must_be_causal(lm: LanguageModel) -> None:
+    """An encoder loaded as a language model reads what comes later: changing the last token shows it."""
+    ids = torch.arange(6, device=lm.device)[None] % lm.vocab
+    other = ids.clone()
+    other[0, -1] = (other[0, -1] + 1) % lm.vocab
+    at = torch.arange(6, device=lm.device)
+    with torch.no_grad():
+        first, second = (
+            run_forward(lm.model, Whole(at, range(6), 0, None), row, at[None], None, native=True)[0, :-1].float()
+            for row in (ids, other)
+        )
+    noise = 1e-5 if lm.dtype in (torch.float32, torch.float64) else 2e-2
+    if float((first - second).abs().max()) > noise * float(first.abs().max()):
+        raise UserError(f"{lm.name} is not a causal language model: what it predicts depends on later tokens.")
+
+
+def _slow_because(lm: LanguageModel) -> str | None:
     """Two short prompts, packed behind a shared prefix and whole: None if the model cannot tell the difference.
 
     In half precision a small difference drowns, so what mixes tokens outside of attention is looked for as well.
@@ -178,26 +210,23 @@ def _slow_because(model: PreTrainedModel, tokenizer: Any, anatomy: Anatomy, name
     from dualview.models.passes import Plan, ask
     from dualview.tasks.prompt import Query
 
-    attentive = {layer.module for layer in anatomy.layers}
-    for block in anatomy.blocks:
+    attentive = {layer.module for layer in lm.anatomy.layers}
+    for block in lm.anatomy.blocks:
         inside = list(block.modules())
         if not attentive.intersection(inside) or any(isinstance(module, nn.Conv1d) for module in inside):
             return f"{type(block).__name__} mixes tokens by other means than attention"
-    vocab = int(model.config.get_text_config().vocab_size)
     draw = torch.Generator().manual_seed(0)
-    tokens = [int(t) for t in torch.randint(vocab, (17,), generator=draw)]
+    tokens = [int(t) for t in torch.randint(lm.vocab, (17,), generator=draw)]
     queries = [Query(tuple(tokens[5:9]), ((tokens[0],), (tokens[1], tokens[2])), 0)]
     queries.append(Query(tuple(tokens[9:17]), ((tokens[3], tokens[4]), (tokens[3],)), 0))
     how = Plan(prefix=tuple(tokens[:5]), special=1, record=False)
-    trial = LanguageModel(name, model, tokenizer, anatomy)
-    slow = LanguageModel(name, model, tokenizer, anatomy, slow_because="trial")
     try:
-        fast = ask(trial, queries, how).settings[0].log_probs
+        fast = ask(lm, queries, how).settings[0].log_probs
     except (Unsupported, RuntimeError, ValueError, TypeError, IndexError) as error:
         return f"its attention cannot be packed ({_first_line(error)})"
-    whole = ask(slow, queries, how).settings[0].log_probs
+    whole = ask(replace(lm, slow_because="on trial"), queries, how).settings[0].log_probs
     worst = float(abs(fast - whole).max())
-    tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.2
+    tolerance = 1e-3 if lm.dtype in (torch.float32, torch.float64) else 0.2
     return None if worst <= tolerance else f"packed and whole prompts differ by {worst:.2g} in log-probability"
 
 
