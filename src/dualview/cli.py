@@ -73,8 +73,6 @@ def run(
     **options: Any,
 ) -> None:
     """Compare zero-shot, in-context and fine-tuned on one task."""
-    from rich.console import Console
-
     from dualview.progress import for_stream
 
     chosen = RunOptions.make(**options)
@@ -86,11 +84,11 @@ def run(
     from dualview.report.tables import result_table
 
     if dry_run:
-        Console().print(estimate.estimate(chosen, for_stream()).table())
+        _show(estimate.estimate(chosen, for_stream()).table())
         return
     result = comparison.run(chosen, progress=for_stream())
     written = comparison.write(result, out=out, json=json)
-    Console().print(result_table(result))
+    _show(result_table(result))
     for path in written:
         print(f"wrote {path}")
 
@@ -104,16 +102,14 @@ def prompt(
     **options: Any,
 ) -> None:
     """Show one prompt as the model sees it: tokens, spans and candidates."""
-    from rich.console import Console
-
     from dualview import comparison
+    from dualview.files import write_json
     from dualview.progress import for_stream
-    from dualview.result import write_json
     from dualview.tasks.show import describe_prompt, render_prompt
 
     _writable(json)
     prepared = comparison.prepare(RunOptions.make(**options), progress=for_stream())
-    Console().print(render_prompt(prepared.prompts, prepared.lm.tokenizer, query))
+    _show(render_prompt(prepared.prompts, prepared.lm.tokenizer, query))
     if json is not None:
         write_json(json, describe_prompt(prepared.prompts, prepared.lm.tokenizer, query))
 
@@ -124,16 +120,14 @@ def metrics(
     json: Annotated[Path | None, typer.Option(help="write the metrics to this file")] = None,
 ) -> None:
     """Recompute every metric from saved records, without a model."""
-    from rich.console import Console
-
+    from dualview.files import write_json
     from dualview.metrics.summary import compute_metrics
     from dualview.records import load_records
     from dualview.report.tables import metrics_table
-    from dualview.result import write_json
 
     _writable(json)
     measured = compute_metrics(load_records(records)).to_json()
-    Console().print(metrics_table(measured))
+    _show(metrics_table(measured))
     if json is not None:
         write_json(json, measured)
 
@@ -144,15 +138,13 @@ def tasks(
     data: Annotated[Path | None, typer.Option(help="check them against this folder of <task>/*.jsonl")] = None,
 ) -> None:
     """List the tasks, or check some: read every row and count labels."""
-    from rich.console import Console
-
     from dualview.report.tables import task_check_table, task_table
     from dualview.tasks.task import check_task, list_tasks, load_task
 
     if names:
-        Console().print(task_check_table([check_task(load_task(name, data)) for name in names]))
+        _show(task_check_table([check_task(load_task(name, data)) for name in names]))
     else:
-        Console().print(task_table(list_tasks()))
+        _show(task_table(list_tasks()))
 
 
 @app.command()
@@ -160,8 +152,6 @@ def assets(
     action: Annotated[Literal["list", "fetch", "verify"], typer.Argument(help="what to do")] = "list",
 ) -> None:
     """List, fetch or verify the embedded model and data."""
-    from rich.console import Console
-
     from dualview import assets as library
     from dualview.report.tables import asset_table
 
@@ -172,9 +162,16 @@ def assets(
         found = library.fetch_assets(say)
     else:
         found = library.verify_assets(say) if action == "verify" else library.list_assets()
-    Console().print(asset_table(found))
+    _show(asset_table(found))
     if action == "verify" and any(status.state != "ready" for status in found):
         raise UserError("Some assets are missing or damaged; run `dualview assets fetch`.")
+
+
+def _show(content: Any) -> None:
+    """Print a table as wide as the terminal, or as wide as it needs to be in a file."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 140).print(content)
 
 
 def _writable(path: Path | None) -> None:

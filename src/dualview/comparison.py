@@ -22,6 +22,7 @@ from dualview.controls.kendall import kendall, taps_of
 from dualview.controls.sensitivity import norm_curve, order_report, overlap_report
 from dualview.controls.settings import control_settings
 from dualview.errors import UserError
+from dualview.files import write_json
 from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.finetune import Recipe, Tuned, finetune, steps_of
 from dualview.learning.selection import Trial, best, judge_rates, status_of
@@ -32,7 +33,7 @@ from dualview.models.passes import Asked, Plan, ask
 from dualview.options import SEEDS, SELECTION_ROWS, RunOptions
 from dualview.progress import Progress, Silent
 from dualview.records import Records, Setting, save_records
-from dualview.result import Result, write_json
+from dualview.result import Result
 from dualview.tasks.prompt import PromptSet, Query, build_prompts, encode_queries, prompts_hash, resolve_bos
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import read_rows, sample_demos, sample_queries, selection_rows

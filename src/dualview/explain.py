@@ -33,7 +33,13 @@ from dualview.duality.demo_tokens import DemoTokens, demo_tokens
 from dualview.duality.heads import record_heads
 from dualview.duality.linear import aggregate
 from dualview.duality.meta_gradients import projected
-from dualview.duality.tuning import ScoreContributions, role_factors, score_contributions, update_contributions
+from dualview.duality.tuning import (
+    ScoreContributions,
+    role_factors,
+    score_contributions,
+    update_contributions,
+    worn_by,
+)
 from dualview.errors import UserError
 from dualview.learning.factors import TrainingTrace, trace_training
 from dualview.metrics.prediction import predictions
@@ -246,7 +252,7 @@ def _trained(prepared: Prepared, progress: Progress) -> TrainingTrace:
     with progress.part("fine-tuning, with its factors", len(sequences)) as advance:
         (trace,) = trace_training(prepared.lm, sequences, [rate], recipe_of(prepared.options))
         advance(len(sequences))
-    return trace
+    return worn_by(prepared.lm, trace)
 
 
 def _explained(prepared: Prepared, row: Row, trace: TrainingTrace, nodes: int, advance: Any) -> Explanation:

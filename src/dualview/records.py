@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dualview.errors import UserError
+from dualview.files import whole
 
 MAIN_SETTINGS = ("zsl", "icl", "ft")
 SCHEMA = "dualview.records/1"
@@ -191,15 +191,8 @@ def save_records(records: Records, path: str | os.PathLike[str]) -> Path:
         header = json.dumps({"schema": SCHEMA, "settings": list(records.settings), "meta": dict(records.meta)})
     except TypeError as error:
         raise UserError(f"records: meta cannot be written as JSON ({error}); keep it to plain values.") from None
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as temporary:
         save_file(tensors, temporary, {"dualview": header})
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"{path}: the records could not be written ({error.strerror or error}).") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from dualview.errors import UserError
+from dualview.files import write_json
 from dualview.records import Records
 
 SCHEMA = "dualview.result/1"
@@ -128,23 +126,3 @@ class Result(BaseModel):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the whole file"
             raise UserError(f"{path} is not a dualview result: {where}: {first['msg']}.") from error
-
-
-def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file under another name first, so that nobody ever sees half of it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose another place with --out.") from error

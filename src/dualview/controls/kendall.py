@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 
 from dualview.learning.factors import Factors, TrainingTrace, trace_training
 from dualview.learning.finetune import Recipe
-from dualview.metrics.ranking import RankAgreement, rank_agreement
+from dualview.metrics.ranking import RankAgreement, RankedTokens
 from dualview.models.anatomy import Anatomy, Projection, Role
 from dualview.models.loading import LanguageModel
 from dualview.models.passes import Asked
@@ -67,7 +67,7 @@ def kendall(
     queries = [layer["q"] for layer in layers]
     tuned, untuned = trace_training(lm, prompts.training_sequences, (lr, 0.0), recipe, queries)
     columns, demo_of_token = demo_columns(prompts)
-    ours = icl.demo_logits[:, :, columns]
+    ours = RankedTokens.of(icl.demo_logits[:, :, columns], demo_of_token)
     forms: dict[str, RankAgreement] = {}
     for suffix, trace, asked in (("", tuned, ft), ("_lr0", untuned, zsl)):
         rows = _rows(prompts, trace)
@@ -78,7 +78,7 @@ def kendall(
             (asked_q @ _host(trained)[rows[-1]].T) * s
             for asked_q, trained, s in zip(q, trace.tapped, scale, strict=True)
         ]
-        forms[f"released{suffix}"] = rank_agreement(ours, np.stack(released, 1), demo_of_token)
+        forms[f"released{suffix}"] = ours.agreement(RankedTokens.of(np.stack(released, 1), demo_of_token))
         by_name = {factors.projection.name: factors for factors in trace.factors}
         for role in ("v", "k"):
             chosen = [by_name.get(layer[role].name) for layer in layers]
@@ -89,8 +89,8 @@ def kendall(
                 for f, layer in zip(chosen, layers, strict=True)
                 if f is not None
             ]
-            forms[f"dual_{role}{suffix}"] = rank_agreement(ours, np.stack(shares, 1), demo_of_token)
-    return Kendall(forms, len(columns), len(ours))
+            forms[f"dual_{role}{suffix}"] = ours.agreement(RankedTokens.of(np.stack(shares, 1), demo_of_token))
+    return Kendall(forms, len(columns), len(icl.demo_logits))
 
 
 def demo_columns(prompts: PromptSet) -> tuple[Int[np.ndarray, " token"], Int[np.ndarray, " token"]]:

@@ -1,4 +1,4 @@
-"""Everything the note claims about a model's heads, for one prompt and one fine-tuning: split, updates, meta-gradients."""
+"""What the note claims about a model's heads, for one prompt and one fine-tuning: split, updates, meta-gradients."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def head_report(
 ) -> HeadReport:
     """Measure all three on one query (the prompts' first, if none is given) and one traced fine-tuning."""
     asked = prompts.queries[0] if query is None else query
-    patch = trace.tuned.patch
-    if not isinstance(patch, Deltas):
+    if not isinstance(trace.tuned.patch, Deltas):
         raise UserError("The heads' updates are those of k and v projections: fine-tune with ft_params kv or qkv.")
+    patch = trace.tuned.patch.moved_to(lm.anatomy)
     ids = [*prompts.prefix, *asked.ids]
     demos = range(len(prompts.zero_prefix), len(prompts.prefix))
     heads = record_heads(lm, ids)

@@ -22,7 +22,14 @@ from dualview.duality.meta_gradients import projected
 from dualview.duality.reusable import fit_patch, in_context_aims
 from dualview.duality.rows import last_logits
 from dualview.duality.tensors import lin_attn, relative_error
-from dualview.duality.tuning import dual_patch, reconstruct, role_factors, score_contributions, update_contributions
+from dualview.duality.tuning import (
+    dual_patch,
+    reconstruct,
+    role_factors,
+    score_contributions,
+    update_contributions,
+    worn_by,
+)
 from dualview.duality.weight_space import tuned_on_base_states
 from dualview.errors import UserError
 from dualview.learning.factors import TrainingTrace, trace_training
@@ -74,13 +81,16 @@ class Trial:
 
     def train(self, rate: float = _RATE, epochs: int = 1) -> TrainingTrace:
         """Fine-tune K and V on the demonstrations, keeping the factors."""
-        return trace_training(self.lm, self.prompts.training_sequences, [rate], Recipe(epochs=epochs))[0]
+        (trace,) = trace_training(self.lm, self.prompts.training_sequences, [rate], Recipe(epochs=epochs))
+        return worn_by(self.lm, trace)
 
 
 def require_model(model: object) -> LanguageModel:
     """The model itself, or an error for anything that is none."""
     if not isinstance(model, LanguageModel):
         raise UserError(f"There are no identities to check on a {type(model).__name__}; give a LanguageModel.")
+    if model.dtype not in (torch.float32, torch.float64):
+        raise UserError(f"The identities are checked in float32 or float64, not in {model.dtype}; load the model so.")
     return model
 
 
@@ -113,7 +123,8 @@ def _dual_logits(draws: Draws, model: object) -> float:
     setup = trial(draws, model)
     trace = setup.train()
     base, tuned, dual = (
-        last_logits(setup.lm, setup.zero_shot_ids, patch) for patch in (None, trace.tuned.patch, dual_patch(trace))
+        last_logits(setup.lm, setup.zero_shot_ids, patch)
+        for patch in (None, trace.tuned.patch, dual_patch(setup.lm, trace))
     )
     return norm(dual - tuned) / norm(tuned - base)
 

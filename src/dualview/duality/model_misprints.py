@@ -83,7 +83,7 @@ def _dual_error(setup: Trial, dual: DualPatch, tuned: torch.Tensor) -> float:
 def _wrong_sign(draws: Draws, model: object) -> float:
     setup = trial(draws, model)
     trace = setup.train()
-    flipped = DualPatch(tuple(replace(f, errors=-f.errors) for f in dual_patch(trace).factors))
+    flipped = DualPatch(tuple(replace(f, errors=-f.errors) for f in dual_patch(setup.lm, trace).factors))
     return _dual_error(setup, flipped, last_logits(setup.lm, setup.zero_shot_ids, trace.tuned.patch))
 
 

@@ -133,10 +133,20 @@ class DualPatch:
                 hook.remove()
 
 
-def dual_patch(trace: TrainingTrace) -> DualPatch:
-    """The fine-tuned model of a traced run, in dual form."""
-    _deltas(trace)
-    return DualPatch(trace.factors)
+def dual_patch(lm: LanguageModel, trace: TrainingTrace) -> DualPatch:
+    """The fine-tuned model of a traced run, in dual form, to be worn by `lm`."""
+    return DualPatch(worn_by(lm, trace).factors)
+
+
+def worn_by(lm: LanguageModel, trace: TrainingTrace) -> TrainingTrace:
+    """The trace with its patch and factors on `lm`'s own modules.
+
+    A model narrower than float32 is trained as a copy, and what is on the copy's modules does nothing to the model.
+    """
+    patch = _deltas(trace).moved_to(lm.anatomy)
+    own = {projection.name: projection for projection in patch.projections}
+    factors = tuple(replace(f, projection=own[f.projection.name]) for f in trace.factors)
+    return replace(trace, tuned=replace(trace.tuned, patch=patch), factors=factors)
 
 
 def role_factors(lm: LanguageModel, trace: TrainingTrace, role: Role) -> tuple[Factors, ...]:
@@ -225,6 +235,7 @@ def score_contributions(
         raise UserError("Contributions need two candidates of at least one token each.")
     if nodes < 1:
         raise UserError(f"The quadrature needs at least one node, not {nodes}.")
+    trace = worn_by(lm, trace)
     found = _quadrature(lm, trace, _Lead(ids, candidate, against), nodes)
     while nodes < _MOST_NODES and found.residual > tolerance * max(abs(found.tuned - found.base), 0.01):
         nodes *= 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from dualview.errors import UserError
 from dualview.metrics.vectors import overall_mean
@@ -95,14 +95,41 @@ def top_k_recall(
     x: Float[np.ndarray, "query layer item"], y: Float[np.ndarray, "query layer item"], k: int
 ) -> Float[np.ndarray, "query layer"]:
     """|top-k of x ∩ top-k of y| / k, ties to the lowest index. Two unrelated orders give k / items, not 0."""
-    items = x.shape[-1]
+    return (_top(x, k) & _top(y, k)).sum(axis=-1) / k
+
+
+def _top(scores: Float[np.ndarray, "query layer item"], k: int) -> Bool[np.ndarray, "query layer item"]:
+    items = scores.shape[-1]
     if not 0 < k <= items:
         raise UserError(f"top-k recall: k is {k}, but there are {items} items to rank.")
-    chosen = [np.argsort(-scores.astype(np.float64), axis=-1, kind="stable")[..., :k] for scores in (x, y)]
-    member = np.zeros((2, *x.shape), dtype=bool)
-    for mask, indices in zip(member, chosen, strict=True):
-        np.put_along_axis(mask, indices, True, axis=-1)
-    return (member[0] & member[1]).sum(axis=-1) / k
+    chosen = np.argsort(-scores.astype(np.float64), axis=-1, kind="stable")[..., :k]
+    member = np.zeros(scores.shape, dtype=bool)
+    np.put_along_axis(member, chosen, True, axis=-1)
+    return member
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One rule's scores of some items, ranked once to be compared with many."""
+
+    ranks: Int[np.ndarray, "query layer item"]
+    usable: Bool[np.ndarray, "query layer"]
+    top: Bool[np.ndarray, "query layer item"]
+
+    @classmethod
+    def of(cls, scores: Float[np.ndarray, "query layer item"], k: int) -> Ranked:
+        rows = np.asarray(scores, dtype=np.float64).reshape(-1, scores.shape[-1])
+        usable = np.asarray(np.isfinite(rows).all(axis=1))
+        ranks = _dense_ranks(np.where(usable[:, None], rows, 0.0)).reshape(scores.shape)
+        return cls(ranks, usable.reshape(scores.shape[:-1]), _top(scores, min(k, scores.shape[-1])))
+
+    def tau(self, other: Ranked) -> Float[np.ndarray, "query layer"]:
+        flat = (side.ranks.reshape(-1, side.ranks.shape[-1]) for side in (self, other))
+        taus = _tau_b(*flat).reshape(self.usable.shape)
+        return np.where(self.usable & other.usable, taus, np.nan)
+
+    def recall(self, other: Ranked) -> Float[np.ndarray, "query layer"]:
+        return (self.top & other.top).sum(axis=-1) / self.top[0, 0].sum()
 
 
 @dataclass(frozen=True)
@@ -128,6 +155,47 @@ class RankAgreement:
         return result
 
 
+@dataclass(frozen=True)
+class RankedTokens:
+    """One rule's scores of the training tokens, ranked by token and by demonstration.
+
+    `demo_of_token[t]` is the demonstration that token t belongs to; drop BOS and separators beforehand. The k of the
+    recalls are the released program's (100 tokens, 5 demonstrations), at most half of what there is, for the top k of
+    k is everything; chance is k / n.
+    """
+
+    tokens: Ranked
+    demos: Ranked
+
+    @classmethod
+    def of(
+        cls,
+        scores: Float[np.ndarray, "query layer token"],
+        demo_of_token: Int[np.ndarray, " token"],
+        *,
+        top_tokens: int = 100,
+        top_demos: int = 5,
+    ) -> RankedTokens:
+        by_demo = demo_mass_of(scores, demo_of_token)
+        halves = (max(1, min(k, s.shape[-1] // 2)) for k, s in ((top_tokens, scores), (top_demos, by_demo)))
+        return cls(Ranked.of(scores, next(halves)), Ranked.of(by_demo, next(halves)))
+
+    def agreement(self, other: RankedTokens) -> RankAgreement:
+        """Kendall's tau and top-k recall between two rules.
+
+        Caveat: W_Q is never trained, so the released q·q form hardly depends on fine-tuning: read it beside its
+        control at a learning rate of 0.
+        """
+        return RankAgreement(
+            tau_token=self.tokens.tau(other.tokens),
+            tau_demo=self.demos.tau(other.demos),
+            recall_token=self.tokens.recall(other.tokens),
+            recall_demo=self.demos.recall(other.demos),
+            recall_token_chance=float(self.tokens.top[0, 0].mean()),
+            recall_demo_chance=float(self.demos.top[0, 0].mean()),
+        )
+
+
 def rank_agreement(
     icl: Float[np.ndarray, "query layer token"],
     ft: Float[np.ndarray, "query layer token"],
@@ -136,21 +204,8 @@ def rank_agreement(
     top_tokens: int = 100,
     top_demos: int = 5,
 ) -> RankAgreement:
-    """Kendall's tau and top-k recall between two rules' scores of the training tokens, by token and by demonstration.
-
-    `demo_of_token[t]` is the demonstration that token t belongs to; drop BOS and separators beforehand. The k of the
-    recalls are the released program's (100 tokens, 5 demonstrations), at most half of what there is, for the top k of
-    k is everything; chance is k / n. Caveat: W_Q is never trained, so the q·q form hardly depends on fine-tuning: read
-    it beside its control at a learning rate of 0.
-    """
-    by_demo = [demo_mass_of(scores, demo_of_token) for scores in (icl, ft)]
-    n_tokens, n_demos = icl.shape[-1], by_demo[0].shape[-1]
-    top_tokens, top_demos = (max(1, min(k, n // 2)) for k, n in ((top_tokens, n_tokens), (top_demos, n_demos)))
-    return RankAgreement(
-        tau_token=kendall(icl, ft),
-        tau_demo=kendall(by_demo[0], by_demo[1]),
-        recall_token=top_k_recall(icl, ft, top_tokens),
-        recall_demo=top_k_recall(by_demo[0], by_demo[1], top_demos),
-        recall_token_chance=top_tokens / n_tokens,
-        recall_demo_chance=top_demos / n_demos,
+    """`RankedTokens.agreement` of two rules' scores of the training tokens."""
+    ours, theirs = (
+        RankedTokens.of(scores, demo_of_token, top_tokens=top_tokens, top_demos=top_demos) for scores in (icl, ft)
     )
+    return ours.agreement(theirs)
