@@ -6,20 +6,20 @@ import copy
 
 import pytest
 import torch
-import zoo
-from equivalence.cases import lm as zoo_lm
-from equivalence.cases import tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+import zoo
 from dualview.duality.context_patch import context_patch, patch_report, unscaled
 from dualview.duality.feed_forward import feed_forwards
 from dualview.duality.implicit import RankOne
 from dualview.duality.rows import last_logits
 from dualview.errors import UserError
 from dualview.models.loading import adopt
+from equivalence.cases import lm as zoo_lm
+from equivalence.cases import tokens
 
 CONTEXT, QUERY, OTHER = [1, *tokens(14, 5)], tokens(6, 6), tokens(6, 7)
 EXPERTS = ("gpt_oss-sinks", "mixtral", "qwen3_next-hybrid")

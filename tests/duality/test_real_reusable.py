@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import zoo
-from equivalence.cases import QUERIES, tokens
-from equivalence.cases import lm as zoo_lm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zoo
 from dualview.duality.context_patch import context_patch
 from dualview.duality.feed_forward import feed_forwards
 from dualview.duality.packs import branched, query_pack
@@ -21,6 +19,8 @@ from dualview.errors import UserError
 from dualview.models.passes import Plan, ask, compute_prefix
 from dualview.models.prefix import Prefix
 from dualview.tasks.prompt import Query
+from equivalence.cases import QUERIES, tokens
+from equivalence.cases import lm as zoo_lm
 
 DEMOS = (1, *tokens(14, 0))
 ASKED = [Query(tokens(3 + i % 3, 30 + i), ((5,), (6, 7)), 0) for i in range(5)]

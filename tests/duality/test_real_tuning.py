@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from equivalence.cases import QUERIES, SEQUENCES, worst
-from equivalence.cases import lm as zoo_lm
 from torch.nn.functional import cross_entropy
 
 from dualview.duality.linear import aggregate
@@ -28,6 +26,8 @@ from dualview.learning.finetune import Recipe
 from dualview.learning.update import Deltas
 from dualview.models.loading import adopt
 from dualview.models.passes import Plan, ask
+from equivalence.cases import QUERIES, SEQUENCES, worst
+from equivalence.cases import lm as zoo_lm
 
 RATE, EPOCHS = 0.01, 2
 NAMES = ["llama", "qwen2-bias", "gpt2", "gpt_neox", "falcon-groups", "gemma2-softcap", "bloom", "lfm2-hybrid"]
@@ -174,7 +174,9 @@ def test_one_node_is_the_gradient_at_the_middle_of_the_path():
     model = copy.deepcopy(lm.model)
     patch = trace.tuned.patch
     assert isinstance(patch, Deltas)
-    places = {p.name: (p, w[0], bias) for p, w, bias in zip(patch.projections, patch.weights, patch.biases, strict=True)}
+    places = {
+        p.name: (p, w[0], bias) for p, w, bias in zip(patch.projections, patch.weights, patch.biases, strict=True)
+    }
     for name, (p, w, bias) in places.items():
         module = model.get_submodule(name)
         with torch.no_grad():
@@ -197,7 +199,8 @@ def test_a_narrow_model_wears_what_its_wide_copy_learnt():
     how = Plan((1,), 1, record=False)
     own = worn_by(lm, trace)
     tuned, dual, base = (
-        ask(lm, QUERIES[:1], how, patch).settings[0].log_probs for patch in (own.tuned.patch, dual_patch(lm, trace), None)
+        ask(lm, QUERIES[:1], how, patch).settings[0].log_probs
+        for patch in (own.tuned.patch, dual_patch(lm, trace), None)
     )
     assert worst(tuned, base) > 0.05 and worst(tuned, dual) < 0.1 * worst(tuned, base)
 

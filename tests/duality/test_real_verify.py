@@ -7,12 +7,12 @@ import math
 
 import pytest
 import torch
-from equivalence.cases import lm as zoo_lm
 
 from dualview.duality.model_identities import MODEL_IDENTITIES
 from dualview.duality.verify import MISPRINTS, verify, verify_wrong
 from dualview.errors import UserError
 from dualview.models.loading import adopt
+from equivalence.cases import lm as zoo_lm
 
 NAMES = ["llama", "gpt2", "gemma2-softcap", "qwen3-qk-norm", "falcon-groups", "bloom"]
 

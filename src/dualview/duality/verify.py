@@ -59,16 +59,16 @@ def verify(
     model_identities  what to check on it (by default all of `model_identities.MODEL_IDENTITIES`)
     skipped           told, in one sentence each, which of them this architecture has no place for
     """
-    checks = [_check(identity, identity.error(Draws(seed, identity.statement))) for identity in identities]
-    if model is None:
-        return checks
-    if model_identities is None:
+    if model is not None and model_identities is None:
         # Imported here: the identities on paper need no transformers.
         from dualview.duality.model_identities import MODEL_IDENTITIES, require_model
 
         require_model(model)
         model_identities = MODEL_IDENTITIES
-    for each in model_identities:
+    checks = [_check(identity, identity.error(Draws(seed, identity.statement))) for identity in identities]
+    if model is None:
+        return checks
+    for each in model_identities or ():
         try:
             checks.append(_check(each, each.error(Draws(seed, each.statement), model)))
         except UserError as reason:

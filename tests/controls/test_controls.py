@@ -1,0 +1,164 @@
+"""Every control of a run, on a tiny model: what each one asks, and that a run repeats itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dualview
+from dualview.comparison import Prepared, prepare
+from dualview.controls.kendall import demo_columns, kendall, taps_of
+from dualview.controls.settings import reordered
+from dualview.controls.untrained import untrained
+from dualview.learning.factors import trace_training
+from dualview.learning.finetune import Recipe, finetune
+from dualview.models.loading import LanguageModel, load_model
+from dualview.models.passes import Asked, Plan, ask
+from dualview.options import RunOptions
+from equivalence import tiny
+
+LR = 0.05
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    return load_model(str(tiny.save_model(tmp_path_factory.mktemp("model"))), dtype="float64", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_task(tmp_path_factory.mktemp("task"), train=40, validation=20)
+
+
+@pytest.fixture(scope="module")
+def prepared(lm: LanguageModel, task: Path) -> Prepared:
+    return prepare(RunOptions.make(task=str(task), shots=5, n_queries=12, lr=LR), lm)
+
+
+@pytest.fixture(scope="module")
+def full(lm: LanguageModel, task: Path) -> dict[str, Any]:
+    options = {"shots": 5, "n_queries": 12, "lr": LR, "lr_grid": (0.01, 0.05), "controls": "full"}
+    return dualview.compare(model=lm, task=str(task), **options).to_json()
+
+
+FLOORS = {"gaussian", "shuffled_query", "mean_direction", "zsl_direction", "rotated", "icl_random_labels"}
+FLOORS |= {"icl_random_text", "ft_random_labels", "ft_sign_flipped"}
+FLOORS |= {"untrained", "untrained_but_embeddings", "zsl_shifted"}
+
+
+def test_full_controls_are_all_there(full: dict[str, Any]) -> None:
+    assert set(full["controls"]["sim_aou"]["floors"]) == FLOORS
+    assert set(full["controls"]["sim_aou"]["ceilings"]) == {"icl_reordered", "icl_other_demos"}
+    assert set(full["controls"]["sim_aou"]["others"]) == {"ft_all_params", "ft_layer_causal"}
+    # This tokenizer knows none of the other task's labels: those two controls say so and the rest goes on.
+    assert set(full["controls_skipped"]) == {"icl_other_task", "ft_other_task"}
+    assert "same tokens" in full["controls_skipped"]["icl_other_task"]
+    assert full["controls"]["sim_aou"]["floors"]["ft_sign_flipped"] < 0 < full["controls"]["sim_aou"]["ceiling"]
+    assert {point["rule"] for point in full["norm_curve"]} == {"sgd", "layer-causal"}
+    assert full["order_sensitivity"]["icl"] > 0
+
+
+def test_two_runs_are_the_same(lm: LanguageModel, task: Path) -> None:
+    def once() -> dict[str, Any]:
+        found = dualview.compare(model=lm, task=str(task), shots=4, n_queries=8, lr=LR).to_json()
+        found["provenance"].pop("run")
+        return found
+
+    assert once() == once()
+
+
+def test_quick_controls_are_two_more_passes(lm: LanguageModel, task: Path) -> None:
+    found = dualview.compare(model=lm, task=str(task), shots=4, n_queries=8, lr=LR)
+    assert found.records is not None
+    assert set(found.records.controls) == {"icl_reordered", "zsl_shifted"}
+    plain = dualview.compare(model=lm, task=str(task), shots=4, n_queries=8, lr=LR, controls="none").to_json()
+    assert "verdict" not in plain and "controls" not in plain
+
+
+def test_another_order_is_another_order(prepared: Prepared) -> None:
+    other = reordered(prepared.prompts, "reordered")
+    assert sorted(other.demos, key=str) == sorted(prepared.prompts.demos, key=str)
+    assert other.demos != prepared.prompts.demos
+    assert reordered(prepared.prompts, "reordered") == other
+
+
+def test_untrained_models_keep_what_they_should(lm: LanguageModel) -> None:
+    bare, kept = (untrained(lm, keep_embeddings=keep, seed=0) for keep in (False, True))
+    trained = dict(lm.model.named_parameters())
+    for name, parameter in kept.model.named_parameters():
+        same = torch.equal(parameter, trained[name])
+        assert same == ("embed" in name or "norm" in name or "lm_head" in name), name
+    assert not torch.equal(
+        dict(bare.model.named_parameters())["model.embed_tokens.weight"], trained["model.embed_tokens.weight"]
+    )
+    again = untrained(lm, keep_embeddings=False, seed=0)
+    assert again.weights_hash == bare.weights_hash != untrained(lm, keep_embeddings=False, seed=1).weights_hash
+
+
+def asked(prepared: Prepared) -> tuple[Asked, Asked, Asked]:
+    lm, prompts = prepared.lm, prepared.prompts
+    taps = taps_of(lm.anatomy)
+    special = len(prompts.zero_prefix)
+    bare = Plan(prompts.zero_prefix, special, taps=taps)
+    patch = finetune(lm, prompts.training_sequences, [LR])[0].patch
+    icl = ask(lm, prompts.queries, Plan(prompts.prefix, special, demo_logits=True))
+    return icl, ask(lm, prompts.queries, bare, patch), ask(lm, prompts.queries, bare)
+
+
+def slow_tau(x: np.ndarray, y: np.ndarray) -> float:
+    """Kendall's tau-b by looking at every pair."""
+    agree = ties_x = ties_y = 0
+    n = len(x)
+    for i in range(n):
+        for j in range(i):
+            a, b = np.sign(x[i] - x[j]), np.sign(y[i] - y[j])
+            agree += a * b
+            ties_x += a == 0
+            ties_y += b == 0
+    pairs = n * (n - 1) / 2
+    return float(agree / np.sqrt((pairs - ties_x) * (pairs - ties_y)))
+
+
+def test_kendall_against_a_slow_one(prepared: Prepared) -> None:
+    """The dual form written out token by token for W_V, the released form from q vectors, both at every layer."""
+    icl, ft, zsl = asked(prepared)
+    lm, prompts = prepared.lm, prepared.prompts
+    found = kendall(lm, prompts, Recipe(), LR, icl, ft, zsl)
+    assert found is not None and icl.demo_logits is not None
+    columns, demo_of_token = demo_columns(prompts)
+    assert [demo_of_token.tolist().count(d) for d in range(5)] == [
+        len(d.template) + len(d.label) for d in prompts.demos
+    ]
+    q_maps = [layer.projections["q"][0] for layer in lm.anatomy.layers]
+    [trace] = trace_training(lm, prompts.training_sequences, [LR], Recipe(), q_maps)
+    real = [t for t in range(len(trace.tokens.position)) if int(trace.tokens.position[t]) > 0]
+    taps = {p.name: tap for p, tap in zip(taps_of(lm.anatomy), ft.tapped, strict=True)}
+    for layer, parts in enumerate(lm.anatomy.layers):
+        v = parts.projections["v"][0].name
+        factors = next(f for f in trace.factors if f.projection.name == v)
+        for query in (0, 7):
+            ours = icl.demo_logits[query, layer, columns]
+            x = torch.tensor(taps[v].x[query])
+            change = sum((e * (k @ x) for e, k in zip(factors.errors, factors.inputs, strict=True)), torch.zeros(()))
+            shares = [float(factors.errors[t] @ change * (factors.inputs[t] @ x) / change.norm()) for t in real]
+            assert found.forms["dual_v"].tau_token[query, layer] == pytest.approx(slow_tau(ours, np.array(shares)))
+            q_test = taps[parts.projections["q"][0].name].y[query]
+            released = [float(trace.tapped[layer][t].numpy() @ q_test) for t in real]
+            assert found.forms["released"].tau_token[query, layer] == pytest.approx(slow_tau(ours, np.array(released)))
+
+
+def test_the_shares_add_up_to_the_update(prepared: Prepared) -> None:
+    """Σ_t ⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖ = ‖ΔW x‖."""
+    from dualview.controls.kendall import _shares
+
+    lm, prompts = prepared.lm, prepared.prompts
+    [trace] = trace_training(lm, prompts.training_sequences, [LR], Recipe())
+    x = np.random.default_rng(0).normal(size=(3, 32))
+    for factors in trace.factors:
+        shares = _shares(factors, factors.projection, x)
+        change = x @ (factors.errors.T @ factors.inputs).numpy().T
+        assert np.allclose(shares.sum(1), np.linalg.norm(change, axis=1))

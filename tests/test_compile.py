@@ -1,0 +1,204 @@
+"""Patches compiled from demonstrations: what is written is what was fitted, and only its own model may wear it."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+
+from dualview.compile import compile_patch, divergence, load_patch, read_metadata, save_patch, showing
+from dualview.duality.feed_forward import feed_forwards
+from dualview.duality.reusable import ReusablePatch
+from dualview.errors import UserError
+from dualview.models.loading import adopt, load_model
+from dualview.models.passes import Plan, ask
+from dualview.tasks.prompt import Query
+from equivalence import tiny
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compile")
+    tiny.save_model(folder / "model")
+    tiny.save_model(folder / "other", seed=5)
+    tiny.save_model(folder / "gpt2", learnt_positions=True)
+    tiny.save_task(folder, selection=24, validation=14)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lm(place):
+    return load_model(str(place / "model"), dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def compiled(place, lm):
+    return compile_patch(
+        out=place / "out" / "patch.safetensors",
+        model=lm,
+        task=str(place / "tiny.yaml"),
+        shots=5,
+        fit_rows=10,
+        lr=0.05,
+        ridges=(1e-6, 0.1, 10.0),
+    )
+
+
+def test_the_file_is_worn_as_it_was_fitted(compiled, place, lm):
+    patch = load_patch(compiled.path, lm)
+    query = [Query((5, 6, 7, 8), ((9,), (10, 11)), 0)]
+    again = compile_patch(
+        out=place / "again.safetensors",
+        model=lm,
+        task=str(place / "tiny.yaml"),
+        shots=5,
+        fit_rows=10,
+        lr=0.05,
+        ridges=(compiled.ridge,),
+        baselines=False,
+    )
+    assert again.path.read_bytes() == compiled.path.read_bytes()
+    how = Plan((1,), 1, record=False)
+    worn = ask(lm, query, how, patch).settings[0].log_probs
+    assert np.isfinite(worn).all() and not np.allclose(worn, ask(lm, query, how).settings[0].log_probs)
+    assert set(again.settings) == {"zsl", "icl", "patch"} and again.lr is None and again.task_vector_layer is None
+    np.testing.assert_allclose(again.settings["patch"].log_probs, compiled.settings["patch"].log_probs)
+
+
+def test_the_report(compiled):
+    assert list(compiled.settings) == ["zsl", "icl", "ft", "task_vector", "patch"]
+    assert compiled.fitted == 10 and compiled.n_queries == 14 and compiled.lr == 0.05
+    assert compiled.settings["icl"].agreement == 1.0 and compiled.settings["icl"].divergence == 0.0
+    best = min(compiled.trials, key=lambda trial: trial.divergence)
+    assert compiled.ridge == best.ridge and len(compiled.trials) == 3
+    content = json.loads(json.dumps(compiled.to_json(), allow_nan=False))
+    assert content["settings"]["patch"]["accuracy"] == compiled.settings["patch"].accuracy
+    assert content["bytes"] == compiled.path.stat().st_size
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(compiled.table())
+    text = console.export_text()
+    assert "compiled patch" in text and "task vector" in text and "same answer as ICL" in text
+
+
+def test_the_patch_is_nearer_to_in_context_than_zero_shot_is(compiled):
+    assert compiled.settings["patch"].divergence < compiled.settings["zsl"].divergence
+
+
+def test_the_metadata_says_what_it_was_made_of(compiled, lm):
+    header = read_metadata(compiled.path)
+    assert header["weights_hash"] == lm.weights_hash and header["task"] == "tiny" and header["shots_used"] == 5
+    assert header["ridge"] == compiled.ridge and header["seed"] == 1 and len(header["demos_hash"]) == 64
+    assert header["carriers"] == [f"model.layers.{i}.mlp.down_proj" for i in range(3)]
+
+
+def test_other_weights_are_refused(compiled, place):
+    for name, dtype in (("other", "float64"), ("model", "float32"), ("gpt2", "float64")):
+        with pytest.raises(UserError, match="was made for the weights of"):
+            load_patch(compiled.path, load_model(str(place / name), dtype=dtype))
+
+
+def test_biased_carriers_go_to_disk_and_back(place):
+    lm = load_model(str(place / "gpt2"), dtype="float64")
+    found = compile_patch(
+        out=place / "gpt2.safetensors", model=lm, task=str(place / "tiny.yaml"), shots=3, fit_rows=6, baselines=False
+    )
+    patch = load_patch(found.path, lm)
+    assert len(patch.blocks) == 3 and found.settings["patch"].accuracy >= 0
+
+
+def test_norms_at_the_end_go_to_disk_and_back(tmp_path):
+    from equivalence.cases import lm as zoo_lm
+
+    lm = zoo_lm("gemma2-softcap")
+    places = feed_forwards(lm)
+    from dualview.duality.reusable import LowRank, ReusableBlock
+
+    draw = torch.Generator().manual_seed(0)
+    blocks = tuple(
+        ReusableBlock(
+            LowRank(*(torch.randn(2, 32, generator=draw, dtype=torch.float64) for _ in range(2))),
+            torch.randn(32, generator=draw, dtype=torch.float64),
+        )
+        for _ in places
+    )
+    header = {"weights_hash": lm.weights_hash, "model": "gemma2"}
+    path = save_patch(tmp_path / "p.safetensors", ReusablePatch(places, blocks), lm, header)
+    back = load_patch(path, lm)
+    for one, two in zip(back.blocks, blocks, strict=True):
+        assert one.readers is not None and two.readers is not None
+        assert torch.equal(one.readers.left, two.readers.left) and torch.equal(one.carrier, two.carrier)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"not safetensors at all", "not a readable patch"),
+        (None, "no patch file"),
+        ({}, "not a patch of schema"),
+        ({"dualview": "[]"}, "not a patch of schema"),
+        ({"dualview": "{"}, "not a readable patch"),
+    ],
+)
+def test_bad_files_are_told(tmp_path, lm, content, sentence):
+    path = tmp_path / "bad.safetensors"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        save_file({"x": torch.zeros(1)}, path, content)
+    with pytest.raises(UserError, match=sentence):
+        load_patch(path, lm)
+
+
+def test_a_file_without_its_tensors_is_told(tmp_path, compiled, lm):
+    path = tmp_path / "torn.safetensors"
+    header = {"schema": "dualview.patch/1", **read_metadata(compiled.path)}
+    save_file({"x": torch.zeros(1)}, path, {"dualview": json.dumps(header)})
+    with pytest.raises(UserError, match="lacks a part of block 0"):
+        load_patch(path, lm)
+
+
+def test_bad_settings_are_refused_before_the_work(place, lm):
+    common = {"model": lm, "task": str(place / "tiny.yaml"), "out": place / "never.safetensors"}
+    for wrong, sentence in (
+        ({"fit_rows": 0}, "fit-rows"),
+        ({"ridges": ()}, "ridges"),
+        ({"ridges": (-1.0,)}, "ridges"),
+        ({"ridges": (float("nan"),)}, "ridges"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            compile_patch(**common, **wrong)
+    with pytest.raises(UserError, match="cannot be written"):
+        compile_patch(**{**common, "out": place / "tiny.yaml" / "x"}, shots=2, fit_rows=2, baselines=False)
+    assert not (place / "never.safetensors").exists()
+
+
+def test_a_single_selection_row_is_not_enough(tmp_path, lm):
+    path = tiny.save_task(tmp_path, selection=1)
+    with pytest.raises(UserError, match="needs at least two"):
+        compile_patch(out=tmp_path / "x", model=lm, task=str(path), shots=2)
+
+
+def test_divergence_and_agreement_by_hand():
+    icl = np.log(np.array([[0.8, 0.2, 0.0], [0.5, 0.25, 0.25]]) + 1e-300)
+    icl[0, 2] = -np.inf
+    other = np.log(np.array([[0.4, 0.1, 0.0], [0.25, 0.5, 0.25]]) + 1e-300)
+    other[0, 2] = -np.inf
+    expected = (0.0 + 0.5 * np.log(2) - 0.25 * np.log(2)) / 2
+    assert divergence(icl, other) == pytest.approx(expected)
+    queries = [Query((1,), ((2,), (3,)), 0), Query((1,), ((2,), (3,), (4,)), 1)]
+    shown = showing(other, icl, queries)
+    assert shown.accuracy == 1.0 and shown.agreement == 0.5
+    assert showing(icl, icl, queries).accuracy == 0.5
+
+
+def test_models_that_cannot_be_packed_are_refused(place, tmp_path):
+    from equivalence.cases import model
+
+    hybrid = adopt(model("lfm2-hybrid"), load_model(str(place / "model")).tokenizer, "hybrid")
+    with pytest.raises(UserError, match="packed"):
+        compile_patch(out=tmp_path / "x", model=hybrid, task=str(place / "tiny.yaml"), shots=2, fit_rows=2)
