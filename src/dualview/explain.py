@@ -126,7 +126,7 @@ class Explanation:
     def table(self, tokens: int = 12) -> RenderableType:
         """What was answered, every demonstration's part, and the `tokens` of largest mass."""
         top = sorted(self.tokens, key=lambda part: -part.icl)[:tokens]
-        answers = Table(box=None, title=f"{self.task}: {self.query}", title_justify="left")
+        answers = Table(box=None)
         answers.add_column("")
         for candidate in self.candidates:
             answers.add_column(candidate, justify="right")
@@ -139,6 +139,7 @@ class Explanation:
             "demonstrations."
         )
         return Group(
+            Text(f"{self.task}: {self.query}", "bold"),
             answers,
             Text(said),
             _parts("by demonstration", self.demos),

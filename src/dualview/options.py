@@ -58,7 +58,9 @@ class RunOptions:
     epochs: AtLeastOne = option(1, "passes over the demonstrations")
     ft_loss: Literal["all", "label"] = option("all", "loss on all tokens, or on the label's")
     ft_params: Literal["kv", "qkv", "v", "all"] = option("kv", "which weights are trained")
-    ft_rule: Literal["sgd", "layer-causal"] = option("sgd", "the gradient: of the model, or layer by layer")
+    ft_rule: Literal["sgd", "layer-causal", "linearised"] = option(
+        "sgd", "the gradient of the model, layer by layer, or of its first-order expansion"
+    )
     at: Literal["prompt", "label0"] = option("prompt", "record at the last prompt token, or at label 0")
     bos: Literal["auto", "yes", "no"] = option("auto", "begin with BOS; auto: if the tokenizer does")
     separator: str | None = option(None, "between demonstrations: text, or eos; the task's by default")
@@ -101,8 +103,8 @@ class RunOptions:
                 raise ValueError(f"a learning rate is a finite number of at least 0, not {rate}")
         if self.seed == "auto" and self.demos is not None:
             raise ValueError("seed auto chooses among drawn demonstrations, so it does not go with demos")
-        if self.ft_rule == "layer-causal" and self.ft_params == "all":
-            raise ValueError("layer-causal trains projections, so it does not go with ft_params all")
+        if self.ft_rule != "sgd" and self.ft_params == "all":
+            raise ValueError(f"{self.ft_rule} trains projections, so it does not go with ft_params all")
 
     @property
     def changed(self) -> dict[str, Any]:

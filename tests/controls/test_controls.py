@@ -53,13 +53,18 @@ FLOORS |= {"untrained", "untrained_but_embeddings", "zsl_shifted"}
 def test_full_controls_are_all_there(full: dict[str, Any]) -> None:
     assert set(full["controls"]["sim_aou"]["floors"]) == FLOORS
     assert set(full["controls"]["sim_aou"]["ceilings"]) == {"icl_reordered", "icl_other_demos"}
-    assert set(full["controls"]["sim_aou"]["others"]) == {"ft_all_params", "ft_layer_causal"}
+    assert set(full["controls"]["sim_aou"]["others"]) == {"ft_all_params", "ft_layer_causal", "ft_linearised"}
     # This tokenizer knows none of the other task's labels: those two controls say so and the rest goes on.
     assert set(full["controls_skipped"]) == {"icl_other_task", "ft_other_task"}
     assert "same tokens" in full["controls_skipped"]["icl_other_task"]
-    assert full["controls"]["sim_aou"]["floors"]["ft_sign_flipped"] < 0 < full["controls"]["sim_aou"]["ceiling"]
     assert {point["rule"] for point in full["norm_curve"]} == {"sgd", "layer-causal"}
     assert full["order_sensitivity"]["icl"] > 0
+
+
+def test_a_small_step_up_is_the_opposite_of_a_small_step_down(lm: LanguageModel, task: Path) -> None:
+    options = {"shots": 3, "n_queries": 6, "lr": 1e-4, "lr_grid": (1e-4,), "controls": "full"}
+    found = dualview.compare(model=lm, task=str(task), **options).to_json()["controls"]["sim_aou"]
+    assert found["floors"]["ft_sign_flipped"] == pytest.approx(-found["value"], abs=0.02)
 
 
 def test_two_runs_are_the_same(lm: LanguageModel, task: Path) -> None:

@@ -123,7 +123,7 @@ def test_the_watched_signals_are_the_update() -> None:
     def told(tape: Tape, signals: list[torch.Tensor]) -> None:
         for (index, x, _), g in zip(tape.calls, signals, strict=True):
             assert x.shape[:2] == g.shape[:2]
-            name = tape.deltas.projections[index].name
+            name = tape.projections[index].name
             total[name] = total.get(name, 0.0) - rate * torch.einsum("tr,td->rd", g[0], x[0])
             bias[name] = bias.get(name, 0.0) - rate * g[0].sum(0)
 

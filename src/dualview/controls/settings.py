@@ -81,8 +81,9 @@ def _controls(prepared: Prepared, lr: float, recipe: Recipe, *, full: bool) -> I
     yield "ft_random_labels", lambda: trained(_random_labels(prepared))
     yield "ft_other_task", lambda: trained(_other_task(prepared))
     yield "ft_all_params", lambda: trained(prompts, lr, replace(recipe, params="all", rule="sgd"))
-    if recipe.params != "all" and recipe.rule != "layer-causal":
+    if recipe.params != "all" and recipe.rule == "sgd":
         yield "ft_layer_causal", lambda: tuned(_best(prepared, replace(recipe, rule="layer-causal")))
+        yield "ft_linearised", lambda: trained(prompts, lr, replace(recipe, rule="linearised"))
     for name, keep in (("untrained", False), ("untrained_but_embeddings", True)):
         yield name, lambda keep=keep: _untrained(prepared, lr, recipe, keep=keep)
 

@@ -284,11 +284,11 @@ def _accumulate(
     values: Tensor, lm: LanguageModel, trace: TrainingTrace, deltas: Deltas, lead: _Lead, weight: float
 ) -> None:
     """Add weight · ⟨∇s, e_t x_tᵀ⟩ at these weights, for every training token and projection."""
-    tape = Tape(deltas, rows=1)
+    tape = Tape(deltas.projections, deltas)
     with torch.enable_grad(), tape.running():
         score = lead.score(lm)
     places = {factors.projection.name: place for place, factors in enumerate(trace.factors)}
-    for (index, x, _), g in zip(tape.calls, tape.signals(score[None]), strict=True):
+    for (index, x, _), g in zip(tape.calls, tape.signals(score), strict=True):
         place = places[deltas.projections[index].name]
         factors = trace.factors[place]
         errors, keys = factors.errors, factors.inputs.to(factors.errors.dtype)

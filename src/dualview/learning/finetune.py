@@ -22,18 +22,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dualview.errors import UserError
-from dualview.learning.update import Deltas, Parameters, added
+from dualview.learning.update import Deltas, Linearised, Parameters, added
 from dualview.models.anatomy import Projection, Role
 from dualview.models.dispatch import run_forward
 from dualview.models.loading import LanguageModel, adopt
-from dualview.models.passes import Patch
+from dualview.models.passes import Patch, first_order
 from dualview.models.prefix import Causal, as_row
 from dualview.models.probe import Tap, Whole, tapping
 from dualview.tasks.prompt import TrainingSequence
 
 Params = Literal["kv", "qkv", "v", "all"]
 Loss = Literal["all", "label"]
-Rule = Literal["sgd", "layer-causal"]
+Rule = Literal["sgd", "layer-causal", "linearised"]
 Status = Literal["ok", "diverged", "collapsed"]
 
 ROLES_OF: dict[str, tuple[Role, ...]] = {"kv": ("k", "v"), "qkv": ("q", "k", "v"), "v": ("v",)}
@@ -130,10 +130,17 @@ def _train_projections(
     history: list[list[float]] = []
     for step, sequence in enumerate(steps_of(sequences, recipe)):
         # Before the first step all learning rates are the same model: one row does for all.
-        tape = Tape(deltas, 1 if step == 0 else len(rates), () if watch is None else watch.taps)
+        rows = 1 if step == 0 else len(rates)
+        worn = deltas if step and recipe.rule != "linearised" else None
+        tape = Tape(projections, worn, () if watch is None else watch.taps)
         with torch.enable_grad(), tape.running():
-            losses = sequence_losses(lm, sequence, recipe, tape.rows)
-        signals = tape.signals(losses)
+            logits = sequence_logits(lm, sequence, recipe, rows)
+        if recipe.rule == "linearised" and step:
+            losses, pull = _at_first_order(lm, sequence, recipe, deltas)
+            signals = tape.signals((logits * pull).sum())
+        else:
+            losses = token_losses(logits, sequence, recipe)
+            signals = tape.signals(losses.sum())
         if watch is not None:
             watch.told(tape, signals)
         alive &= torch.isfinite(losses.detach())
@@ -149,6 +156,8 @@ def _train_projections(
         history.append(losses.detach().expand(len(rates)).tolist())
         if progress is not None:
             progress(len(rates))
+    if recipe.rule == "linearised":
+        deltas = Linearised(deltas.projections, deltas.weights, deltas.biases)
     return [
         Tuned(rate, deltas.pick(r), tuple(row[r] for row in history), "ok" if bool(alive[r]) else "diverged")
         for r, rate in enumerate(rates)
@@ -159,8 +168,9 @@ def _train_projections(
 class Tape:
     """Watches the projections of one training pass: their inputs x_t, and, once the loss is known, the g_t."""
 
-    deltas: Deltas
-    rows: int
+    projections: tuple[Projection, ...]
+    worn: Deltas | None = None
+    """The change of the steps so far, if the pass is at the tuned weights."""
     taps: tuple[Projection, ...] = ()
     tapped: list[Tap] = field(default_factory=list[Tap])
     calls: list[tuple[int, Tensor, Tensor]] = field(default_factory=list[tuple[int, Tensor, Tensor]])
@@ -171,8 +181,8 @@ class Tape:
         def watch(index: int) -> Any:
             def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
                 x = inputs[0]
-                if self.rows == self.deltas.rows:
-                    output = added(output, self.deltas.change(index, x), self.deltas.projections[index])
+                if self.worn is not None:
+                    output = added(output, self.worn.change(index, x), self.projections[index])
                 if not output.requires_grad:  # nothing before the first projection is trained
                     output = output.detach().requires_grad_()
                 self.calls.append((index, x.detach().flatten(1, -2), output))
@@ -180,7 +190,7 @@ class Tape:
 
             return hook
 
-        hooks = [p.module.register_forward_hook(watch(i)) for i, p in enumerate(self.deltas.projections)]
+        hooks = [p.module.register_forward_hook(watch(i)) for i, p in enumerate(self.projections)]
         try:
             with tapping(self.taps, self.tapped):  # after the others, so that a tap sees the change
                 yield
@@ -188,43 +198,68 @@ class Tape:
             for hook in hooks:
                 hook.remove()
 
-    def signals(self, losses: Float[Tensor, " rate"]) -> list[Float[Tensor, "rate token row"]]:
-        """g_t of every call on the tape; each row's loss depends on its own row alone, so one pass serves all."""
+    def signals(self, total: Float[Tensor, ""]) -> list[Float[Tensor, "rate token row"]]:
+        """g_t of every call on the tape; each row's loss depends on its own row alone, so their sum serves all."""
         outputs = [output for _, _, output in self.calls]
-        found = torch.autograd.grad(losses.sum(), outputs, materialize_grads=True)
+        found = torch.autograd.grad(total, outputs, materialize_grads=True)
         signals: list[Tensor] = []
         for (index, _, _), gradient in zip(self.calls, found, strict=True):
-            rows = self.deltas.projections[index].rows
+            rows = self.projections[index].rows
             signals.append((gradient if rows is None else gradient[..., rows]).flatten(1, -2))
         return signals
 
 
-def sequence_losses(lm: LanguageModel, sequence: TrainingSequence, recipe: Recipe, rows: int) -> Float[Tensor, " rate"]:
-    """The loss of one demonstration for each row: the mean cross-entropy of its (or its label's) next tokens.
+def _at_first_order(
+    lm: LanguageModel, sequence: TrainingSequence, recipe: Recipe, deltas: Deltas
+) -> tuple[Float[Tensor, " rate"], Float[Tensor, "1 rate token vocab"]]:
+    """The losses of the model's first-order expansion at the base weights, and their gradient by its logits."""
+    with torch.no_grad(), Linearised(deltas.projections, deltas.weights, deltas.biases).applied():
+        logits = first_order(sequence_logits(lm, sequence, recipe, deltas.rows))
+    with torch.enable_grad():
+        losses = token_losses(logits.requires_grad_(), sequence, recipe)
+        [pull] = torch.autograd.grad(losses.sum(), [logits])
+    return losses.detach(), pull
+
+
+def first_predicted(sequence: TrainingSequence, recipe: Recipe) -> int:
+    """The first token whose prediction counts."""
+    return sequence.label_start if recipe.loss == "label" else 1
+
+
+def token_losses(
+    logits: Float[Tensor, "layer_or_1 rate token vocab"], sequence: TrainingSequence, recipe: Recipe
+) -> Float[Tensor, " rate"]:
+    """The loss of one demonstration for each row: the mean cross-entropy of its (or its label's) next tokens."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    targets = torch.tensor(sequence.ids[first_predicted(sequence, recipe) :], device=logits.device)
+    picked = logits.gather(-1, targets[:, None].expand(*logits.shape[:2], -1, 1))[..., 0]
+    return (torch.logsumexp(logits, -1) - picked).mean(-1).sum(0)
+
+
+def sequence_logits(
+    lm: LanguageModel, sequence: TrainingSequence, recipe: Recipe, rows: int
+) -> Float[Tensor, "layer_or_1 rate token vocab"]:
+    """The logits that the loss of one demonstration reads, the same tokens in every row.
 
     `layer-causal` (Deutch et al. 2024, section 5): every block reads a detached input, the final norm and the
     unembedding read every block's output, and the layers' losses are summed.
     """
-    first = sequence.label_start if recipe.loss == "label" else 1
     ids = as_row(sequence.ids, lm.device, rows)
     at = torch.arange(ids.shape[1], device=lm.device)
-    keep = at[first - 1 : -1]
+    keep = at[first_predicted(sequence, recipe) - 1 : -1]
     strategy = Causal(at) if lm.fast else Whole(at, range(ids.shape[1]), 0, None)
     causal = recipe.rule == "layer-causal"
     with _layer_causal(lm) if causal else nullcontext():
         try:
             logits = run_forward(lm.model, strategy, ids, at[None].expand(rows, -1), keep, native=not lm.fast)
         except RuntimeError as error:
-            if not causal:
+            if recipe.rule == "sgd":
                 raise
+            why = str(error).splitlines()[0]
             raise UserError(
-                f"layer-causal fine-tuning cannot follow {type(lm.model).__name__} ({error}); use --ft-rule sgd."
+                f"{recipe.rule} fine-tuning cannot follow {type(lm.model).__name__} ({why}); use --ft-rule sgd."
             ) from error
-    logits = logits.unflatten(0, (-1, rows))  # [layer or 1, rate, token, vocab]
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    targets = ids[:, first:]
-    picked = logits.gather(-1, targets[None, :, :, None].expand(logits.shape[0], -1, -1, 1))[..., 0]
-    return (torch.logsumexp(logits, -1) - picked).mean(-1).sum(0)
+    return logits.unflatten(0, (-1, rows))
 
 
 @contextmanager
@@ -267,7 +302,7 @@ def _train_parameters(
     status: Status = "ok"
     for sequence in steps_of(sequences, recipe):
         with torch.enable_grad(), patch.applied():
-            loss = sequence_losses(lm, sequence, recipe, 1).sum()
+            loss = token_losses(sequence_logits(lm, sequence, recipe, 1), sequence, recipe).sum()
         history.append(float(loss.detach()))
         if not math.isfinite(history[-1]):
             status = "diverged"

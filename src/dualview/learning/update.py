@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from transformers import PreTrainedModel
 
 from dualview.models.anatomy import Anatomy, Projection
@@ -44,7 +45,7 @@ class Deltas:
 
     def pick(self, rate: int) -> Deltas:
         """One learning rate alone."""
-        return Deltas(
+        return type(self)(
             self.projections,
             tuple(w[rate : rate + 1] for w in self.weights),
             tuple(None if b is None else b[rate : rate + 1] for b in self.biases),
@@ -53,7 +54,7 @@ class Deltas:
     @classmethod
     def side_by_side(cls, several: Sequence[Deltas]) -> Deltas:
         """Changes of the same projections, to be worn by one batch row each."""
-        return cls(
+        return type(several[0])(
             several[0].projections,
             tuple(torch.cat(weights) for weights in zip(*(d.weights for d in several), strict=True)),
             tuple(
@@ -66,7 +67,7 @@ class Deltas:
         """The same change on another copy of the model."""
         own = {p.name: p for p in anatomy.projections(("q", "k", "v"))}
         moved = tuple(Projection(p.name, own[p.name].module, p.rows) for p in self.projections)
-        return Deltas(moved, self.weights, self.biases)
+        return type(self)(moved, self.weights, self.biases)
 
     def change(self, index: int, x: Float[Tensor, "rate *token d_in"]) -> Float[Tensor, "rate *token row"]:
         """ΔW x + Δb for one projection, in the deltas' own precision."""
@@ -86,6 +87,34 @@ class Deltas:
         hooks = [p.module.register_forward_hook(add(i)) for i, p in enumerate(self.projections)]
         try:
             yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class Linearised(Deltas):
+    """The same change at first order: the model's expansion f(W) + ∂f/∂W · ΔW at the base weights.
+
+    Worn as a tangent (forward-mode differentiation): every projection's output keeps its value and carries, as its
+    tangent, what ΔW adds to it; the pass then carries the tangent to the logits and the records, and
+    `models.passes.first_order` adds the two.
+    """
+
+    @contextmanager
+    def applied(self) -> Generator[None]:
+        def add(index: int) -> Any:
+            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                x, value = forward_ad.unpack_dual(inputs[0]).primal, forward_ad.unpack_dual(output)
+                before = torch.zeros_like(value.primal) if value.tangent is None else value.tangent
+                tangent = added(before, self.change(index, x), self.projections[index])
+                return forward_ad.make_dual(value.primal, tangent)
+
+            return hook
+
+        hooks = [p.module.register_forward_hook(add(i)) for i, p in enumerate(self.projections)]
+        try:
+            with forward_ad.dual_level():
+                yield
         finally:
             for hook in hooks:
                 hook.remove()

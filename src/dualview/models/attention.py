@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.autograd import forward_ad
 
 # Rows of logits the portable kernel holds at once: bounds its memory, not its result.
 _LOGITS_AT_ONCE = 1 << 24
@@ -81,8 +82,11 @@ def attend(
     if k.shape[0] != q.shape[0]:
         k, v = k.expand(q.shape[0], *k.shape[1:]), v.expand(q.shape[0], *v.shape[1:])
     bias = _bias(q, rule, allowed, key_at)
-    # The compiled kernels know no soft-cap, and their log-sum-exp, which sinks need, is not differentiable.
+    # The compiled kernels know no soft-cap and no tangents, and their log-sum-exp, which sinks need, has no gradient.
     portable = rule.softcap is not None or (rule.sinks is not None and torch.is_grad_enabled())
+    portable = (
+        portable or forward_ad.unpack_dual(q).tangent is not None or forward_ad.unpack_dual(k).tangent is not None
+    )
     kernel = _portable if portable else _kernel_for(q, k, v, bias)
     part = kernel(q, k, v, rule, bias, causal)
     if allowed is None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from dualview.metrics.prediction import TopK
 from dualview.models.anatomy import Projection
@@ -157,7 +158,7 @@ def _token_log_probs(
     logits: Float[Tensor, "batch read vocab"], row: Tensor, target: Tensor
 ) -> Float[Tensor, "batch scored"]:
     """log p of each target token at its row, in at least single precision."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = first_order(logits if logits.dtype == torch.float64 else logits.float())
     return logits[:, row, target] - torch.logsumexp(logits, -1)[:, row]
 
 
@@ -219,7 +220,7 @@ class _Sink:
     def _keep(self, members: list[int], after: Float[Tensor, "query vocab"], trace: Trace | None) -> None:
         if trace is None or self.h is None or self.m is None or self.mass is None or self.top is None:
             return
-        probs, ids = torch.topk(torch.softmax(after.float(), -1), min(TOP_K, after.shape[-1]))
+        probs, ids = torch.topk(torch.softmax(first_order(after).float(), -1), min(TOP_K, after.shape[-1]))
         self.top.ids[members, : ids.shape[1]] = ids.cpu().numpy()
         self.top.probs[members, : ids.shape[1]] = probs.cpu().numpy()
         few = [i for i, member in enumerate(members) if member < self.how.detailed]
@@ -258,6 +259,13 @@ def _put(into: Float[np.ndarray, "batch query layer ..."], members: list[int], l
         into[(slice(None), members, those, *(slice(width) for width in host.shape[3:]))] = host
 
 
+def first_order(x: Tensor) -> Tensor:
+    """A value and its tangent added, where a pass carries one (a linearised patch); else the value."""
+    both = forward_ad.unpack_dual(x)
+    return both.primal if both.tangent is None else both.primal + both.tangent
+
+
 def _host(x: Tensor) -> np.ndarray:
     """On the host, in at least single precision."""
+    x = first_order(x)
     return (x if x.dtype == torch.float64 else x.float()).cpu().numpy()

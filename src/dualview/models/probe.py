@@ -222,7 +222,7 @@ def recording(
 
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         assert trace is not None
-        trace.h.append(output[:, at].detach())
+        trace.h.append(output[:, at])
 
     modules = {layer.output for layer in anatomy.layers} if trace is not None else ()
     hooks = [module.register_forward_hook(keep) for module in modules]
