@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dualview.options import RunOptions
     from dualview.records import Records, Setting, load_records, save_records
     from dualview.result import Result
+    from dualview.seeds import compare_seeds
     from dualview.tasks.task import Task, list_tasks, load_task
     from dualview.verdict import Verdict, judge
 
@@ -36,6 +37,7 @@ _HOME = {
     "load_task": "dualview.tasks.task",
     "Verdict": "dualview.verdict",
     "judge": "dualview.verdict",
+    "compare_seeds": "dualview.seeds",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "UserError",
     "Verdict",
     "compare",
+    "compare_seeds",
     "compute_metrics",
     "judge",
     "list_tasks",

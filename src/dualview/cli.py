@@ -69,6 +69,7 @@ def run(
     *,
     out: Annotated[Path | None, typer.Option(help="write result.json and the saved records to this folder")] = None,
     json: Annotated[Path | None, typer.Option(help="write the result to this file")] = None,
+    seeds: Annotated[str | None, typer.Option(help="repeat over several draws: 1:5, or 1,3,7")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="count tokens and estimate the time, no more")] = False,
     **options: Any,
 ) -> None:
@@ -81,10 +82,18 @@ def run(
     if chosen.save_records and out is None:
         raise UserError("--save-records needs a folder to write to: give --out DIR.")
     from dualview import comparison, estimate
-    from dualview.report.tables import result_table
+    from dualview.report.tables import result_table, seeds_table
+    from dualview.seeds import compare_seeds, parse_seeds
 
     if dry_run:
         _show(estimate.estimate(chosen, for_stream()).table())
+        return
+    if seeds is not None:
+        several = compare_seeds(chosen, parse_seeds(seeds), progress=for_stream())
+        for path in (json, None if out is None else out / "seeds.json"):
+            if path is not None:
+                several.save(path)
+        _show(seeds_table(several))
         return
     result = comparison.run(chosen, progress=for_stream())
     written = comparison.write(result, out=out, json=json)

@@ -19,6 +19,7 @@ from dualview.learning.finetune import Recipe, finetune
 from dualview.models.loading import LanguageModel, load_model
 from dualview.models.passes import Asked, Plan, ask
 from dualview.options import RunOptions
+from dualview.seeds import compare_seeds, parse_seeds
 from equivalence import tiny
 
 LR = 0.05
@@ -167,3 +168,15 @@ def test_the_shares_add_up_to_the_update(prepared: Prepared) -> None:
         shares = _shares(factors, factors.projection, x)
         change = x @ (factors.errors.T @ factors.inputs).numpy().T
         assert np.allclose(shares.sum(1), np.linalg.norm(change, axis=1))
+
+
+def test_over_seeds(lm: LanguageModel, task: Path) -> None:
+    several = compare_seeds(RunOptions.make(task=str(task), shots=4, n_queries=8, lr=LR), [1, 2, 3], lm=lm)
+    alone = dualview.compare(model=lm, task=str(task), shots=4, n_queries=8, lr=LR, seed=2)
+    raw = several.summary["sim_aou.raw"]
+    assert raw.values[1] == alone.sim_aou.raw
+    assert raw.mean == pytest.approx(np.mean([value for value in raw.values if value is not None]))
+    assert raw.ci is not None and raw.ci[0] <= raw.mean <= raw.ci[1]
+    assert sum(several.verdicts.values()) == 3
+    with pytest.raises(dualview.UserError, match="two different seeds"):
+        parse_seeds("4")

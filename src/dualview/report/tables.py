@@ -12,6 +12,7 @@ from rich.text import Text
 from dualview.assets import AssetStatus
 from dualview.report.published import published
 from dualview.result import Result
+from dualview.seeds import SeedsResult
 from dualview.tasks.task import Task, TaskCheck
 
 # The result's key, its name for people, how to write it, and which of the controls speaks of it.
@@ -124,6 +125,22 @@ def _at(content: Mapping[str, Any], key: str) -> Any:
 
 def _plain(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
+
+
+def seeds_table(several: SeedsResult) -> RenderableType:
+    """Each number over seeds: its mean, the interval of the mean, and every seed's value."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for column in ("mean", "95 % interval", *(f"seed {seed}" for seed in several.seeds)):
+        table.add_column(column, justify="right")
+    for key, name, style, _ in _ROWS:
+        row = several.summary.get(key)
+        if row is not None:
+            interval = "" if row.ci is None else f"{row.ci[0]:+.3f} to {row.ci[1]:+.3f}"
+            numbers = ["null" if value is None else format(value, style) for value in (row.mean, *row.values)]
+            table.add_row(name, numbers[0], interval, *numbers[1:])
+    verdicts = ", ".join(f"{verdict} {count}" for verdict, count in several.verdicts.items())
+    return Group(_heading(several.results[0].to_json()), table, Text(f"\nverdicts: {verdicts or 'none'}", "bold"))
 
 
 def task_table(tasks: Sequence[Task]) -> Table:
