@@ -9,8 +9,9 @@ for W_V and W_K, mean over layers, x what the projection reads at the query's la
 stands what each token's part of the update did to the answer itself: the change of the score of the favoured candidate
 over the next one, credited along the path from the base to the tuned weights (`duality.tuning.score_contributions`).
 
-All of this decomposes one forward pass and one training run. Attention mass is not influence, and no number here says
-what would have happened without a demonstration.
+All of this decomposes one forward pass and one training run. Attention mass is not influence (the first token of a
+prompt takes much of it as a sink), a label's last token has no error signal (nothing is predicted after it), and no
+number here says what would have happened without a demonstration.
 """
 
 from __future__ import annotations

@@ -89,10 +89,10 @@ def compare_seeds(
         results.append(result)
     summary = {key: _over(key, results, runs) for key, runs in arrays.items()}
     summary["rec2ftp.value"] = _over("rec2ftp.value", results, None)
-    verdicts = Counter(
-        r.model_extra["verdict"]["overall"] for r in results if r.model_extra and "verdict" in r.model_extra
-    )
-    return SeedsResult(seeds=list(seeds), summary=summary, verdicts=dict(verdicts), results=results)
+    reached = [extra["verdict"] for extra in (result.model_extra or {} for result in results) if "verdict" in extra]
+    verdicts = Counter(verdict["overall"] for verdict in reached)
+    found = {"seeds": list(seeds), "summary": summary, "verdicts": dict(verdicts), "results": results}
+    return SeedsResult.model_validate(found)
 
 
 def _per_query(records: Records) -> dict[str, np.ndarray]:

@@ -117,7 +117,7 @@ def _found(
         f"A context cannot be written as a patch of {name}: dualview found no linear map or norm outside attention "
         "whose output is simply added to the block's (mixtures of experts are such a case)."
     )
-    if end is None or not linear:
+    if end is None or not linear or len({seen.module for seen in linear}) < len(linear):
         raise refusal
     direction = torch.randn(end.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(end)
     candidates = [(seen, _share(end, seen.made, direction)) for seen in (*linear, *norms)]
