@@ -16,6 +16,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# The comparisons of benchmarks/README.md that need no GPU, each printing its ratio last.
+bench: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]"
+	for name in scoring slope recording cell memory; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
