@@ -142,6 +142,83 @@ def metrics(
 
 
 @app.command()
+def verify(
+    model: Annotated[str, typer.Option(help="also on this model's own tensors; none: on paper alone")] = "embedded",
+    seed: Annotated[int, typer.Option(help="draws the data")] = 0,
+    wrong: Annotated[bool, typer.Option("--wrong", help="run the common misprints instead: each must fail")] = False,
+    dtype: Annotated[str, typer.Option(help="of the model")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, …; auto takes a GPU if there is one")] = "auto",
+    json: Annotated[Path | None, typer.Option(help="write the table to this file")] = None,
+) -> None:
+    """Check every identity on fresh random data and on a model; exit code 1 if one fails."""
+    from dataclasses import asdict
+
+    from dualview.duality.verify import render, verify_wrong
+    from dualview.duality.verify import verify as checks_of
+    from dualview.files import write_json
+
+    _writable(json)
+    lm = None
+    if model != "none":
+        from dualview.models.loading import load_model
+
+        lm = load_model(model, dtype=dtype, device=device)
+
+    def skipped(why: str) -> None:
+        print(f"not checked: {why}", file=sys.stderr)
+
+    checks = (verify_wrong if wrong else checks_of)(seed, lm, skipped=skipped)
+    _show(render(checks, "misprints: every one must fail" if wrong else None))
+    if json is not None:
+        write_json(json, [asdict(check) for check in checks])
+    astray = [check for check in checks if check.passed == wrong]
+    if astray:
+        print(f"{len(astray)} of {len(checks)} {'misprints passed' if wrong else 'identities failed'}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
+@_with_run_options
+def explain(
+    *,
+    query: Annotated[str, typer.Option(help="the query's text; a JSON object where the template has several fields")],
+    json: Annotated[Path | None, typer.Option(help="write the contributions to this file")] = None,
+    **options: Any,
+) -> None:
+    """Which demonstrations and tokens an answer came from, in context and in fine-tuning's dual form."""
+    from dualview.explain import explain as explained
+    from dualview.files import write_json
+    from dualview.progress import for_stream
+
+    _writable(json)
+    found = explained(query=query, progress=for_stream(), **_given(options))
+    _show(found.table())
+    if json is not None:
+        write_json(json, found.to_json())
+
+
+@app.command(name="compile")
+@_with_run_options
+def compile_(
+    *,
+    out: Annotated[Path, typer.Option(help="where to write the patch (safetensors)")],
+    json: Annotated[Path | None, typer.Option(help="write how it did to this file")] = None,
+    **options: Any,
+) -> None:
+    """Turn demonstrations into a patch of the weights, scored on queries it has not seen."""
+    from dualview.compile import compile_patch
+    from dualview.files import write_json
+    from dualview.progress import for_stream
+
+    for place in (out, json):
+        _writable(place)
+    found = compile_patch(out=out, progress=for_stream(), **_given(options))
+    _show(found.table())
+    if json is not None:
+        write_json(json, found.to_json())
+
+
+@app.command()
 def tasks(
     names: Annotated[list[str] | None, typer.Argument(help="tasks or YAML files to check; none: list all")] = None,
     data: Annotated[Path | None, typer.Option(help="check them against this folder of <task>/*.jsonl")] = None,
@@ -174,6 +251,10 @@ def assets(
     _show(asset_table(found))
     if action == "verify" and any(status.state != "ready" for status in found):
         raise UserError("Some assets are missing or damaged; run `dualview assets fetch`.")
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _show(content: Any) -> None:

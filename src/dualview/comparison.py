@@ -224,6 +224,10 @@ def run(options: RunOptions, *, lm: LanguageModel | None = None, progress: Progr
     learnt = fine_tune(prepared, progress)
     clock.lap("fine-tuning")
     passes["ft"] = asking("ft", bare, learnt.tuned.patch)
+    if options.patch is not None:
+        from dualview.compile import load_patch  # it stands on this module
+
+        passes["patch"] = asking("patch", prepared.zero_shot, load_patch(options.patch, lm))
     controlled = _controlled(prepared, learnt, passes, progress) if watched else Controlled()
     clock.lap("controls")
     records = Records(

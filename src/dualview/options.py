@@ -72,6 +72,7 @@ class RunOptions:
     batch_size: AtLeastOne | None = option(None, "queries per forward pass; chosen by size if not given")
     max_context: AtLeastOne | None = option(None, "use at most this many positions")
     trust_remote_code: bool = option(False, "let a hub model run its own Python code")
+    patch: Path | None = option(None, "a patch that `dualview compile` wrote, asked as a fourth setting")
     save_records: bool = option(False, "keep h, m and λ of every query (safetensors)")
 
     @classmethod
