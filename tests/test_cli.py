@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dualview import cli
 from equivalence import tiny
@@ -52,7 +54,7 @@ def test_run_prints_and_writes(
     assert set(result["controls"]["sim_aou"]) >= {"ci", "floors", "ceiling", "p"}
     assert call(monkeypatch, "metrics", out / "records.safetensors", "--json", tmp_path / "m.json") == 0
     again = json.loads((tmp_path / "m.json").read_text())
-    for key in ("rec2ftp", "sim_aou", "sim_am", "update_norm"):
+    for key in ("rec2ftp", "sim_aou", "sim_am", "update_norm", "controls", "verdict"):
         assert again[key] == result[key]
 
 
@@ -72,7 +74,8 @@ def test_prompt_shows_every_token(
     assert call(monkeypatch, "prompt", *given) == 0
     spans = {token["span"] for token in json.loads((tmp_path / "p.json").read_text())}
     assert spans == {"bos", "template", "label", "separator", "query", "candidate"}
-    assert "demonstrations" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("\t")[:3] == ["0", "1", "bos"] and len(lines[1].split("\t")) == 5
 
 
 def test_tasks_are_listed_and_checked(
@@ -117,13 +120,15 @@ def test_bad_rows_are_one_sentence(
 
 BAD_OPTIONS = {
     "unknown model": (("--model", "./nowhere"), "nowhere"),
+    "no model": (("--model", ""), "empty"),
+    "odd grid": (("--lr-grid", "0.1,nan"), "--lr-grid"),
     "unknown task": (("--task", "nothing"), "nothing"),
     "NaN rate": (("--lr", "nan"), "learning rate"),
     "negative rate": (("--lr", "-1"), "learning rate"),
-    "word for a number": (("--shots", "many"), "shots"),
+    "word for a number": (("--shots", "many"), "--shots"),
     "context too short": (("--max-context", "3"), "context"),
     "no such device": (("--device", "abacus"), "abacus"),
-    "seed auto with demos": (("--seed", "auto", "--demos", "x.jsonl"), "seed auto"),
+    "seed auto with demos": (("--seed", "auto", "--demos", "x.jsonl"), "eed auto"),
     "records without a place": (("--save-records",), "--out"),
 }
 
@@ -175,3 +180,51 @@ def _seconds(command: list[str]) -> float:
     start = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     return time.perf_counter() - start
+
+
+def test_a_diverged_run_is_reported_and_written(
+    model: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--model", model, "--task", task, *SMALL, "--lr", 1e300, "--json", tmp_path / "r.json")
+    assert call(monkeypatch, "run", *given) == 0
+    assert "diverged" in capsys.readouterr().out
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["ft"]["status"] == "diverged" and result["ft"]["final_loss"] is None
+
+
+def test_weights_that_are_not_whole_are_refused(
+    model: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(model, tmp_path / "part")
+    weights = load_file(tmp_path / "part" / "model.safetensors")
+    weights.pop("model.layers.1.self_attn.v_proj.weight")
+    save_file(weights, tmp_path / "part" / "model.safetensors", {"format": "pt"})
+    assert call(monkeypatch, "run", "--model", tmp_path / "part", "--task", task, *SMALL) == 2
+    assert "layers.1.self_attn.v_proj.weight" in capsys.readouterr().err
+
+
+def test_reported_queries_never_choose(
+    model: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Queries that are selection rows are left out of the selection; if that leaves none, it is said."""
+    rows = (task.parent / "selection.jsonl").read_text().splitlines(keepends=True)
+    some = write(tmp_path / "some.jsonl", "".join(rows[:4]))
+    given = ("--model", model, "--task", task, *SMALL, "--lr", "auto", "--lr-grid", "0.001,0.01", "--controls", "none")
+    assert call(monkeypatch, "run", *given, "--queries", some, "--json", tmp_path / "r.json") == 0
+    texts = {json.loads(row)["text"] for row in rows[:4]}
+    left = sum(json.loads(row)["text"] not in texts for row in rows)
+    assert json.loads((tmp_path / "r.json").read_text())["selection"]["rows"] == left
+    whole = write(tmp_path / "all.jsonl", "".join(rows))
+    assert call(monkeypatch, "run", *given, "--queries", whole) == 2
+    assert "selection" in capsys.readouterr().err
+
+
+def test_calibration_fits_the_context_too(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With room for the query behind a demonstration but not for "N/A", the demonstrations are cut once more."""
+    short = tiny.save_model(tmp_path / "short", context=26, learnt_positions=True)
+    rows = write(tmp_path / "q.jsonl", '{"text": "film", "label": 0}\n')
+    given = ("--model", short, "--task", task, *SMALL, "--queries", rows, "--calibrate", "--json", tmp_path / "r.json")
+    assert call(monkeypatch, "run", *given) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err

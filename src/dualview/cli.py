@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 import typer
 
 from dualview.errors import UserError
+from dualview.files import must_be_writable
 from dualview.options import RunOptions
 
 app = typer.Typer(
@@ -34,9 +35,10 @@ def main() -> None:
     except UserError as error:
         print(f"dualview: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("dualview: interrupted; nothing was written.", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as left:
+        if left.code == 130:  # how typer passes an interrupt on
+            print("dualview: interrupted; nothing was written.", file=sys.stderr)
+        raise
 
 
 def _option(field: Field[Any]) -> inspect.Parameter:
@@ -118,9 +120,15 @@ def prompt(
 
     _writable(json)
     prepared = comparison.prepare(RunOptions.make(**options), progress=for_stream())
-    _show(render_prompt(prepared.prompts, prepared.lm.tokenizer, query))
+    tokens = describe_prompt(prepared.prompts, prepared.lm.tokenizer, query)
+    if sys.stdout.isatty():
+        _show(render_prompt(prepared.prompts, prepared.lm.tokenizer, query))
+    else:  # colours say nothing in a file: a line a token
+        for token in tokens:
+            number = "" if token["number"] is None else token["number"]
+            print(token["index"], token["id"], token["span"], number, repr(token["text"]), sep="\t")
     if json is not None:
-        write_json(json, describe_prompt(prepared.prompts, prepared.lm.tokenizer, query))
+        write_json(json, tokens)
 
 
 @app.command()
@@ -132,11 +140,16 @@ def metrics(
     from dualview.files import write_json
     from dualview.metrics.summary import compute_metrics
     from dualview.records import load_records
-    from dualview.report.tables import metrics_table
+    from dualview.report.tables import metrics_report
+    from dualview.verdict import judge
 
     _writable(json)
-    measured = compute_metrics(load_records(records)).to_json()
-    _show(metrics_table(measured))
+    kept = load_records(records)
+    measured = compute_metrics(kept).to_json()
+    if kept.controls:
+        verdict = judge(kept)
+        measured |= {"controls": verdict.controls_json(), "verdict": verdict.to_json()}
+    _show(metrics_report(measured))
     if json is not None:
         write_json(json, measured)
 
@@ -265,18 +278,8 @@ def _show(content: Any) -> None:
 
 
 def _writable(path: Path | None) -> None:
-    """Say so before the work, not after it, if a file cannot be written."""
-    import os
-
-    if path is None:
-        return
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file.")
-    folder = path.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UserError(f"{path} cannot be written: {folder} is not a folder that may be written to.")
+    if path is not None:
+        must_be_writable(path)
 
 
 if __name__ == "__main__":

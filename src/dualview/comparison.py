@@ -22,12 +22,12 @@ from dualview.controls.kendall import kendall, taps_of
 from dualview.controls.sensitivity import norm_curve, order_report, overlap_report
 from dualview.controls.settings import control_settings
 from dualview.errors import UserError
-from dualview.files import write_json
-from dualview.learning.calibration import calibrated_accuracy
+from dualview.files import must_be_writable, write_json
+from dualview.learning.calibration import calibrated_accuracy, calibration_queries
 from dualview.learning.finetune import Recipe, Tuned, finetune, steps_of
 from dualview.learning.selection import Trial, best, judge_rates, status_of
 from dualview.metrics.prediction import accuracy
-from dualview.metrics.summary import compute_metrics
+from dualview.metrics.summary import compute_metrics, plain
 from dualview.models.loading import LanguageModel, load_model
 from dualview.models.passes import Asked, Plan, ask
 from dualview.options import SEEDS, SELECTION_ROWS, RunOptions
@@ -51,11 +51,16 @@ def compare(
 ) -> Result:
     """Compare zero-shot, in-context and fine-tuned on one task; the options are those of `RunOptions`.
 
-    `model` may be one that is already loaded. With `out`, the result, the queries and (`save_records`) the tensors are
-    written there; with `json`, the result alone to that file.
+    `model` may be one that is already loaded. With `out`, the result and (`save_records`) the tensors are written
+    there; with `json`, the result alone to that file.
     """
     loaded = None if isinstance(model, str) else model
     chosen = RunOptions.make(model=model if loaded is None else loaded.name, **options)
+    if chosen.save_records and out is None:
+        raise UserError("Saved records need a folder to be written to: give out.")
+    for place in (json, None if out is None else Path(out) / "result.json"):
+        if place is not None:
+            must_be_writable(Path(place))
     result = run(chosen, lm=loaded, progress=progress or Silent())
     write(result, out=None if out is None else Path(out), json=None if json is None else Path(json))
     return result
@@ -137,7 +142,15 @@ def _prompts(
         bos=options.bos,
         separator=options.separator,
         max_context=_context(options, lm),
+        room_for=_content_free(options, lm, task, queries),
     )
+
+
+def _content_free(options: RunOptions, lm: LanguageModel, task: Task, rows: Sequence[Row]) -> tuple[Query, ...]:
+    """What calibration will ask behind the same demonstrations."""
+    if not options.calibrate:
+        return ()
+    return calibration_queries(task, lm, encode_queries(task, lm.tokenizer, rows))
 
 
 def _seed_trials(options: RunOptions, lm: LanguageModel, task: Task, progress: Progress) -> list[Trial]:
@@ -185,12 +198,18 @@ def selection_queries(prepared: Prepared) -> tuple[Query, ...]:
 
 
 def _fitting(options: RunOptions, lm: LanguageModel, task: Task) -> list[Row]:
-    rows = selection_rows(task, SELECTION_ROWS)
+    """The selection rows that fit the context; whatever may be reported, or is shown, chooses nothing."""
+    given = [row for path in (options.queries, options.demos) if path is not None for row in read_rows(task, path)]
+    known = {task.render(row) for row in (*given, *task.rows("validation"))}
+    rows = [row for row in selection_rows(task, SELECTION_ROWS) if task.render(row) not in known]
     limit, special = _context(options, lm), int(resolve_bos(lm.tokenizer, options.bos) is not None)
     queries = encode_queries(task, lm.tokenizer, rows)
     fitting = [r for r, q in zip(rows, queries, strict=True) if limit is None or special + q.longest <= limit]
     if not fitting:
-        raise UserError(f"Not one selection row of task {task.name} fits the context of {limit} tokens.")
+        raise UserError(
+            f"Task {task.name} has no selection row that fits the context and is neither asked nor shown; "
+            "give --lr and --seed as numbers."
+        )
     return fitting
 
 
@@ -360,7 +379,7 @@ def _queries(records: Records, queries: Sequence[Query]) -> list[dict[str, Any]]
         {
             "gold": query.gold,
             **{
-                name: [float(score) for score in setting.log_probs[i, : len(query.candidates)]]
+                name: [plain(score) for score in setting.log_probs[i, : len(query.candidates)]]
                 for name, setting in records.settings.items()
             },
         }

@@ -8,8 +8,6 @@ in-context, fine-tuning and a task vector. `load_patch` puts it back on the same
 from __future__ import annotations
 
 import json as jsonlib
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +25,7 @@ from dualview.duality.feed_forward import FeedForward, feed_forwards
 from dualview.duality.reusable import Aims, LowRank, ReusableBlock, ReusablePatch, fit_patch, in_context_aims
 from dualview.duality.task_vector import TaskVector, ask_with_vectors
 from dualview.errors import UserError
+from dualview.files import whole
 from dualview.metrics.prediction import accuracy, predictions
 from dualview.models.loading import LanguageModel
 from dualview.models.passes import Patch, Plan, ask, compute_prefix
@@ -306,19 +305,8 @@ def save_patch(path: Path, patch: ReusablePatch, lm: LanguageModel, metadata: Ma
                 tensors[f"{index}.{part}.vector"] = delta
     header = {"schema": SCHEMA, "carriers": [names[place.carrier] for place in patch.places], **metadata}
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    temporary: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
+    with whole(path) as temporary:
         save_file(kept, temporary, {"dualview": jsonlib.dumps(header)})
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"The patch {path} cannot be written ({error.strerror}); choose another --out.") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
     return path
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,23 @@ def whole(path: Path) -> Generator[Path]:
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror or error}); choose another place.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def must_be_writable(path: Path) -> None:
+    """Say so before the work, not after it, if a file cannot be written."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file.")
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        probe = folder / f".{secrets.token_hex(8)}.part"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror or error}); choose another place.") from error
 
 
 def write_text(path: Path, text: str) -> None:

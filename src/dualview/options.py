@@ -94,14 +94,16 @@ class RunOptions:
             first = error.errors()[0]
             said = first["msg"].removeprefix("Value error, ")
             if not first["loc"]:
-                raise UserError(f"These options do not go together or make no sense: {said}.") from error
+                raise UserError(f"{said[0].upper()}{said[1:]}.") from error
             name = str(first["loc"][0])
-            raise UserError(f"Option {name}: {said} (given: {both.get(name)!r}).") from error
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"Option {flag}: {said} (given: {both.get(name)!r}).") from error
 
     def __post_init__(self) -> None:
-        for rate in (*self.lr_grid, self.lr):
-            if isinstance(rate, float) and not (math.isfinite(rate) and rate >= 0):
-                raise ValueError(f"a learning rate is a finite number of at least 0, not {rate}")
+        for flag, rates in (("--lr-grid", self.lr_grid), ("--lr", (self.lr,))):
+            for rate in rates:
+                if isinstance(rate, float) and not (math.isfinite(rate) and rate >= 0):
+                    raise ValueError(f"option {flag}: a learning rate is a finite number of at least 0, not {rate}")
         if self.seed == "auto" and self.demos is not None:
             raise ValueError("seed auto chooses among drawn demonstrations, so it does not go with demos")
         if self.ft_rule != "sgd" and self.ft_params == "all":

@@ -77,12 +77,15 @@ class FineTuningPart(_Part):
 
 
 class QueryPart(_Part):
-    """One query: the right candidate, and each setting's mean log-probability of every candidate."""
+    """One query: the right candidate, and each setting's mean log-probability of every candidate.
+
+    Null where a diverged model has none.
+    """
 
     gold: int
-    zsl: list[float]
-    icl: list[float]
-    ft: list[float]
+    zsl: list[float | None]
+    icl: list[float | None]
+    ft: list[float | None]
 
 
 class Result(BaseModel):

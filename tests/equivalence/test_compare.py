@@ -285,7 +285,7 @@ def test_selection_rows_beyond_the_context_are_left_out(tmp_path: Path) -> None:
     how: dict[str, Any] = {"shots": 3, "n_queries": 4, "lr": "auto", "lr_grid": (1e-3, 1e-2)}
     assert run(short, mine, tmp_path, **how)["selection"]["rows"] == 9
     tiny.write_rows(tmp_path / "task" / "selection.jsonl", rows[4:5])
-    with pytest.raises(dualview.UserError, match="Not one selection row"):
+    with pytest.raises(dualview.UserError, match="no selection row that fits"):
         run(short, mine, tmp_path, **how)
 
 

@@ -32,7 +32,7 @@ def calibrated_accuracy(
     """Accuracy of each setting after calibration, each by its own answers to the content-free queries."""
     gold = np.array([query.gold for query in queries])
     distinct = list(dict.fromkeys(query.candidates for query in queries))
-    empty = [q for candidates in distinct for q in content_free_queries(task, lm.tokenizer, candidates)]
+    empty = calibration_queries(task, lm, queries)
     row_of = {candidates: i for i, candidates in enumerate(distinct)}
     rows = np.array([row_of[query.candidates] for query in queries])
     found: dict[str, float] = {}
@@ -41,6 +41,12 @@ def calibrated_accuracy(
         prior = log_prior(scores.reshape(len(distinct), len(CONTENT_FREE), -1))
         found[name] = accuracy(calibrated(settings[name].log_probs, prior[rows]), gold)
     return found
+
+
+def calibration_queries(task: Task, lm: LanguageModel, queries: Sequence[Query]) -> tuple[Query, ...]:
+    """The content-free queries before each distinct list of candidates."""
+    distinct = dict.fromkeys(query.candidates for query in queries)
+    return tuple(q for candidates in distinct for q in content_free_queries(task, lm.tokenizer, candidates))
 
 
 def log_prior(

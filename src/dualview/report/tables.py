@@ -37,35 +37,52 @@ _ROWS: tuple[tuple[str, str, str, str | None], ...] = (
 def result_table(result: Result) -> RenderableType:
     """The whole result: what was run, every number beside its floor and ceiling, the verdict and the warnings."""
     content = result.to_json()
-    parts: list[RenderableType] = [_heading(content), metrics_table(content, published(result.task.name))]
-    if "verdict" in content:
-        verdict = content["verdict"]
-        parts += [Text(f"\n{verdict['sentence']}", "bold"), Text(str(verdict["limits"]), "dim")]
+    parts: list[RenderableType] = [_heading(content), metrics_report(content, published(result.task.name))]
     skipped = content.get("controls_skipped") or {}
     parts += [Text(f"! {warning}", "yellow") for warning in result.warnings]
     parts += [Text(f"! control {name} was not run: {why}", "yellow") for name, why in skipped.items()]
     return Group(*parts)
 
 
-def metrics_table(content: Mapping[str, Any], papers: Mapping[str, Mapping[str, float]] | None = None) -> Table:
+def metrics_report(content: Mapping[str, Any], papers: Mapping[str, Mapping[str, float]] | None = None) -> Group:
+    """The metrics, what the papers found on the same task, and the verdict."""
+    parts: list[RenderableType] = [metrics_table(content)]
+    if papers:
+        parts += [Text("\npublished, other models:", "dim"), papers_table(papers)]
+    if "verdict" in content:
+        verdict = content["verdict"]
+        parts += [Text(f"\n{verdict['sentence']}", "bold"), Text(str(verdict["limits"]), "dim")]
+    return Group(*parts)
+
+
+def papers_table(papers: Mapping[str, Mapping[str, float]]) -> Table:
+    """What each paper reports on the task, a column each."""
+    table = Table(box=None, pad_edge=False, style="dim")
+    table.add_column("")
+    for source in papers:
+        table.add_column(source, justify="right")
+    for key, name, style, _ in _ROWS:
+        values = [papers[source].get(key) for source in papers]
+        if any(value is not None for value in values):
+            table.add_row(name, *("" if value is None else format(value, style) for value in values))
+    return table
+
+
+def metrics_table(content: Mapping[str, Any]) -> Table:
     """Every metric of a result, or of what `dualview metrics` recomputed, with what it is to be read against."""
-    papers = papers or {}
     controls = content.get("controls") or {}
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for column in ("value", "95 % interval", "highest floor", "ceiling"):
         table.add_column(column, justify="right")
     table.add_column("beside it")
-    for source in papers:
-        table.add_column(source, justify="right", style="dim")
     for key, name, style, control in _ROWS:
         value = _at(content, key)
         if value is None and key.split(".")[0] not in content:
             continue
         bounds = _bounds(controls.get(control) if control else None)
-        row = ["null" if value is None else format(value, style), *bounds, _beside(content, key)]
-        row += [_plain(papers[source].get(key)) for source in papers]
-        table.add_row(name, *row)
+        shown = "null" if value is None else format(value, style if abs(value) < 1e6 else ".3g")
+        table.add_row(name, shown, *bounds, _beside(content, key))
     return table
 
 
