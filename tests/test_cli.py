@@ -121,6 +121,8 @@ def test_bad_rows_are_one_sentence(
 BAD_OPTIONS = {
     "unknown model": (("--model", "./nowhere"), "nowhere"),
     "no model": (("--model", ""), "empty"),
+    "unknown dtype": (("--dtype", "int8"), "--dtype"),
+    "unknown protocol": (("--protocol", "foo"), "--protocol"),
     "odd grid": (("--lr-grid", "0.1,nan"), "--lr-grid"),
     "unknown task": (("--task", "nothing"), "nothing"),
     "NaN rate": (("--lr", "nan"), "learning rate"),

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -45,8 +45,10 @@ def _option(field: Field[Any]) -> inspect.Parameter:
     """One of `RunOptions`' fields as a command-line option; None where it is not given."""
     kind = get_type_hints(RunOptions)[field.name]
     default = "" if field.default is None or kind is bool else f" [default: {_shown(field.default)}]"
-    option = typer.Option(f"--{field.name.replace('_', '-')}", help=field.metadata["help"] + default)
-    taken = kind if kind is bool or get_origin(kind) is Literal else str
+    # A choice is taken as text, so that `RunOptions` says what is wrong with it, in one sentence.
+    choices = "|".join(get_args(kind)) if get_origin(kind) is Literal else None
+    option = typer.Option(f"--{field.name.replace('_', '-')}", help=field.metadata["help"] + default, metavar=choices)
+    taken = bool if kind is bool else str
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[taken | None, option]
     )
