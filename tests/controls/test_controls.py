@@ -11,7 +11,7 @@ import torch
 
 import dualview
 from dualview.comparison import Prepared, prepare
-from dualview.controls.kendall import demo_columns, kendall, taps_of
+from dualview.controls.kendall import kendall, taps_of
 from dualview.controls.settings import reordered
 from dualview.controls.untrained import untrained
 from dualview.learning.factors import trace_training
@@ -135,10 +135,7 @@ def test_kendall_against_a_slow_one(prepared: Prepared) -> None:
     lm, prompts = prepared.lm, prepared.prompts
     found = kendall(lm, prompts, Recipe(), LR, icl, ft, zsl)
     assert found is not None and icl.demo_logits is not None
-    columns, demo_of_token = demo_columns(prompts)
-    assert [demo_of_token.tolist().count(d) for d in range(5)] == [
-        len(d.template) + len(d.label) for d in prompts.demos
-    ]
+    columns = [i for span in prompts.demo_spans for part in (span.template, span.label) for i in part]
     q_maps = [layer.projections["q"][0] for layer in lm.anatomy.layers]
     [trace] = trace_training(lm, prompts.training_sequences, [LR], Recipe(), q_maps)
     real = [t for t in range(len(trace.tokens.position)) if int(trace.tokens.position[t]) > 0]
@@ -157,17 +154,33 @@ def test_kendall_against_a_slow_one(prepared: Prepared) -> None:
             assert found.forms["released"].tau_token[query, layer] == pytest.approx(slow_tau(ours, np.array(released)))
 
 
-def test_the_shares_add_up_to_the_update(prepared: Prepared) -> None:
-    """Σ_t ⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖ = ‖ΔW x‖."""
-    from dualview.controls.kendall import _shares
-
+def test_kendall_over_two_epochs(prepared: Prepared) -> None:
+    """The dual form sums a token's shares over epochs; the released form reads the last epoch's q."""
+    icl, ft, zsl = asked(prepared)
     lm, prompts = prepared.lm, prepared.prompts
-    [trace] = trace_training(lm, prompts.training_sequences, [LR], Recipe())
-    x = np.random.default_rng(0).normal(size=(3, 32))
-    for factors in trace.factors:
-        shares = _shares(factors, factors.projection, x)
-        change = x @ (factors.errors.T @ factors.inputs).numpy().T
-        assert np.allclose(shares.sum(1), np.linalg.norm(change, axis=1))
+    found = kendall(lm, prompts, Recipe(epochs=2), LR, icl, ft, zsl)
+    assert found is not None and icl.demo_logits is not None
+    columns = [i for span in prompts.demo_spans for part in (span.template, span.label) for i in part]
+    q_maps = [layer.projections["q"][0] for layer in lm.anatomy.layers]
+    [trace] = trace_training(lm, prompts.training_sequences, [LR], Recipe(epochs=2), q_maps)
+    n = len(trace.tokens.position) // 2
+    real = [t for t in range(n) if int(trace.tokens.position[t]) > 0]
+    taps = {p.name: tap for p, tap in zip(taps_of(lm.anatomy), ft.tapped, strict=True)}
+    v = lm.anatomy.layers[1].projections["v"][0].name
+    factors = next(f for f in trace.factors if f.projection.name == v)
+    x = torch.tensor(taps[v].x[3])
+    change = factors.errors.T @ (factors.inputs @ x)
+    each = (factors.errors @ change) * (factors.inputs @ x) / change.norm()
+    ours = icl.demo_logits[3, 1, columns]
+    assert found.forms["dual_v"].tau_token[3, 1] == pytest.approx(slow_tau(ours, (each[:n] + each[n:])[real].numpy()))
+    last = trace.tapped[1][n:][real].numpy() @ taps[q_maps[1].name].y[3]
+    assert found.forms["released"].tau_token[3, 1] == pytest.approx(slow_tau(ours, last))
+
+
+def test_only_values_trained_has_no_key_form(prepared: Prepared) -> None:
+    icl, ft, zsl = asked(prepared)
+    found = kendall(prepared.lm, prepared.prompts, Recipe(params="v"), LR, icl, ft, zsl)
+    assert found is not None and set(found.forms) == {"released", "released_lr0", "dual_v", "dual_v_lr0"}
 
 
 def test_over_seeds(lm: LanguageModel, task: Path) -> None:

@@ -12,17 +12,22 @@ Fine-tuning's side comes in two forms, each with its control at a learning rate 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from dualview.learning.factors import Factors, TrainingTrace, trace_training
-from dualview.learning.finetune import Recipe
+from dualview.duality.demo_tokens import DemoTokens, demo_tokens
+from dualview.duality.tuning import role_factors, update_contributions
+from dualview.learning.factors import Factors, TrainingTokens, TrainingTrace, trace_training
+from dualview.learning.finetune import ROLES_OF, Recipe
 from dualview.metrics.ranking import RankAgreement, RankedTokens
 from dualview.models.anatomy import Anatomy, Projection, Role
 from dualview.models.loading import LanguageModel
-from dualview.models.passes import Asked
+from dualview.models.passes import Asked, TappedQueries
 from dualview.tasks.prompt import PromptSet
 
 
@@ -65,69 +70,49 @@ def kendall(
     if recipe.params == "all" or any(set(layer) != {"q", "k", "v"} for layer in layers) or icl.demo_logits is None:
         return None
     queries = [layer["q"] for layer in layers]
-    tuned, untuned = trace_training(lm, prompts.training_sequences, (lr, 0.0), recipe, queries)
-    columns, demo_of_token = demo_columns(prompts)
-    ours = RankedTokens.of(icl.demo_logits[:, :, columns], demo_of_token)
-    forms: dict[str, RankAgreement] = {}
-    for suffix, trace, asked in (("", tuned, ft), ("_lr0", untuned, zsl)):
-        rows = _rows(prompts, trace)
-        taps = {id(p): tap for p, tap in zip(taps_of(lm.anatomy), asked.tapped, strict=True)}
-        q = [taps[id(p)].y for p in queries]
-        scale = [1.0 / layer.d_head for layer in lm.anatomy.layers]
-        released = [
-            (asked_q @ _host(trained)[rows[-1]].T) * s
-            for asked_q, trained, s in zip(q, trace.tapped, scale, strict=True)
-        ]
-        forms[f"released{suffix}"] = ours.agreement(RankedTokens.of(np.stack(released, 1), demo_of_token))
-        by_name = {factors.projection.name: factors for factors in trace.factors}
-        for role in ("v", "k"):
-            chosen = [by_name.get(layer[role].name) for layer in layers]
-            if any(factors is None for factors in chosen):
-                continue
-            shares = [
-                sum(_shares(f, layer[role], taps[id(layer[role])].x)[:, epoch] for epoch in rows)
-                for f, layer in zip(chosen, layers, strict=True)
-                if f is not None
-            ]
-            forms[f"dual_{role}{suffix}"] = ours.agreement(RankedTokens.of(np.stack(shares, 1), demo_of_token))
-    return Kendall(forms, len(columns), len(icl.demo_logits))
+    traces = trace_training(lm, prompts.training_sequences, (lr, 0.0), recipe, queries)
+    shared = demo_tokens(prompts)
+    scores: dict[str, Float[np.ndarray, "query layer token"]] = {}
+    for suffix, trace, asked in zip(("", "_lr0"), traces, (ft, zsl), strict=True):
+        taps = {p.name: tap for p, tap in zip(taps_of(lm.anatomy), asked.tapped, strict=True)}
+        scores[f"released{suffix}"] = _released(lm, trace, [taps[p.name] for p in queries], shared)
+        for role in ROLES_OF[recipe.params]:
+            if role != "q":
+                scores[f"dual_{role}{suffix}"] = _dual(lm, trace, role, taps, shared)
+    owner = shared.demo.numpy()
+    ours = RankedTokens.of(icl.demo_logits[:, :, shared.place.numpy()], owner)
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # sorting, nearly all of it, lets threads run
+        forms = pool.map(lambda found: ours.agreement(RankedTokens.of(found, owner)), scores.values())
+        return Kendall(dict(zip(scores, forms, strict=True)), len(shared), len(icl.demo_logits))
 
 
-def demo_columns(prompts: PromptSet) -> tuple[Int[np.ndarray, " token"], Int[np.ndarray, " token"]]:
-    """Where the demonstrations' template and label tokens stand in the prefix, and whose they are."""
-    spans = prompts.demo_spans
-    columns = [i for span in spans for part in (span.template, span.label) for i in part]
-    owners = [d for d, span in enumerate(spans) for _ in range(len(span.template) + len(span.label))]
-    return np.array(columns), np.array(owners)
+def _released(
+    lm: LanguageModel, trace: TrainingTrace, asked: list[TappedQueries], shared: DemoTokens
+) -> Float[np.ndarray, "query layer token"]:
+    """q_train · q_test / d_head, with the q of the last epoch."""
+    step = trace.tokens.step
+    last = step > step.max() - len(shared.demo.unique())
+    tokens = TrainingTokens(step[last], trace.tokens.demo[last], trace.tokens.position[last])
+    by_layer = [
+        tap.y.astype(np.float64)
+        @ _host(shared.from_training(trained[last.to(trained.device)], tokens)).T
+        / layer.d_head
+        for tap, trained, layer in zip(asked, trace.tapped, lm.anatomy.layers, strict=True)
+    ]
+    return np.stack(by_layer, 1)
 
 
-def _rows(prompts: PromptSet, trace: TrainingTrace) -> list[Int[np.ndarray, " token"]]:
-    """The training tokens that are template or label, for each epoch: all but BOS."""
-    position, step = trace.tokens.position.numpy(), trace.tokens.step.numpy()
-    real = position >= len(prompts.zero_prefix)
-    epoch = step // len(prompts.demos)
-    return [np.flatnonzero(real & (epoch == e)) for e in range(int(epoch.max()) + 1)]
+def _dual(
+    lm: LanguageModel, trace: TrainingTrace, role: Role, taps: Mapping[str, TappedQueries], shared: DemoTokens
+) -> Float[np.ndarray, "query layer token"]:
+    """⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖, summed over epochs, in double precision: ranks care for the last digits."""
+    by_layer: list[np.ndarray] = []
+    for factors in role_factors(lm, trace, role):
+        wide = Factors(factors.projection, factors.inputs.double(), factors.errors.double())
+        x = torch.from_numpy(taps[factors.projection.name].x).to(wide.errors)
+        by_layer.append(_host(shared.from_training(update_contributions(wide, x).T, trace.tokens)).T)
+    return np.stack(by_layer, 1)
 
 
-def _shares(
-    factors: Factors, projection: Projection, x: Float[np.ndarray, "query d_in"]
-) -> Float[np.ndarray, "query token"]:
-    """⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖ for every training token t, over the rows that make this role."""
-    inputs, errors = _host(factors.inputs), _host(factors.errors)
-    if factors.projection.rows is not None and projection.rows is not None:
-        trained = {int(row): i for i, row in enumerate(factors.projection.rows)}
-        errors = errors[:, [trained[int(row)] for row in projection.rows]]
-    elif projection.rows is not None:
-        errors = errors[:, projection.rows.cpu().numpy()]
-    match = x.astype(np.float64) @ inputs.T  # [query, token]
-    update = match @ errors  # [query, row]
-    length = np.linalg.norm(update, axis=1, keepdims=True)
-    direction = np.divide(update, length, out=np.zeros_like(update), where=length > 0)
-    return (direction @ errors.T) * match
-
-
-def _host(x: object) -> np.ndarray:
-    import torch
-
-    assert isinstance(x, torch.Tensor)
-    return x.detach().double().cpu().numpy()
+def _host(x: Tensor) -> np.ndarray:
+    return x.double().cpu().numpy()

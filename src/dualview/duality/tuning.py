@@ -174,19 +174,18 @@ def _within(part: Projection, whole: Projection) -> Int[Tensor, " row"] | None:
     return part.rows if whole.rows is None else torch.searchsorted(whole.rows, part.rows)
 
 
-def update_contributions(factors: Factors, x: Float[Tensor, " d_in"]) -> Float[Tensor, " token"]:
+def update_contributions(factors: Factors, x: Float[Tensor, "*query d_in"]) -> Float[Tensor, "*query token"]:
     """What each training token adds to the length of a projection's update at x: ⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖.
 
     Exact: their sum is ‖ΔW x‖. Positive tokens made the update what it is, negative ones worked against it. Zeros where
     the projection did not move.
     """
     keys, errors = factors.inputs.to(factors.errors.dtype), factors.errors
-    weights = keys @ x.to(errors)
-    update = errors.T @ weights
-    size = update.square().sum().sqrt()
-    if not float(size) > 0:
-        return torch.zeros_like(weights)
-    return (errors @ update) * weights / size
+    weights = x.to(errors) @ keys.T
+    update = weights @ errors
+    size = update.square().sum(-1, keepdim=True).sqrt()
+    direction = torch.where(size > 0, update / size, torch.zeros_like(update))
+    return (direction @ errors.T) * weights
 
 
 @dataclass(frozen=True)
