@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -174,14 +174,16 @@ def test_a_truncated_gguf(
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys, dualview, dualview.cli; assert not {'torch', 'transformers', 'pydantic'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    quickest = min(_seconds([sys.executable, "-m", "dualview.cli", "--help"]) for _ in range(5))
+    quickest = min(_busy_seconds([sys.executable, "-m", "dualview.cli", "--help"]) for _ in range(5))
     assert quickest < 0.5
 
 
-def _seconds(command: list[str]) -> float:
-    start = time.perf_counter()
+def _busy_seconds(command: list[str]) -> float:
+    """Of a processor: what else the machine does is not counted."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, capture_output=True)
-    return time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_a_diverged_run_is_reported_and_written(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dualview.options import RunOptions
     from dualview.records import Records, Setting, load_records, save_records
     from dualview.result import Result
+    from dualview.runs.reading import load
+    from dualview.runs.runner import sweep
     from dualview.seeds import compare_seeds
     from dualview.tasks.task import Task, list_tasks, load_task
     from dualview.verdict import Verdict, judge
@@ -38,6 +40,8 @@ _HOME = {
     "Verdict": "dualview.verdict",
     "judge": "dualview.verdict",
     "compare_seeds": "dualview.seeds",
+    "load": "dualview.runs.reading",
+    "sweep": "dualview.runs.runner",
 }
 
 __all__ = [
@@ -54,10 +58,12 @@ __all__ = [
     "compute_metrics",
     "judge",
     "list_tasks",
+    "load",
     "load_model",
     "load_records",
     "load_task",
     "save_records",
+    "sweep",
 ]
 
 

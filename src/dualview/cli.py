@@ -16,7 +16,11 @@ import typer
 
 from dualview.errors import UserError
 from dualview.files import must_be_writable
+from dualview.lab import commands as lab_commands
 from dualview.options import RunOptions
+from dualview.report import commands as report_commands
+from dualview.runs import commands as runs_commands
+from dualview.web import commands as web_commands
 
 app = typer.Typer(
     name="dualview",
@@ -71,7 +75,9 @@ def _with_run_options(verb: Callable[..., None]) -> Callable[..., None]:
 @_with_run_options
 def run(
     *,
-    out: Annotated[Path | None, typer.Option(help="write result.json and the saved records to this folder")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="write result.json, report.html and the saved records to this folder")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="write the result to this file")] = None,
     seeds: Annotated[str | None, typer.Option(help="repeat over several draws: 1:5, or 1,3,7")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="count tokens and estimate the time, no more")] = False,
@@ -86,6 +92,8 @@ def run(
     if chosen.save_records and out is None:
         raise UserError("--save-records needs a folder to write to: give --out DIR.")
     from dualview import comparison, estimate
+    from dualview.output import write
+    from dualview.report.build import report
     from dualview.report.tables import result_table, seeds_table
     from dualview.seeds import compare_seeds, parse_seeds
 
@@ -98,9 +106,12 @@ def run(
             if path is not None:
                 several.save(path)
         _show(seeds_table(several))
+        if out is not None:
+            for path in report(out / "seeds.json"):
+                print(f"wrote {path}")
         return
     result = comparison.run(chosen, progress=for_stream())
-    written = comparison.write(result, out=out, json=json)
+    written = write(result, out=out, json=json)
     _show(result_table(result))
     for path in written:
         print(f"wrote {path}")
@@ -282,6 +293,10 @@ def _show(content: Any) -> None:
 def _writable(path: Path | None) -> None:
     if path is not None:
         must_be_writable(path)
+
+
+for _verbs in (report_commands, runs_commands, lab_commands, web_commands):
+    _verbs.add(app)
 
 
 if __name__ == "__main__":

@@ -5,36 +5,34 @@ task → demonstrations and queries → prompts → zsl, icl, ft → records →
 
 from __future__ import annotations
 
-import platform
-import socket
-import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from dualview.assembly import assemble
 from dualview.controls.kendall import kendall, taps_of
 from dualview.controls.sensitivity import norm_curve, order_report, overlap_report
 from dualview.controls.settings import control_settings
+from dualview.controls.untrained import redrawn
 from dualview.errors import UserError
-from dualview.files import must_be_writable, write_json
+from dualview.files import must_be_writable
 from dualview.learning.calibration import calibrated_accuracy, calibration_queries
 from dualview.learning.finetune import Recipe, Tuned, finetune, steps_of
-from dualview.learning.selection import Trial, best, judge_rates, status_of
+from dualview.learning.selection import Trial, best, judge_rates
 from dualview.metrics.prediction import accuracy
-from dualview.metrics.summary import compute_metrics, plain
 from dualview.models.loading import LanguageModel, load_model
 from dualview.models.passes import Asked, Plan, ask
 from dualview.options import SEEDS, SELECTION_ROWS, RunOptions
 from dualview.progress import Progress, Silent
-from dualview.records import Records, Setting, save_records
-from dualview.result import Result
-from dualview.tasks.prompt import PromptSet, Query, build_prompts, encode_queries, prompts_hash, resolve_bos
+from dualview.provenance import Clock
+from dualview.records import Records, Setting
+from dualview.result import AskedPrompts, Result
+from dualview.sharing import Recall, afresh
+from dualview.tasks.prompt import PromptSet, Query, build_prompts, encode_queries, resolve_bos
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import read_rows, sample_demos, sample_queries, selection_rows
 from dualview.tasks.task import Task, load_task
@@ -51,8 +49,8 @@ def compare(
 ) -> Result:
     """Compare zero-shot, in-context and fine-tuned on one task; the options are those of `RunOptions`.
 
-    `model` may be one that is already loaded. With `out`, the result and (`save_records`) the tensors are written
-    there; with `json`, the result alone to that file.
+    `model` may be one that is already loaded. With `out`, the result, its report and (`save_records`) the tensors are
+    written there; with `json`, the result alone to that file.
     """
     loaded = None if isinstance(model, str) else model
     chosen = RunOptions.make(model=model if loaded is None else loaded.name, **options)
@@ -61,24 +59,13 @@ def compare(
     for place in (json, None if out is None else Path(out) / "result.json"):
         if place is not None:
             must_be_writable(Path(place))
+    loaded = None if loaded is None else redrawn(loaded, chosen.weights)
     result = run(chosen, lm=loaded, progress=progress or Silent())
-    write(result, out=None if out is None else Path(out), json=None if json is None else Path(json))
+    if out is not None or json is not None:
+        from dualview.output import write  # what writes a report may not be needed to compute
+
+        write(result, out=None if out is None else Path(out), json=None if json is None else Path(json))
     return result
-
-
-def write(result: Result, *, out: Path | None, json: Path | None) -> list[Path]:
-    """Write what a run found; the records only if it was told to keep them."""
-    written: list[Path] = []
-    if out is not None:
-        written.append(out / "result.json")
-        result.save(written[-1])
-        if result.records is not None and result.provenance["options"].get("save_records"):
-            written.append(out / "records.safetensors")
-            save_records(result.records, written[-1])
-    if json is not None:
-        written.append(json)
-        write_json(json, result.to_json())
-    return written
 
 
 @dataclass(frozen=True)
@@ -93,6 +80,7 @@ class Prepared:
     """All demonstrations asked for; the prompts hold those that fit."""
     prompts: PromptSet
     seed_trials: list[Trial] = field(default_factory=list[Trial])
+    recall: Recall = afresh
 
     @property
     def zero_shot(self) -> Plan:
@@ -105,30 +93,41 @@ class Prepared:
         return Plan(self.prompts.prefix, special, at=self.options.at, batch_size=self.options.batch_size)
 
 
-def prepare(options: RunOptions, lm: LanguageModel | None = None, progress: Progress | None = None) -> Prepared:
+def prepare(
+    options: RunOptions,
+    lm: LanguageModel | None = None,
+    progress: Progress | None = None,
+    recall: Recall = afresh,
+) -> Prepared:
     """Read the task and the model, choose the demonstrations, and make every prompt."""
     progress = progress or Silent()
-    task = load_task(options.task, options.data)
+    task = recall("task", (options.task, options.data), lambda: load_task(options.task, options.data))
     asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
     given = read_rows(task, options.demos) if options.demos else None
     if given is None and options.seed != "auto":
         given = sample_demos(task, options.seed, options.shots)  # before the model loads: mistakes show at once
-    if lm is None:
-        with progress.part(f"loading {options.model}", 1) as advance:
-            lm = load_model(
-                options.model,
-                dtype=options.dtype,
-                device=options.device,
-                trust_remote_code=options.trust_remote_code,
-            )
-            advance(1)
+    lm = lm or load(options, progress)
     if given is not None:
         seed = None if options.demos else int(options.seed)
-        return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked))
-    trials = _seed_trials(options, lm, task, progress)
+        return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked), recall=recall)
+    trials = _seed_trials(options, lm, task, progress, recall)
     seed = SEEDS[best(trials)]
     given = sample_demos(task, seed, options.shots)
-    return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked), trials)
+    return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked), trials, recall)
+
+
+def load(options: RunOptions, progress: Progress) -> LanguageModel:
+    """The model that the options name."""
+    with progress.part(f"loading {options.model}", 1) as advance:
+        lm = load_model(
+            options.model,
+            dtype=options.dtype,
+            device=options.device,
+            trust_remote_code=options.trust_remote_code,
+        )
+        lm = redrawn(lm, options.weights)
+        advance(1)
+    return lm
 
 
 def _prompts(
@@ -153,18 +152,22 @@ def _content_free(options: RunOptions, lm: LanguageModel, task: Task, rows: Sequ
     return calibration_queries(task, lm, encode_queries(task, lm.tokenizer, rows))
 
 
-def _seed_trials(options: RunOptions, lm: LanguageModel, task: Task, progress: Progress) -> list[Trial]:
+def _seed_trials(options: RunOptions, lm: LanguageModel, task: Task, progress: Progress, recall: Recall) -> list[Trial]:
     """ICL accuracy of each seed's demonstrations on the selection rows."""
     rows = _fitting(options, lm, task)
-    trials: list[Trial] = []
-    with progress.part("choosing the seed", len(SEEDS) * len(rows)) as advance:
-        for seed in SEEDS:
-            prompts = _prompts(options, lm, task, sample_demos(task, seed, options.shots), rows)
-            how = Plan(prompts.prefix, len(prompts.zero_prefix), record=False, batch_size=options.batch_size)
-            scores = ask(lm, prompts.queries, how, progress=advance).settings[0].log_probs
-            gold = np.array([query.gold for query in prompts.queries])
-            trials.append(Trial(seed, accuracy(scores, gold), "ok"))
-    return trials
+    drawn = {seed: _prompts(options, lm, task, sample_demos(task, seed, options.shots), rows) for seed in SEEDS}
+
+    def tried() -> list[Trial]:
+        trials: list[Trial] = []
+        with progress.part("choosing the seed", len(SEEDS) * len(rows)) as advance:
+            for seed, prompts in drawn.items():
+                how = Plan(prompts.prefix, len(prompts.zero_prefix), record=False, batch_size=options.batch_size)
+                scores = ask(lm, prompts.queries, how, progress=advance).settings[0].log_probs
+                gold = np.array([query.gold for query in prompts.queries])
+                trials.append(Trial(seed, accuracy(scores, gold), "ok"))
+        return trials
+
+    return recall("seed trials", (tuple(drawn.values()), options.batch_size), tried)
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,8 @@ class FineTuning:
 
     tuned: Tuned
     trials: list[Trial]
+    grid: Sequence[Tuned] = ()
+    """Every rate that was tried."""
 
 
 def fine_tune(prepared: Prepared, progress: Progress) -> FineTuning:
@@ -183,13 +188,15 @@ def fine_tune(prepared: Prepared, progress: Progress) -> FineTuning:
     steps = len(steps_of(prompts.training_sequences, recipe)) * len(rates)
     what = f"fine-tuning ({len(rates)} learning rates)" if len(rates) > 1 else "fine-tuning"
     selection = selection_queries(prepared) if options.lr == "auto" else ()
+    together = options.batch_size or len(rates)  # rates are rows of a batch, too
     with progress.part(what, steps) as advance:
-        tuned = finetune(lm, prompts.training_sequences, rates, recipe, advance)
+        batches = [rates[start : start + together] for start in range(0, len(rates), together)]
+        tuned = [t for batch in batches for t in finetune(lm, prompts.training_sequences, batch, recipe, advance)]
     if options.lr != "auto":
         return FineTuning(tuned[0], [])
     with progress.part("choosing the learning rate", len(selection)) as advance:
         trials = judge_rates(lm, tuned, selection, prepared.zero_shot, advance)
-    return FineTuning(tuned[best(trials)], trials)
+    return FineTuning(tuned[best(trials)], trials, tuned)
 
 
 def selection_queries(prepared: Prepared) -> tuple[Query, ...]:
@@ -224,15 +231,23 @@ def recipe_of(options: RunOptions) -> Recipe:
 
 def run(options: RunOptions, *, lm: LanguageModel | None = None, progress: Progress | None = None) -> Result:
     """One comparison from options to result."""
-    progress = progress or Silent()
-    clock = _Clock()
+    clock = Clock()
     prepared = prepare(options, lm, progress)
-    lm, queries = prepared.lm, prepared.prompts.queries
     clock.lap("prepare")
+    return measure(prepared, progress=progress, clock=clock)
+
+
+def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Clock | None = None) -> Result:
+    """Ask and train the model, and put together what was found."""
+    progress, clock = progress or Silent(), clock or Clock()
+    options, lm, queries = prepared.options, prepared.lm, prepared.prompts.queries
 
     def asking(name: str, how: Plan, patch: Any = None) -> Asked:
-        with progress.part(f"{name}: asking {len(queries)} queries", len(queries)) as advance:
-            found = ask(lm, queries, how, patch, advance)
+        def ask_all() -> Asked:
+            with progress.part(f"{name}: asking {len(queries)} queries", len(queries)) as advance:
+                return ask(lm, queries, how, patch, advance)
+
+        found = ask_all() if patch is not None else prepared.recall(name, _pass_key(prepared, how), ask_all)
         clock.lap(name)
         return found
 
@@ -274,9 +289,17 @@ def run(options: RunOptions, *, lm: LanguageModel | None = None, progress: Progr
                 },
             )
         }
-    result = _result(prepared, learnt, records, extra, clock)
+    rows = len(selection_queries(prepared)) if "auto" in (options.lr, options.seed) else 0
+    result = assemble(prepared, learnt, records, extra, clock, selection_rows=rows)
     result._records = records  # pyright: ignore[reportPrivateUsage]
+    result._asked = AskedPrompts(prepared.prompts, lm.tokenizer)  # pyright: ignore[reportPrivateUsage]
     return result
+
+
+def _pass_key(prepared: Prepared, how: Plan) -> Hashable:
+    """What decides a pass at the base weights."""
+    watched = prepared.options.controls != "none"
+    return how.prefix, prepared.prompts.queries, how.at, how.batch_size, watched
 
 
 @dataclass(frozen=True)
@@ -289,7 +312,18 @@ class Controlled:
 
 def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked], progress: Progress) -> Controlled:
     full, lr, recipe = prepared.options.controls == "full", learnt.tuned.lr, recipe_of(prepared.options)
-    settings, made, skipped = control_settings(prepared, lr, recipe, full=full, progress=progress)
+    sequences, rates = prepared.prompts.training_sequences, prepared.options.lr_grid
+
+    @cache
+    def by_layer() -> list[Tuned]:
+        return finetune(prepared.lm, sequences, rates, replace(recipe, rule="layer-causal"))
+
+    def controls() -> tuple[dict[str, Setting], dict[str, Asked], dict[str, str]]:
+        return control_settings(prepared, lr, recipe, full=full, by_layer=by_layer, progress=progress)
+
+    # The quick ones are passes at the base weights: no learning rate or rule decides them.
+    key = _pass_key(prepared, prepared.in_context)
+    settings, made, skipped = controls() if full else prepared.recall("quick controls", key, controls)
     report: dict[str, Any] = {}
     with progress.part("attention to training tokens", 1) as advance:
         ranks = kendall(prepared.lm, prepared.prompts, recipe, lr, passes["icl"], passes["ft"], passes["zsl"])
@@ -298,124 +332,12 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
     report["overlap"] = overlap_report({**passes, "icl_reordered": made["icl_reordered"]})
     report["controls_skipped"] = skipped
     if full:
-        with progress.part("order sensitivity and step size", 3) as advance:
+        with progress.part("order sensitivity and step size", 2) as advance:
             report["order_sensitivity"] = order_report(prepared, lr, recipe)
             advance(1)
-            report["norm_curve"] = norm_curve(prepared, recipe, passes["zsl"], passes["icl"])
-            advance(1)
+            grids = {recipe.rule: learnt.grid or finetune(prepared.lm, sequences, rates, recipe)}
             if recipe.params != "all" and recipe.rule == "sgd":
-                causal = replace(recipe, rule="layer-causal")
-                report["norm_curve"] += norm_curve(prepared, causal, passes["zsl"], passes["icl"])
+                grids["layer-causal"] = by_layer()
+            report["norm_curve"] = norm_curve(prepared, grids, passes["zsl"], passes["icl"])
             advance(1)
     return Controlled(settings, report)
-
-
-def _result(prepared: Prepared, learnt: FineTuning, records: Records, extra: dict[str, Any], clock: _Clock) -> Result:
-    options, prompts = prepared.options, prepared.prompts
-    measured = compute_metrics(records).to_json()
-    ft = _ft_part(prepared, learnt, records["ft"])
-    warnings = [*_run_warnings(prepared, ft), *measured.pop("warnings")]  # pyright: ignore
-    clock.lap("metrics")
-    return Result.model_validate(
-        {
-            "provenance": _provenance(prepared, clock),
-            "task": {
-                "name": prepared.task.name,
-                "shots": prompts.shots,
-                "shots_used": prompts.shots_used,
-                "n_queries": len(prompts.queries),
-                "labels": list(prepared.task.labels),
-            },
-            **measured,
-            **extra,
-            "ft": ft,
-            "selection": {
-                "rows": len(selection_queries(prepared)) if "auto" in (options.lr, options.seed) else 0,
-                "lr": [vars(trial) for trial in learnt.trials],
-                "seed": [vars(trial) for trial in prepared.seed_trials],
-            },
-            "warnings": warnings,
-            "queries": _queries(records, prompts.queries),
-        }
-    )
-
-
-def _ft_part(prepared: Prepared, learnt: FineTuning, setting: Setting) -> dict[str, Any]:
-    options, tuned = prepared.options, learnt.tuned
-    chosen = next((trial for trial in learnt.trials if trial.value == tuned.lr), None)
-    final = tuned.losses[-1]
-    return {
-        "rule": options.ft_rule,
-        "lr": tuned.lr,
-        "loss": options.ft_loss,
-        "params": options.ft_params,
-        "epochs": options.epochs,
-        "steps": len(tuned.losses),
-        "final_loss": final if np.isfinite(final) else None,
-        "losses": [loss if np.isfinite(loss) else None for loss in tuned.losses],
-        "status": chosen.status if chosen is not None else status_of(tuned, setting.log_probs),
-    }
-
-
-def _run_warnings(prepared: Prepared, ft: dict[str, Any]) -> list[str]:
-    warnings: list[str] = []
-    prompts, lm = prepared.prompts, prepared.lm
-    if prompts.shots_used < prompts.shots:
-        warnings.append(
-            f"truncation: {prompts.shots_used} of {prompts.shots} demonstrations fit the context; "
-            "in-context learning and fine-tuning both use those."
-        )
-    if ft["status"] != "ok":
-        warnings.append(f"fine-tuning {ft['status']} at learning rate {ft['lr']:g}.")
-    if lm.fast and not lm.shares_prefix(len(prompts.prefix), max(query.longest for query in prompts.queries)):
-        warnings.append("slow path: rotary positions are scaled by length here; every in-context prompt was run whole.")
-    if lm.slow_because is not None:
-        warnings.append(f"slow path: {lm.slow_because}; every prompt was run whole.")
-    return warnings
-
-
-def _queries(records: Records, queries: Sequence[Query]) -> list[dict[str, Any]]:
-    return [
-        {
-            "gold": query.gold,
-            **{
-                name: [plain(score) for score in setting.log_probs[i, : len(query.candidates)]]
-                for name, setting in records.settings.items()
-            },
-        }
-        for i, query in enumerate(queries)
-    ]
-
-
-def _provenance(prepared: Prepared, clock: _Clock) -> dict[str, Any]:
-    lm, options = prepared.lm, prepared.options
-    packages = ("dualview", "torch", "transformers", "tokenizers", "numpy", "scipy", "safetensors")
-    return {
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
-        "model": lm.name,
-        "architecture": type(lm.model).__name__,
-        "weights_hash": lm.weights_hash,
-        "dtype": str(lm.dtype).removeprefix("torch."),
-        "device": str(lm.device),
-        "threads": torch.get_num_threads(),
-        "attention": "shared prefix, packed queries" if lm.fast else f"whole prompts: {lm.slow_because}",
-        "seeds": {"demos": prepared.seed},
-        "prompts_hash": prompts_hash(prepared.prompts),
-        "options": options.changed,
-        "run": {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "host": socket.gethostname(),
-            "seconds": {name: round(seconds, 3) for name, seconds in clock.laps.items()},
-        },
-    }
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._since = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.laps[name] = self.laps.get(name, 0.0) + now - self._since
-        self._since = now

@@ -15,6 +15,7 @@ from annotated_types import Ge, MinLen
 from dualview.errors import UserError
 
 Protocol = Literal["modern", "dai", "deutch"]
+Weights = Literal["trained", "untrained", "trained-embeddings"]
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 SEEDS = (1, 2, 3, 4, 5, 6, 7)
@@ -67,6 +68,7 @@ class RunOptions:
     calibrate: bool = option(False, "add contextual calibration of the label prior")
     controls: Literal["none", "quick", "full"] = option("quick", "floors, ceilings and the verdict: how many controls")
     protocol: Protocol = option("modern", "presets: modern (these defaults), dai, deutch")
+    weights: Weights = option("trained", "as they are, or drawn anew: all of them, or all but embeddings and norms")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = option("float32", "of the model")
     device: str = option("auto", "cpu, cuda, cuda:1 …; auto takes a GPU if there is one")
     batch_size: AtLeastOne | None = option(None, "queries per forward pass; chosen by size if not given")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from dualview.errors import UserError
 from dualview.files import write_json
 from dualview.records import Records
+
+if TYPE_CHECKING:
+    from dualview.tasks.prompt import PromptSet
 
 SCHEMA = "dualview.result/1"
 
@@ -88,6 +92,14 @@ class QueryPart(_Part):
     ft: list[float | None]
 
 
+@dataclass(frozen=True)
+class AskedPrompts:
+    """What the model was asked, and the tokenizer that can show it."""
+
+    prompts: PromptSet
+    tokenizer: Any
+
+
 class Result(BaseModel):
     """Everything a comparison found, with what is needed to repeat it."""
 
@@ -106,11 +118,23 @@ class Result(BaseModel):
     queries: list[QueryPart]
 
     _records: Records | None = PrivateAttr(default=None)
+    _asked: AskedPrompts | None = PrivateAttr(default=None)
+
+    @property
+    def asked(self) -> AskedPrompts | None:
+        """The prompts behind the numbers, while the run is in memory."""
+        return self._asked
 
     @property
     def records(self) -> Records | None:
         """The tensors behind the numbers, while the run is in memory."""
         return self._records
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the verdict, the numbers and two figures."""
+        from dualview.report.notebook import result_html
+
+        return result_html(self)
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)

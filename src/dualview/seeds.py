@@ -6,22 +6,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from dualview.comparison import prepare, run
 from dualview.errors import UserError
 from dualview.files import write_json
 from dualview.metrics.prediction import correct
 from dualview.metrics.statistics import seed_interval
 from dualview.metrics.summary import compute_metrics
-from dualview.models.loading import LanguageModel
 from dualview.options import RunOptions
 from dualview.progress import Progress, Silent
 from dualview.records import Records
 from dualview.result import Result
+
+if TYPE_CHECKING:
+    from dualview.models.loading import LanguageModel
 
 SCHEMA = "dualview.seeds/1"
 
@@ -49,6 +50,12 @@ class SeedsResult(BaseModel):
     """How often each verdict was reached."""
     results: list[Result]
 
+    def _repr_html_(self) -> str:
+        """In a notebook: each number over seeds, and two figures."""
+        from dualview.report.notebook import seeds_html
+
+        return seeds_html(self)
+
     def save(self, path: Path) -> None:
         write_json(path, self.model_dump(mode="json", by_alias=True))
 
@@ -75,6 +82,8 @@ def compare_seeds(
     options: RunOptions, seeds: Sequence[int], *, lm: LanguageModel | None = None, progress: Progress | None = None
 ) -> SeedsResult:
     """Run the comparison once for each seed, on the same queries, and put the numbers together."""
+    from dualview.comparison import prepare, run  # here, so that reading results does not wait for torch
+
     if options.demos is not None:
         raise UserError("--seeds draws demonstrations, so it does not go with --demos.")
     progress = progress or Silent()

@@ -62,6 +62,29 @@ def test_full_controls_are_all_there(full: dict[str, Any]) -> None:
     assert full["order_sensitivity"]["icl"] > 0
 
 
+def test_the_norm_curve_is_that_of_the_first_queries(
+    lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer queries further on change nothing: each point is the run of the first queries alone at that rate."""
+    rows = sorted(tiny.rows(12, 5, longest=9), key=lambda row: len(row["text"]))
+    task = tiny.save_task(tmp_path, train=24, validation=12)
+    options: dict[str, Any] = {"task": str(task), "shots": 4, "lr_grid": (0.01, 0.05)}
+    few, all_rows = (tiny.write_rows(tmp_path / f"{n}.jsonl", rows[:n]) for n in (4, 12))
+    monkeypatch.setattr("dualview.controls.sensitivity.QUERIES", 4)
+    curve = dualview.compare(model=lm, queries=all_rows, lr="auto", controls="full", **options).to_json()["norm_curve"]
+    assert [(point["rule"], point["lr"]) for point in curve] == [
+        (rule, lr) for rule in ("sgd", "layer-causal") for lr in (0.01, 0.05)
+    ]
+    for point in curve:
+        alone = dualview.compare(
+            model=lm, queries=few, lr=point["lr"], ft_rule=point["rule"], controls="none", **options
+        ).to_json()
+        assert point["accuracy"] == alone["accuracy"]["ft"]
+        assert point["update_norm"] == pytest.approx(alone["update_norm"]["ft"], rel=1e-9)
+        assert point["sim_aou_raw"] == pytest.approx(alone["sim_aou"]["raw"], abs=1e-9)
+        assert point["sim_am_delta"] == pytest.approx(alone["sim_am"]["delta"], abs=1e-9)
+
+
 def test_a_small_step_up_is_the_opposite_of_a_small_step_down(lm: LanguageModel, task: Path) -> None:
     options = {"shots": 3, "n_queries": 6, "lr": 1e-4, "lr_grid": (1e-4,), "controls": "full"}
     found = dualview.compare(model=lm, task=str(task), **options).to_json()["controls"]["sim_aou"]
@@ -103,6 +126,16 @@ def test_untrained_models_keep_what_they_should(lm: LanguageModel) -> None:
     )
     again = untrained(lm, keep_embeddings=False, seed=0)
     assert again.weights_hash == bare.weights_hash != untrained(lm, keep_embeddings=False, seed=1).weights_hash
+
+
+@pytest.mark.parametrize("weights", ["untrained", "trained-embeddings"])
+def test_the_comparison_runs_on_redrawn_weights(lm: LanguageModel, task: Path, weights: Any) -> None:
+    """`--weights` is the comparison of the re-drawn model itself, whether the model was loaded or named."""
+    options: dict[str, Any] = {"task": str(task), "shots": 3, "n_queries": 6, "lr": LR, "controls": "none"}
+    found = dualview.compare(model=lm, weights=weights, **options)
+    other = untrained(lm, keep_embeddings=weights == "trained-embeddings", seed=0)
+    assert found.provenance["weights_hash"] == other.weights_hash != lm.weights_hash
+    assert found.queries == dualview.compare(model=other, **options).queries
 
 
 def asked(prepared: Prepared) -> tuple[Asked, Asked, Asked]:

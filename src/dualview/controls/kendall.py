@@ -81,9 +81,13 @@ def kendall(
                 scores[f"dual_{role}{suffix}"] = _dual(lm, trace, role, taps, shared)
     owner = shared.demo.numpy()
     ours = RankedTokens.of(icl.demo_logits[:, :, shared.place.numpy()], owner)
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # sorting, nearly all of it, lets threads run
-        forms = pool.map(lambda found: ours.agreement(RankedTokens.of(found, owner)), scores.values())
-        return Kendall(dict(zip(scores, forms, strict=True)), len(shared), len(icl.demo_logits))
+
+    def agreement(found: Float[np.ndarray, "query layer token"]) -> RankAgreement:
+        return ours.agreement(RankedTokens.of(found, owner))
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # nearly all of it is sorting, which lets threads run
+        forms = dict(zip(scores, pool.map(agreement, scores.values()), strict=True))
+    return Kendall(forms, len(shared), len(icl.demo_logits))
 
 
 def _released(

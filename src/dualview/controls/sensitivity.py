@@ -5,13 +5,15 @@ Both are asked on the first queries only: they compare settings with one another
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Int
 
 from dualview.controls.settings import reordered
-from dualview.learning.finetune import Recipe, finetune
+from dualview.learning.finetune import Recipe, Tuned, finetune
 from dualview.metrics.prediction import TopK, order_sensitivity, overlap_cosine, token_overlap
 from dualview.metrics.summary import compute_metrics
 from dualview.models.passes import Asked, ask
@@ -42,38 +44,47 @@ def order_report(prepared: Prepared, lr: float, recipe: Recipe) -> dict[str, Any
     }
 
 
-def norm_curve(prepared: Prepared, recipe: Recipe, zsl: Asked, icl: Asked) -> list[dict[str, Any]]:
-    """Every similarity against the size of fine-tuning's update, over the grid: rules compare at equal size only."""
-    lm, queries = prepared.lm, prepared.prompts.queries[:QUERIES]
+def norm_curve(
+    prepared: Prepared, grids: Mapping[str, Sequence[Tuned]], zsl: Asked, icl: Asked
+) -> list[dict[str, Any]]:
+    """Every similarity against the size of fine-tuning's update: rules (each with its grid) compare at equal size only.
+
+    Sizes and similarities are of the first queries, as is the accuracy.
+    """
+    queries = prepared.prompts.queries[:QUERIES]
     gold = np.array([query.gold for query in queries])
+    columns = zsl.columns[: len(queries)]
+    widest = max(len(query.candidates) for query in queries)
+    base = {"zsl": _first(zsl, columns, widest), "icl": _first(icl, columns, widest)}
     points: list[dict[str, Any]] = []
-    for tuned in finetune(lm, prepared.prompts.training_sequences, prepared.options.lr_grid, recipe):
-        ft = ask(lm, queries, prepared.zero_shot, tuned.patch)
-        settings = {"zsl": _first(zsl), "icl": _first(icl), "ft": ft.settings[0]}
-        found = compute_metrics(Records(gold, settings, zsl.columns[: len(queries)])).to_json()
+    for rule, tuned in ((rule, tuned) for rule, grid in grids.items() for tuned in grid):
+        ft = ask(prepared.lm, queries, prepared.zero_shot, tuned.patch)
+        found: Any = compute_metrics(Records(gold, {**base, "ft": ft.settings[0]}, columns)).to_json()
         points.append(
             {
-                "rule": recipe.rule,
+                "rule": rule,
                 "lr": tuned.lr,
                 "status": tuned.status,
-                "accuracy": found["accuracy"]["ft"],  # pyright: ignore
-                "update_norm": found["update_norm"]["ft"],  # pyright: ignore
-                "sim_aou_raw": found["sim_aou"]["raw"],  # pyright: ignore
-                "sim_aou_normalised": found["sim_aou"]["normalised"],  # pyright: ignore
-                "sim_am_delta": found["sim_am"]["delta"],  # pyright: ignore
+                "accuracy": found["accuracy"]["ft"],
+                "update_norm": found["update_norm"]["ft"],
+                "sim_aou_raw": found["sim_aou"]["raw"],
+                "sim_aou_normalised": found["sim_aou"]["normalised"],
+                "sim_am_delta": found["sim_am"]["delta"],
                 "queries": len(queries),
             }
         )
     return points
 
 
-def _first(asked: Asked) -> Setting:
-    whole = asked.settings[0]
-
-    def cut(array: np.ndarray | None) -> np.ndarray | None:
-        return None if array is None else array[:QUERIES]
-
-    return Setting(whole.log_probs[:QUERIES], cut(whole.h), cut(whole.m), cut(whole.demo_mass))
+def _first(asked: Asked, columns: Int[np.ndarray, " query"], candidates: int) -> Setting:
+    """A pass as if only the first queries had been asked: its arrays are no wider than these need."""
+    whole, n = asked.settings[0], len(columns)
+    return Setting(
+        whole.log_probs[:n, :candidates],
+        None if whole.h is None else whole.h[:n],
+        None if whole.m is None else whole.m[:n, ..., : int(columns.max())],
+        None if whole.demo_mass is None else whole.demo_mass[:n],
+    )
 
 
 def overlap_report(passes: dict[str, Asked]) -> dict[str, Any]:

@@ -7,15 +7,15 @@ position without them. `full` takes the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dualview.controls.untrained import untrained
+from dualview.controls.untrained import UNTRAINED_SEED, untrained
 from dualview.errors import UserError
-from dualview.learning.finetune import Recipe, finetune
+from dualview.learning.finetune import Recipe, Tuned, finetune
 from dualview.learning.selection import best, judge_rates
 from dualview.models.passes import Asked, Patch, Plan, ask
 from dualview.progress import Progress
@@ -28,17 +28,24 @@ from dualview.tasks.task import load_task, shuffled
 if TYPE_CHECKING:
     from dualview.comparison import Prepared
 
-UNTRAINED_SEED = 0
-
 
 def control_settings(
-    prepared: Prepared, lr: float, recipe: Recipe, *, full: bool, progress: Progress
+    prepared: Prepared,
+    lr: float,
+    recipe: Recipe,
+    *,
+    full: bool,
+    by_layer: Callable[[], Sequence[Tuned]],
+    progress: Progress,
 ) -> tuple[dict[str, Setting], dict[str, Asked], dict[str, str]]:
-    """Every control's setting by name, the passes behind the quick ones, and why some could not be run."""
+    """Every control's setting by name, the passes behind the quick ones, and why some could not be run.
+
+    `by_layer` trains the layer-causal rule at every rate of the grid.
+    """
     settings: dict[str, Setting] = {}
     passes: dict[str, Asked] = {}
     skipped: dict[str, str] = {}
-    for name, run in _controls(prepared, lr, recipe, full=full):
+    for name, run in _controls(prepared, lr, recipe, full=full, by_layer=by_layer):
         with progress.part(f"control {name}", 1) as advance:
             try:
                 found = run()
@@ -55,7 +62,9 @@ Control = Callable[[], dict[str, Asked]]
 """Runs one control; the passes it made, by the suffix of their names (none, or _zsl, _icl and _ft)."""
 
 
-def _controls(prepared: Prepared, lr: float, recipe: Recipe, *, full: bool) -> Iterator[tuple[str, Control]]:
+def _controls(
+    prepared: Prepared, lr: float, recipe: Recipe, *, full: bool, by_layer: Callable[[], Sequence[Tuned]]
+) -> Iterator[tuple[str, Control]]:
     lm, prompts = prepared.lm, prepared.prompts
 
     def context(other: PromptSet | tuple[int, ...]) -> dict[str, Asked]:
@@ -82,7 +91,7 @@ def _controls(prepared: Prepared, lr: float, recipe: Recipe, *, full: bool) -> I
     yield "ft_other_task", lambda: trained(_other_task(prepared))
     yield "ft_all_params", lambda: trained(prompts, lr, replace(recipe, params="all", rule="sgd"))
     if recipe.params != "all" and recipe.rule == "sgd":
-        yield "ft_layer_causal", lambda: tuned(_best(prepared, replace(recipe, rule="layer-causal")))
+        yield "ft_layer_causal", lambda: tuned(_best(prepared, by_layer()))
         yield "ft_linearised", lambda: trained(prompts, lr, replace(recipe, rule="linearised"))
     for name, keep in (("untrained", False), ("untrained_but_embeddings", True)):
         yield name, lambda keep=keep: _untrained(prepared, lr, recipe, keep=keep)
@@ -143,13 +152,11 @@ def _random_text(prepared: Prepared) -> tuple[int, ...]:
     return (*prompts.zero_prefix, *(int(t) for t in draw.choice(plain, count)))
 
 
-def _best(prepared: Prepared, recipe: Recipe) -> Patch:
+def _best(prepared: Prepared, tuned: Sequence[Tuned]) -> Patch:
     """Another rule at its own best learning rate, chosen as the main one was."""
-    lm, options = prepared.lm, prepared.options
     from dualview.comparison import selection_queries
 
-    tuned = finetune(lm, prepared.prompts.training_sequences, options.lr_grid, recipe)
-    trials = judge_rates(lm, tuned, selection_queries(prepared), prepared.zero_shot)
+    trials = judge_rates(prepared.lm, tuned, selection_queries(prepared), prepared.zero_shot)
     return tuned[best(trials)].patch
 
 

@@ -12,6 +12,16 @@ import torch
 from torch import nn
 
 from dualview.models.loading import LanguageModel, adopt
+from dualview.options import Weights
+
+UNTRAINED_SEED = 0
+
+
+def redrawn(lm: LanguageModel, weights: Weights) -> LanguageModel:
+    """The model with the weights that `--weights` asks for."""
+    if weights == "trained":
+        return lm
+    return untrained(lm, keep_embeddings=weights == "trained-embeddings", seed=UNTRAINED_SEED)
 
 
 def untrained(lm: LanguageModel, *, keep_embeddings: bool, seed: int) -> LanguageModel:

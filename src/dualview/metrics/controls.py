@@ -30,7 +30,7 @@ from dualview.metrics.statistics import (
     wilson_interval,
 )
 from dualview.metrics.summary import NOT_RECORDED, plain
-from dualview.metrics.vectors import Form, overall_mean, similarity_table
+from dualview.metrics.vectors import Form, layer_means, overall_mean, similarity_table
 from dualview.records import MAIN_SETTINGS, Records, Setting
 
 
@@ -85,6 +85,37 @@ SIMILARITIES: Mapping[str, Similarity] = {
 }
 
 
+QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
+LayerRow = list[float | None]
+
+
+@dataclass(frozen=True)
+class PerLayer:
+    """One similarity layer by layer: its quantiles over queries, and every floor's and ceiling's mean."""
+
+    quantiles: Mapping[str, LayerRow]
+    floors: Mapping[str, LayerRow]
+    ceilings: Mapping[str, LayerRow]
+
+    @classmethod
+    def of(
+        cls,
+        values: Float[np.ndarray, "query layer"],
+        floors: Mapping[str, Float[np.ndarray, "query layer"]],
+        ceilings: Mapping[str, Float[np.ndarray, "query layer"]],
+    ) -> PerLayer:
+        columns = [layer[np.isfinite(layer)] for layer in values.T]
+        quantiles = {
+            name: [float(np.quantile(column, at)) if column.size else None for column in columns]
+            for name, at in QUANTILES.items()
+        }
+        means = [
+            {name: [plain(mean) for mean in layer_means(table)] for name, table in group.items()}
+            for group in (floors, ceilings)
+        ]
+        return cls(quantiles, *means)
+
+
 @dataclass(frozen=True)
 class FloorResult:
     """A floor's mean, and the one-sided p that the similarity does not exceed it."""
@@ -112,6 +143,7 @@ class MetricControls:
     p_per_layer: Float[np.ndarray, " layer"] | None = None
     below_p: float | None = None
     reason: str | None = None
+    per_layer: PerLayer | None = None
 
     @property
     def floor(self) -> float | None:
@@ -147,6 +179,8 @@ class MetricControls:
             corrected = {"raw": self.p_per_layer, "holm": holm(self.p_per_layer)}
             corrected["benjamini_hochberg"] = benjamini_hochberg(self.p_per_layer)
             result["p_per_layer"] = {name: [plain(p) for p in values] for name, values in corrected.items()}
+        if self.per_layer is not None:
+            result["per_layer"] = vars(self.per_layer)
         return result
 
 
@@ -210,12 +244,15 @@ def rec2ftp_controls(records: Records, options: Options) -> MetricControls:
 def similarity_controls(records: Records, name: str, from_records: RecordFloors, options: Options) -> MetricControls:
     """One similarity with its interval, every floor's p-value, and its ceilings."""
     values, floors, bounds = from_records.value, dict(from_records.floors), _Bounds()
+    ceilings: dict[str, np.ndarray] = {}
     for control, trio in control_trios(records).items():
         table = _table(name, trio, records.columns)
         if table is not None and trio.bound == "floor":
             floors[control] = Floor(table, values - table)
         elif table is not None:
             bounds.put(control, trio, plain(overall_mean(table)))
+            if trio.bound == "ceiling":
+                ceilings[control] = table
     results = {
         floor: FloorResult(plain(overall_mean(f.per_query)), _floor_p(name, floor, f, from_records, options))
         for floor, f in floors.items()
@@ -232,6 +269,7 @@ def similarity_controls(records: Records, name: str, from_records: RecordFloors,
         p_per_layer=from_records.tests["shuffled_query"].p_per_layer,
         below_p=None if value is None or rotated is None else normal_cdf(value / rotated.whole),
         reason=None if value is not None else "undefined for every query",
+        per_layer=PerLayer.of(values, {name: f.per_query for name, f in floors.items() if name != "rotated"}, ceilings),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from dualview.errors import UserError
-from dualview.metrics.vectors import overall_mean
+from dualview.metrics.vectors import layer_means, overall_mean
 
 
 def kendall(
@@ -143,15 +143,17 @@ class RankAgreement:
     recall_token_chance: float
     recall_demo_chance: float
 
-    def to_json(self) -> dict[str, float | None]:
-        """Means over queries, then layers; null where nothing is defined."""
-        result: dict[str, float | None] = {
+    def to_json(self) -> dict[str, float | list[float | None] | None]:
+        """Means over queries, then layers, and tau of every layer; null where nothing is defined."""
+        result: dict[str, float | list[float | None] | None] = {
             "recall_token_chance": self.recall_token_chance,
             "recall_demo_chance": self.recall_demo_chance,
         }
         for name in ("tau_token", "tau_demo", "recall_token", "recall_demo"):
             mean = overall_mean(getattr(self, name))
             result[name] = None if np.isnan(mean) else mean
+        by_layer = layer_means(self.tau_token)
+        result["tau_token_per_layer"] = [None if np.isnan(tau) else float(tau) for tau in by_layer]
         return result
 
 

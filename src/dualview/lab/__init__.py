@@ -1,0 +1,52 @@
+"""Small trainings that show what the papers claim, each a command and a function of the same name and arguments.
+
+    dualview lab regression --out out          or          dualview.lab.regression(out="out")
+
+Nothing here imports torch before a lab is used.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dualview.lab.dynamics import dynamics
+    from dualview.lab.frame import LabResult
+    from dualview.lab.language import language
+    from dualview.lab.modifications import modifications
+    from dualview.lab.regression import regression
+    from dualview.lab.sign import sign
+
+__all__ = ["LABS", "LabResult", "dynamics", "language", "modifications", "regression", "sign"]
+
+LABS: dict[str, str] = {
+    "regression": "Train linear self-attention on regression in context and compare it with gradient descent.",
+    "modifications": "Train the attentions that the dual view suggests against softmax attention, over seeds.",
+    "language": "Train a small GPT with and without each attention variant on plain text.",
+    "sign": "Sign the values of a trained model's attention: what breaks, and is it the attention sink?",
+    "dynamics": "Measure how alike in-context learning and fine-tuning are through a training.",
+}
+"""The labs by name. Each is a module of this name holding `Settings`, a function of this name, `tables`, `figures`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LabResult":
+        return import_module(f"{__name__}.frame").LabResult
+    if name in LABS:
+        return getattr(import_module(f"{__name__}.{name}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _Labs(ModuleType):
+    """Keeps `dualview.lab.sign` the function after the module of that name was imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # An import binds the module here; left unbound, the name goes to `__getattr__`, which finds the function in it.
+        if not (name in LABS and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Labs

@@ -1,0 +1,61 @@
+"""Where a result came from: everything that decides its numbers and, apart, when and how long it ran."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dualview.tasks.prompt import prompts_hash
+
+if TYPE_CHECKING:
+    from dualview.comparison import Prepared
+    from dualview.models.loading import LanguageModel
+
+_PACKAGES = ("dualview", "torch", "transformers", "tokenizers", "numpy", "scipy", "safetensors")
+
+
+class Clock:
+    """Seconds spent in each part."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._since
+        self._since = now
+
+
+def attention_path(lm: LanguageModel) -> str:
+    """How the model is asked."""
+    return "shared prefix, packed queries" if lm.fast else f"whole prompts: {lm.slow_because}"
+
+
+def provenance(prepared: Prepared, clock: Clock) -> dict[str, Any]:
+    """The result's `provenance`; what differs between two runs of the same numbers stands under `run`."""
+    lm, options = prepared.lm, prepared.options
+    return {
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "model": lm.name,
+        "architecture": type(lm.model).__name__,
+        "weights_hash": lm.weights_hash,
+        "dtype": str(lm.dtype).removeprefix("torch."),
+        "device": str(lm.device),
+        "threads": torch.get_num_threads(),
+        "attention": attention_path(lm),
+        "seeds": {"demos": prepared.seed},
+        "prompts_hash": prompts_hash(prepared.prompts),
+        "options": options.changed,
+        "run": {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "host": socket.gethostname(),
+            "seconds": {name: round(seconds, 3) for name, seconds in clock.laps.items()},
+        },
+    }

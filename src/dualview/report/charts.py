@@ -1,0 +1,171 @@
+"""The report's charts as plain data, for `static/charts.js` to draw: what the figures show, with values on hover."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dualview.report.extracts import (
+    KENDALL_FORMS,
+    NORM_KEYS,
+    NormPoint,
+    accuracies,
+    kendall_layers,
+    norm_points,
+)
+from dualview.report.numbers import at
+from dualview.report.profiles import Profile
+from dualview.report.published import published_values
+from dualview.result import Result
+
+COLOURS = {"zsl": "--zsl", "icl": "--icl", "ft": "--ft", "patch": "--patch"}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart: which function draws it, and what; `said` is the sentence beneath it."""
+
+    kind: Literal["lines", "bars", "boxes", "heatmap"]
+    spec: Mapping[str, Any]
+    said: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "spec": dict(self.spec)}
+
+
+def accuracy_chart(result: Result) -> Chart:
+    shares = accuracies(result)
+    sources = list(dict.fromkeys(source for share in shares for source in share.papers))
+    spec = {
+        "title": "Accuracy",
+        "y": {"label": f"share of {result.task.n_queries} queries", "min": 0, "max": 1},
+        "groups": [share.name for share in shares],
+        "series": [
+            {
+                "name": "accuracy",
+                "values": [share.value for share in shares],
+                "lo": [share.low for share in shares],
+                "hi": [share.high for share in shares],
+                "colours": [COLOURS[share.setting] for share in shares],
+            }
+        ],
+        "marks": [{"name": s, "values": [share.papers.get(s) for share in shares]} for s in sources],
+    }
+    return Chart("bars", spec, "Whiskers: 95 % intervals over queries (Wilson).")
+
+
+def profile_chart(profile: Profile) -> Chart:
+    """Box plots over queries by layer, or the layers' means where nothing more is known."""
+    marks = [{"name": source, "value": value} for source, value in profile.papers.items()]
+    title = f"{profile.metric.title}, by layer"
+    if profile.quantiles is not None:
+        boxes = [
+            {"label": i, "mean": mean, **{name: row[i] for name, row in profile.quantiles.items()}}
+            for i, mean in enumerate(profile.mean)
+        ]
+        spec = {"title": title, "x": {"label": "layer"}, "y": {"label": "cosine"}, "boxes": boxes, "marks": marks}
+        spec |= {
+            name: {"name": label, "values": values}
+            for name, label, values in (
+                ("floor", "highest floor", profile.floor),
+                ("ceiling", "ceiling", profile.ceiling),
+            )
+            if any(value is not None for value in values)
+        }
+        return Chart("boxes", spec, "Boxes: quartiles over queries; whiskers: 5 to 95 %; diamonds: means.")
+    flat = {"highest floor": profile.floor, "ceiling": profile.ceiling} | {
+        source: [value] * profile.layers for source, value in profile.papers.items()
+    }
+    colours = {"highest floor": "--floor", "ceiling": "--ceiling"}
+    series: list[dict[str, Any]] = [{"name": "mean over queries", "values": list(profile.mean), "colour": "--icl"}]
+    series += [
+        {"name": name, "values": list(values), "dashed": True, "colour": colours.get(name, "--fg")}
+        for name, values in flat.items()
+        if any(value is not None for value in values)
+    ]
+    layers = {"label": "layer", "values": list(range(profile.layers))}
+    spec = {"title": title, "x": layers, "y": {"label": "cosine"}, "series": series}
+    return Chart("lines", spec, "Means over queries; floor and ceiling are those of all layers together.")
+
+
+def demo_mass_chart(result: Result) -> Chart | None:
+    mass = at(result.to_json(), "demo_mass")
+    if mass is None:
+        return None
+    spec = {
+        "title": "λ: softmax mass on the demonstrations",
+        "rows": list(range(len(mass["per_head"]))),
+        "cols": list(range(len(mass["per_head"][0]))),
+        "values": mass["per_head"],
+        "rowLabel": "layer",
+        "colLabel": "head",
+        "unit": "",
+        "min": 0,
+        "max": 1,
+    }
+    said = f"Means over queries; 0 none of the attention, 1 all of it; mean of all {mass['mean']:.3f}."
+    return Chart("heatmap", spec, said)
+
+
+def kendall_chart(result: Result) -> Chart | None:
+    found = kendall_layers(result)
+    if not found:
+        return None
+    layers = list(range(max(len(row) for row in found.values())))
+    series = [
+        {"name": KENDALL_FORMS[form], "values": row, "dashed": form.endswith("_lr0")} for form, row in found.items()
+    ]
+    series += [
+        {"name": f"{source}, as released", "values": [value] * len(layers), "dashed": True}
+        for source, value in published_values(result.task.name, "kendall.released.tau_token").items()
+    ]
+    spec = {
+        "title": "Attention to training tokens, ICL against fine-tuning",
+        "x": {"label": "layer", "values": layers},
+        "y": {"label": "Kendall's tau-b"},
+        "series": series,
+    }
+    return Chart("lines", spec, "Each form is to be read against itself at a learning rate of 0.")
+
+
+def norm_charts(points: Sequence[NormPoint], said: str) -> list[Chart]:
+    """Each similarity against the size of fine-tuning's update, a series for each rule."""
+    names = {"sim_aou.raw": "SimAOU, raw", "sim_aou.normalised": "SimAOU, normalised", "sim_am.delta": "SimAM, delta"}
+    charts: list[Chart] = []
+    for key in NORM_KEYS:
+        series: list[dict[str, Any]] = []
+        for rule in dict.fromkeys(point.rule for point in points):
+            own = sorted((p for p in points if p.rule == rule and p.sims[key] is not None), key=lambda p: p.norm)
+            if own:
+                series.append({"name": rule, "x": [p.norm for p in own], "values": [p.sims[key] for p in own]})
+        if series:
+            spec = {
+                "title": f"{names[key]}, by size of the update",
+                "x": {"label": "update norm of FT, relative", "values": [], "log": True},
+                "y": {"label": "cosine"},
+                "series": series,
+            }
+            charts.append(Chart("lines", spec, said))
+    return charts
+
+
+def loss_chart(result: Result) -> Chart | None:
+    losses = at(result.to_json(), "ft.losses")
+    if not losses:
+        return None
+    spec = {
+        "title": "Fine-tuning's loss, a demonstration a step",
+        "x": {"label": "step", "values": list(range(1, len(losses) + 1))},
+        "y": {"label": "mean cross-entropy"},
+        "series": [{"name": "loss", "values": losses, "colour": "--ft"}],
+    }
+    return Chart("lines", spec, "Each step is another demonstration, so the loss need not fall from step to step.")
+
+
+def run_charts(result: Result, found: Sequence[Profile]) -> list[Chart]:
+    """Every chart of a run's report, in order, but that of its loss."""
+    said = "A point a learning rate, on the first queries; rules compare at equal size only."
+    optional = [demo_mass_chart(result), kendall_chart(result), *norm_charts(norm_points(result), said)]
+    charts = [accuracy_chart(result), *(profile_chart(profile) for profile in found), *optional]
+    return [chart for chart in charts if chart is not None]

@@ -1,0 +1,166 @@
+"""Many runs at once: grouped by everything but task and seed, averaged over seeds."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dualview.metrics._scipy import student_quantile
+from dualview.report.extracts import NORM_KEYS, NormPoint, norm_points
+from dualview.report.numbers import NUMBERS, at
+from dualview.report.published import SIX_TASKS
+from dualview.result import Result
+
+LAYERED = ("sim_aou.raw", "sim_aou.normalised", "sim_am.delta", "sim_am.after")
+_NO_MATTER = {"task", "seed", "data", "save_records", "model", "protocol", "batch_size"}
+"""Options that do not set groups apart: the table's own axes, and what changes no number."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a report over many runs needs of one: its numbers, without queries."""
+
+    model: str
+    task: str
+    seed: int | None
+    shots: int
+    n_queries: int
+    rule: str
+    lr: float
+    status: str
+    numbers: Mapping[str, float | None]
+    layers: Mapping[str, Sequence[float | None]]
+    points: Sequence[NormPoint]
+    verdict: str | None
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, result: Result) -> Run:
+        content = result.model_dump(mode="json", by_alias=True, exclude={"queries"})
+        layers = {key: at(content, f"{key}_per_layer") for key in LAYERED}
+        options = result.provenance["options"]
+        return cls(
+            model=result.provenance["model"],
+            task=result.task.name,
+            seed=result.provenance["seeds"]["demos"],
+            shots=result.task.shots_used,
+            n_queries=result.task.n_queries,
+            rule=result.ft.rule,
+            lr=result.ft.lr,
+            status=result.ft.status,
+            numbers={number.key: at(content, number.key) for number in NUMBERS}
+            | {"rec2ftp.chance": at(content, "rec2ftp.chance")},
+            layers={key: row for key, row in layers.items() if row is not None},
+            points=norm_points(result),
+            verdict=at(content, "verdict.overall"),
+            options={name: value for name, value in options.items() if name not in _NO_MATTER},
+        )
+
+    @property
+    def point(self) -> NormPoint | None:
+        """The run itself, as one point of similarity against update norm."""
+        norm = self.numbers["update_norm.ft"]
+        if norm is None or norm <= 0:
+            return None
+        sims = {key: self.numbers[key] for key in NORM_KEYS}
+        where = f"{self.model} on {self.task}, seed {self.seed}"
+        return NormPoint(self.rule, self.lr, norm, self.status, self.numbers["accuracy.ft"], sims, where)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of one number over seeds, with Student's 95 % interval where there are at least two."""
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def mean_of(values: Iterable[float | None]) -> Mean | None:
+    """Over the values that are defined; None if there are none.
+
+    >>> found = mean_of([1.0, 3.0, None])
+    >>> found.value, round(found.low, 3), round(found.high, 3), found.n
+    (2.0, -10.706, 14.706, 2)
+    """
+    known = [value for value in values if value is not None]
+    n = len(known)
+    if n == 0:
+        return None
+    mean = sum(known) / n
+    if n == 1:
+        return Mean(mean, None, None, 1)
+    spread = (sum((value - mean) ** 2 for value in known) / (n - 1)) ** 0.5
+    half = student_quantile(0.975, n - 1) * spread / n**0.5
+    return Mean(mean, mean - half, mean + half, n)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in task and seed alone."""
+
+    label: str
+    runs: Sequence[Run]
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(run.task for run in self.runs))
+
+    def on(self, task: str) -> list[Run]:
+        return [run for run in self.runs if run.task == task]
+
+    def mean(self, task: str, key: str) -> Mean | None:
+        return mean_of(run.numbers.get(key) for run in self.on(task))
+
+    def verdicts(self, task: str | None = None) -> Counter[str]:
+        runs = self.runs if task is None else self.on(task)
+        return Counter(run.verdict or "none" for run in runs)
+
+    def layers(self, task: str, key: str) -> list[Mean | None]:
+        """Each layer's mean over seeds; runs of another depth than the first are left out."""
+        rows = [run.layers[key] for run in self.on(task) if key in run.layers]
+        rows = [row for row in rows if len(row) == len(rows[0])]
+        return [mean_of(column) for column in zip(*rows, strict=True)]
+
+
+def ordered(runs: Iterable[Run]) -> list[Run]:
+    """By model, options (fewest first), task (the papers' six first) and seed, whichever was finished first."""
+    six = {task: place for place, task in enumerate(SIX_TASKS)}
+
+    def place(run: Run) -> tuple[Any, ...]:
+        seed = -1 if run.seed is None else run.seed
+        return (run.model, len(run.options), _options(run), six.get(run.task, len(six)), run.task, seed)
+
+    return sorted(runs, key=place)
+
+
+def _options(run: Run) -> str:
+    return json.dumps(run.options, sort_keys=True, default=str)
+
+
+def groups_of(runs: Sequence[Run]) -> list[Group]:
+    """Runs by model and options, each labelled by what sets it apart from the others."""
+    by_key: dict[str, list[Run]] = {}
+    for run in runs:
+        by_key.setdefault(f"{run.model} {_options(run)}", []).append(run)
+    found = [group[0] for group in by_key.values()]
+    names = sorted({name for run in found for name in run.options})
+    telling = [name for name in names if len({str(run.options.get(name)) for run in found}) > 1]
+    return [Group(_label(group[0], telling), group) for group in by_key.values()]
+
+
+def _label(run: Run, telling: Sequence[str]) -> str:
+    """The model and what sets the group apart; a model that was not trained is called so in any case."""
+    said = [f"{name} {run.options[name]}" for name in dict.fromkeys(["weights", *telling]) if name in run.options]
+    return ", ".join([run.model, *said])
+
+
+def tasks_of(runs: Sequence[Run]) -> list[str]:
+    """The columns of the table: the papers' six if any of them was run, then the others."""
+    known = list(dict.fromkeys(run.task for run in runs))
+    six = list(SIX_TASKS) if any(task in SIX_TASKS for task in known) else []
+    return [*six, *(task for task in known if task not in SIX_TASKS)]

@@ -1,0 +1,176 @@
+"""Similarities layer by layer: the spread over queries, and the floor and ceiling of each layer.
+
+They come from the result's controls where these tell them layer by layer, or else from the run's records. With neither
+there are the layers' means, and one floor and ceiling for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from dualview.metrics.controls import SIMILARITIES, control_trios
+from dualview.metrics.floors import record_floors
+from dualview.metrics.summary import compute_metrics, plain
+from dualview.metrics.vectors import Form, layer_means, similarity_table
+from dualview.records import MAIN_SETTINGS, Records
+from dualview.report.numbers import at
+from dualview.report.published import published_values
+from dualview.result import Result
+
+QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A similarity that has a value for each layer: its key in the result file and its name among the controls."""
+
+    key: str
+    control: str
+    title: str
+
+
+METRICS = (
+    Metric("sim_aou.raw", "sim_aou", "SimAOU, raw"),
+    Metric("sim_aou.normalised", "sim_aou_normalised", "SimAOU, normalised"),
+    Metric("sim_am.delta", "sim_am", "SimAM, delta"),
+    Metric("sim_am.after", "sim_am_after", "SimAM, after"),
+)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One similarity over layers; None where a layer has no defined value."""
+
+    metric: Metric
+    mean: Sequence[float | None]
+    quantiles: Mapping[str, Sequence[float | None]] | None = None
+    """Over queries, by the names of `QUANTILES`; None without records."""
+    floors: Mapping[str, Sequence[float | None]] = field(default_factory=dict[str, "Sequence[float | None]"])
+    """Each floor's mean over queries, layer by layer; the same number for all layers without records."""
+    ceilings: Mapping[str, Sequence[float | None]] = field(default_factory=dict[str, "Sequence[float | None]"])
+    papers: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What was published for the task: means over layers, other models."""
+
+    @property
+    def layers(self) -> int:
+        return len(self.mean)
+
+    @property
+    def floor(self) -> list[float | None]:
+        """The highest floor of each layer."""
+        return _highest(self.floors, self.layers)
+
+    @property
+    def ceiling(self) -> list[float | None]:
+        return _highest(self.ceilings, self.layers)
+
+
+def _highest(rows: Mapping[str, Sequence[float | None]], layers: int) -> list[float | None]:
+    known = [[value for row in rows.values() if (value := row[layer]) is not None] for layer in range(layers)]
+    return [max(values, default=None) for values in known]
+
+
+def profiles(result: Result, records: Records | None = None) -> list[Profile]:
+    """Every similarity the result has layers of."""
+    content = result.to_json()
+    spread = _from_result(content)
+    if not spread and records is not None:
+        spread = _from_records(records) if content.get("controls") else _without_bounds(records)
+    found: list[Profile] = []
+    for metric in METRICS:
+        mean = at(content, f"{metric.key}_per_layer")
+        if mean is None:
+            continue
+        papers = published_values(result.task.name, metric.key)
+        papers = {source: value for source, value in papers.items() if _comparable(source, result)}
+        if metric.control in spread:
+            own = spread[metric.control]
+            found.append(Profile(metric, mean, own.quantiles, own.floors, own.ceilings, papers))
+        else:
+            found.append(Profile(metric, mean, None, *_flat(content, metric, len(mean)), papers))
+    return found
+
+
+def _comparable(source: str, result: Result) -> bool:
+    """Whether a paper's row is of the rule that was run: layer-causal beside layer-causal, descent beside descent."""
+    return "untrained" not in source and ("layer-causal" in source) == (result.ft.rule == "layer-causal")
+
+
+_Rows = dict[str, Sequence[float | None]]
+
+
+def _flat(content: Mapping[str, Any], metric: Metric, layers: int) -> tuple[_Rows, _Rows]:
+    control = at(content, f"controls.{metric.control}") or {}
+    floors: _Rows = {name: [value] * layers for name, value in (control.get("floors") or {}).items()}
+    ceilings: _Rows = {name: [value] * layers for name, value in (control.get("ceilings") or {}).items()}
+    return floors, ceilings
+
+
+@dataclass(frozen=True)
+class _Spread:
+    quantiles: Mapping[str, Sequence[float | None]]
+    floors: Mapping[str, Sequence[float | None]]
+    ceilings: Mapping[str, Sequence[float | None]]
+
+
+def _from_result(content: Mapping[str, Any]) -> dict[str, _Spread]:
+    told = {metric.control: at(content, f"controls.{metric.control}.per_layer") for metric in METRICS}
+    return {
+        name: _Spread(layers["quantiles"], layers["floors"], layers["ceilings"])
+        for name, layers in told.items()
+        if layers is not None
+    }
+
+
+def _from_records(records: Records) -> dict[str, _Spread]:
+    """By control name; the floors are those of the verdict, before their averages over layers."""
+    found: dict[str, _Spread] = {}
+    for array in ("h", "m"):
+        stacks = [getattr(records[name], array) for name in MAIN_SETTINGS]
+        names = [name for name, similarity in SIMILARITIES.items() if similarity.array == array]
+        if any(stack is None for stack in stacks):
+            continue
+        forms: list[Form] = [SIMILARITIES[name].form for name in names]
+        from_records = record_floors(stacks[0], stacks[1], stacks[2], forms, columns=records.columns)
+        for name in names:
+            own = from_records[SIMILARITIES[name].form]
+            floors = {floor: _means(f.per_query) for floor, f in own.floors.items() if floor != "rotated"}
+            ceilings: _Rows = {}
+            for control, trio in control_trios(records).items():
+                sides = [getattr(setting, array) for setting in (trio.zsl, trio.icl, trio.ft)]
+                if trio.bound == "other" or any(side is None for side in sides):
+                    continue
+                form = SIMILARITIES[name].form
+                values = _means(similarity_table(form, sides[0], sides[1], sides[2], records.columns))
+                (floors if trio.bound == "floor" else ceilings)[control] = values
+            found[name] = _Spread(_quantiles(own.value), floors, ceilings)
+    return found
+
+
+def _without_bounds(records: Records) -> dict[str, _Spread]:
+    """A run that asked for no controls gets its quantiles, and no floors."""
+    measured = compute_metrics(records)
+    parts = {
+        "sim_aou": measured.sim_aou_raw,
+        "sim_aou_normalised": measured.sim_aou_normalised,
+        "sim_am": measured.sim_am_delta,
+        "sim_am_after": measured.sim_am_after,
+    }
+    return {name: _Spread(_quantiles(part.per_query), {}, {}) for name, part in parts.items() if part is not None}
+
+
+def _means(values: Float[np.ndarray, "query layer"]) -> Sequence[float | None]:
+    return [plain(value) for value in layer_means(values)]
+
+
+def _quantiles(values: Float[np.ndarray, "query layer"]) -> dict[str, Sequence[float | None]]:
+    columns = [layer[np.isfinite(layer)] for layer in values.T]
+    return {
+        name: [float(np.quantile(column, at)) if column.size else None for column in columns]
+        for name, at in QUANTILES.items()
+    }

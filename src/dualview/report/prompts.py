@@ -1,0 +1,157 @@
+"""The prompts exactly as the model saw them, ready to be shown: every token's text, and the span it belongs to.
+
+A result file holds no texts. A run that is still in memory has its prompts; for one read from disk they are made again
+from its options, and shown only if their hash is the one the run wrote down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dualview.errors import UserError
+from dualview.result import Result
+from dualview.tasks.prompt import PromptSet, build_prompts, prompts_hash
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of the prefix that stand together: BOS, or one demonstration's template, label or separator."""
+
+    span: str
+    demo: int | None
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShownQuery:
+    ids: tuple[int, ...]
+    candidates: tuple[tuple[int, ...], ...]
+    text: str
+    """The query's tokens decoded together."""
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ShownPrompts:
+    """One prefix, shared by every query, and the queries behind it."""
+
+    prefix: tuple[Piece, ...]
+    queries: tuple[ShownQuery, ...]
+    tokens: dict[int, str]
+    """What each token id decodes to alone; the vocabulary's entry where that is only a part of a character."""
+
+    @classmethod
+    def of(cls, prompts: PromptSet, tokenizer: Any) -> ShownPrompts:
+        known = _Decoder(tokenizer)
+        queries = tuple(
+            ShownQuery(
+                ids=query.ids,
+                candidates=query.candidates,
+                text=known.text(query.ids),
+                labels=tuple(known.text(candidate).strip() for candidate in query.candidates),
+            )
+            for query in prompts.queries
+        )
+        prefix = _prefix(prompts)
+        pieces = (*(p.ids for p in prefix), *(q.ids for q in queries), *(c for q in queries for c in q.candidates))
+        return cls(prefix, queries, {token: known.token(token) for token in sorted({t for ids in pieces for t in ids})})
+
+    def to_json(self) -> dict[str, Any]:
+        """As the report's script reads it: ids, and the texts once."""
+        return {
+            "tokens": {str(token): text for token, text in self.tokens.items()},
+            "prefix": [{"span": p.span, "demo": p.demo, "ids": p.ids} for p in self.prefix],
+            "queries": [{"ids": q.ids, "candidates": q.candidates} for q in self.queries],
+        }
+
+
+def _prefix(prompts: PromptSet) -> tuple[Piece, ...]:
+    bos = () if prompts.bos is None else (Piece("bos", None, (prompts.bos,)),)
+    demos = (
+        piece
+        for number, demo in enumerate(prompts.demos)
+        for piece in (
+            Piece("template", number, demo.template),
+            Piece("label", number, demo.label),
+            Piece("separator", number, demo.separator),
+        )
+    )
+    return (*bos, *demos)
+
+
+class _Decoder:
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[tuple[int, ...], str] = {}
+
+    def text(self, ids: tuple[int, ...]) -> str:
+        if ids not in self._texts:
+            self._texts[ids] = str(self._tokenizer.decode(list(ids)))
+        return self._texts[ids]
+
+    def token(self, token: int) -> str:
+        text = self.text((token,))
+        return str(self._tokenizer.convert_ids_to_tokens(token)) if not text or "�" in text else text
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why a report cannot show its prompts."""
+
+    reason: str
+
+
+def prompts_of(result: Result) -> ShownPrompts | Missing:
+    """The prompts of a run; those of one read from disk are made again from its options and checked by their hash."""
+    if result.asked is not None:
+        return ShownPrompts.of(result.asked.prompts, result.asked.tokenizer)
+    try:
+        return rebuild(result)
+    except Exception as error:
+        # Data moved, a hub away, another tokenizer: whatever it is, the numbers can still be shown.
+        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        return Missing(said)
+
+
+def rebuild(result: Result) -> ShownPrompts:
+    """The same rows through the same tokenizer; without the model, and without going to a hub for its tokenizer."""
+    from dualview.options import RunOptions
+    from dualview.tasks.sampling import read_rows, sample_demos, sample_queries
+    from dualview.tasks.task import load_task
+
+    # What differs from the defaults was written down in full, so a protocol's presets must not come on top of it.
+    options = RunOptions.make(**{k: v for k, v in result.provenance["options"].items() if k != "protocol"})
+    task = load_task(options.task, options.data)
+    asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
+    if options.demos:
+        demos: Sequence[Any] = read_rows(task, options.demos)
+    else:
+        demos = sample_demos(task, int(result.provenance["seeds"]["demos"]), options.shots)
+    tokenizer = _tokenizer(options.model)
+    prompts = build_prompts(
+        task, tokenizer, demos[: result.task.shots_used], asked, bos=options.bos, separator=options.separator
+    )
+    if prompts_hash(prompts) != result.provenance["prompts_hash"]:
+        raise UserError("the rows or the tokenizer are no longer those of the run: the prompts' hash differs.")
+    return ShownPrompts.of(prompts, tokenizer)
+
+
+def _tokenizer(name: str) -> Any:
+    """From this machine only, and never with a model's own code: a result file may come from anybody."""
+    from pathlib import Path
+
+    from transformers import AutoTokenizer
+
+    from dualview import assets
+
+    if name == "embedded":
+        ready = [status.state == "ready" for status in assets.list_assets() if status.name == assets.MODEL.name]
+        if not all(ready):
+            raise UserError("the embedded model is not on this machine; run `dualview assets fetch`.")
+        return AutoTokenizer.from_pretrained(str(assets.embedded_model()), local_files_only=True)
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+    return AutoTokenizer.from_pretrained(str(path.absolute()) if path.is_dir() else name, local_files_only=True)

@@ -1,0 +1,255 @@
+"""Which cell is which: a key that holds everything that decides a cell's numbers, and a cheap one to plan with.
+
+The *cell key* is made once the model is loaded and the prompts are made: the model's name, weights and configuration,
+dtype, kind of device, attention path, every token id, the task's rows, the settings, and the code that computes. Where
+results are written, and how many threads compute them, are no part of it.
+
+The *plan key* is made from the options and the hashes of the files behind them, without reading a model: the store
+remembers which plan key led to which cell key, so that ten thousand finished cells are known at a glance. A file that
+changes changes the plan key; the cell key then says whether anything that matters did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dualview import assets
+from dualview._download import sha256_of
+from dualview.errors import UserError
+from dualview.options import RunOptions
+from dualview.runs.hub import commit_of
+from dualview.tasks.sources import hub_addresses
+from dualview.tasks.task import SPLITS, Task, load_task
+
+if TYPE_CHECKING:
+    from dualview.comparison import Prepared
+    from dualview.models.loading import LanguageModel
+
+# What a run imports and yet decides no number; the embedded files that `assets` fetches are hashed themselves.
+ASIDE = (
+    "_download",
+    "assets",
+    "errors",
+    "files",
+    "output",
+    "progress",
+    "provenance",
+    "result",
+    "runs",
+    "seeds",
+    "sharing",
+)
+PATCHING = "compile"
+"""Imported only where a patch is worn, and with it most of the dualities."""
+_IMPORT = re.compile(r"^\s*(?:from dualview\.?([\w.]*) import (\([^)]*\)|.+)|import dualview\.([\w.]+))", re.MULTILINE)
+_LIBRARIES = ("torch", "transformers", "numpy", "scipy")
+_READ = (".safetensors", ".json", ".txt", ".model", ".py", ".jinja", ".tiktoken")
+
+# Options whose content is in the key by other means, or that say where something is read or kept.
+_BY_CONTENT = ("task", "data", "demos", "queries", "patch", "device", "save_records")
+
+HashFile = Callable[[Path], str]
+
+
+def digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@lru_cache(maxsize=100_000, typed=True)
+def _fragment(name: str, value: Any) -> str:
+    plain = str(value) if isinstance(value, Path) else value
+    return f"{name}={json.dumps(plain, ensure_ascii=False)}"
+
+
+def canonical(options: RunOptions) -> str:
+    """Every option as one line of text, the same for equal options."""
+    return "\n".join(map(_fragment, *zip(*vars(options).items(), strict=True)))
+
+
+def asked_id(options: RunOptions) -> str:
+    """Names what was asked for, whatever is behind the names."""
+    return digest(canonical(options))
+
+
+@lru_cache
+def code_version(*, patched: bool = False) -> str:
+    """A hash of the source that computes numbers, and of the libraries under it."""
+    sources = computing_sources(patched=patched)
+    parts = [f"{name} {hashlib.sha256(sources[name].encode()).hexdigest()}" for name in sorted(sources)]
+    return digest(*parts, *(f"{name} {version(name).partition('+')[0]}" for name in _LIBRARIES))
+
+
+def computing_sources(*, patched: bool = False) -> dict[str, str]:
+    """Every module that the comparison imports, directly or not, and that decides numbers, with its source."""
+    root = resources.files("dualview")
+    aside = ASIDE if patched else (*ASIDE, PATCHING)
+    found: dict[str, str] = {}
+    todo = ["comparison"]
+    while todo:
+        name = todo.pop()
+        if name in found or name.partition(".")[0] in aside:
+            continue
+        *folders, last = name.split(".")
+        place = root.joinpath(*folders)
+        file = place / last / "__init__.py" if (place / last).is_dir() else place / f"{last}.py"
+        if not file.is_file():  # a name that an import takes out of a module, not a module
+            continue
+        found[name] = file.read_text(encoding="utf-8")
+        for module, names, plain in _IMPORT.findall(found[name]):
+            inside = [f"{module}.{name}".strip(".") for name in re.findall(r"\w+", names)]
+            todo += [part for part in (module, plain, *inside) if part]
+    return found
+
+
+class Fingerprints:
+    """Hashes of what is behind a cell's names, each read once; None where it cannot be known without loading."""
+
+    def __init__(self, hash_file: HashFile = sha256_of) -> None:
+        self._hash_file = hash_file
+        self._known: dict[tuple[str, ...], str | None] = {}
+
+    def plan_key(self, options: RunOptions, asked: str | None = None) -> str | None:
+        """What a cell is planned by: its options (by their id, `asked`, where it is at hand) and their files."""
+        parts = [self._once(("model", options.model), lambda: self._model_or_none(options.model))]
+        where = (options.task, str(options.data))
+        parts.append(self._once(("task", *where), lambda: self._task(options.task, options.data)))
+        for path in (options.demos, options.queries, options.patch):
+            if path is not None:
+                parts.append(self._once(("file", str(path)), lambda path=path: self._file(path)))
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        return digest(asked or asked_id(options), *known, code_version(patched=options.patch is not None))
+
+    def _once(self, key: tuple[str, ...], make: Callable[[], str | None]) -> str | None:
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    def _file(self, path: Path) -> str:
+        try:
+            return self._hash_file(path)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror or error}); check the path.") from error
+
+    def _model_or_none(self, name: str) -> str | None:
+        try:
+            return self._model(name)
+        except OSError:  # a model that cannot be read fails its own cells, not the sweep
+            return None
+
+    def _model(self, name: str) -> str | None:
+        """The files of a model; None where there are none to see, so that loading it must tell."""
+        folder = assets.MODEL.folder if name == "embedded" else Path(name).expanduser()
+        if folder.is_file():
+            return self._hash_file(folder)
+        if folder.is_dir():
+            files = sorted(path for path in folder.iterdir() if path.suffix in _READ and path.is_file())
+            return digest(*(f"{path.name} {self._hash_file(path)}" for path in files))
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and name != "embedded":
+            return commit_of(name, "model")
+        return None
+
+    def _task(self, name: str, data: Path | None) -> str | None:
+        """A task's definition and the files of its splits."""
+        task = load_task(name, data)
+        parts = [task.model_dump_json()]
+        for split in SPLITS:
+            source = task.source(split)
+            found = "none" if source is None else self._source(source, Path(name).parent)
+            if found is None:
+                return None
+            parts.append(f"{split} {found}")
+        return digest(*parts)
+
+    def _source(self, source: str, folder: Path) -> str | None:
+        if source.startswith("embedded:"):
+            return assets.DATA.pin.sha256
+        if source.startswith("hf:"):
+            commits = (commit_of(address.dataset, "dataset") for address in hub_addresses(source))
+            return next((commit for commit in commits if commit is not None), None)
+        return self._file(folder / source)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Everything that decides a cell's numbers, part by part, as its manifest keeps it."""
+
+    model: str
+    weights: str
+    configuration: str
+    dtype: str
+    device: str
+    """The kind of device: its number, and how many threads it has, decide nothing but rounding and time."""
+    attention: str
+    prompts: str
+    """Every token id, and which candidates are right."""
+    task: str
+    settings: dict[str, Any]
+    patch: str | None
+    code: str
+
+    @property
+    def key(self) -> str:
+        return digest(json.dumps(asdict(self), sort_keys=True, ensure_ascii=False))
+
+
+def identify(prepared: Prepared, hash_file: HashFile = sha256_of) -> Identity:
+    """The identity of a cell whose model is loaded and whose prompts are made."""
+    from dualview.provenance import attention_path
+    from dualview.tasks.prompt import prompts_hash
+
+    options, lm, prompts = prepared.options, prepared.lm, prepared.prompts
+    golds = " ".join(str(query.gold) for query in prompts.queries)
+    return Identity(
+        model=options.model,
+        weights=lm.weights_hash,
+        configuration=_configuration(lm),
+        dtype=str(lm.dtype).removeprefix("torch."),
+        device=lm.device.type,
+        attention=attention_path(lm),
+        prompts=digest(prompts_hash(prompts), golds),
+        task=prepared.recall("task rows", (prepared.task,), lambda: _rows(prepared.task)),
+        settings={name: _plain(value) for name, value in vars(options).items() if name not in _BY_CONTENT},
+        patch=None if options.patch is None else hash_file(options.patch),
+        code=code_version(patched=options.patch is not None),
+    )
+
+
+def _configuration(lm: LanguageModel) -> str:
+    """The model's configuration, less what only says where it came from and how it was loaded."""
+    stated = lm.model.config.to_dict()
+    kept = {
+        name: value for name, value in stated.items() if not name.startswith("_") and name != "transformers_version"
+    }
+    return digest(json.dumps(kept, sort_keys=True, default=str))
+
+
+def _rows(task: Task) -> str:
+    """The task as it chooses: its definition and every row of every split."""
+    rows = {split: [_row(row) for row in _split(task, split)] for split in SPLITS}
+    return digest(task.model_dump_json(exclude={*SPLITS, "citation", "licence", "notes"}), json.dumps(rows))
+
+
+def _row(row: Any) -> list[Any]:
+    return [dict(row.fields), row.label, row.choices]
+
+
+def _split(task: Task, split: Any) -> list[Any]:
+    try:
+        return task.rows(split)
+    except UserError:  # a task of a few rows has none for selection; whether that matters is the run's to say
+        return []
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

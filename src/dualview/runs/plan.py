@@ -1,0 +1,77 @@
+"""From a grid to what is left to do, without loading anything: one look at the index for all cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dualview.errors import UserError
+from dualview.options import RunOptions
+from dualview.runs.identity import Fingerprints, asked_id
+from dualview.runs.store import Store
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    options: RunOptions
+    asked: str
+    """Names its options."""
+    plan: str | None
+    """Its plan key; None where it cannot be known before its model is loaded."""
+    key: str | None
+    """The finished cell's key; None if it is to be computed."""
+
+    @property
+    def done(self) -> bool:
+        return self.key is not None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The i-th of n parts, counted from 1."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """`2/5` is the second of five parts.
+
+        >>> Shard.parse("2/5")
+        Shard(number=2, of=5)
+        """
+        match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise UserError(f"--shard takes i/n with i from 1 to n, such as 2/5, not {text!r}.")
+        return cls(int(match[1]), int(match[2]))
+
+    def of_cells(self, cells: Sequence[RunOptions]) -> Sequence[RunOptions]:
+        """Neighbours stay together, since they share a model and its passes; the parts differ by one cell at most."""
+        start, stop = (len(cells) * n // self.of for n in (self.number - 1, self.number))
+        return cells[start:stop]
+
+
+def make_plan(cells: Sequence[RunOptions], store: Store) -> list[Cell]:
+    """Which cells are done, and which are to be computed."""
+    fingerprints = Fingerprints(store.index.sha256)
+    known, entries = store.index.plans(), store.index.entries()
+    planned: list[Cell] = []
+    for options in cells:
+        asked = asked_id(options)
+        plan = fingerprints.plan_key(options, asked)
+        key = None if plan is None else known.get(plan)
+        if key is not None and options.save_records and not entries[key].records:
+            key = None
+        planned.append(Cell(options, asked, plan, key))
+    return planned
+
+
+def make_current(cells: Sequence[Cell], store: Store) -> None:
+    """Let finished cells answer their options from now on, where another cell did (another model behind the name)."""
+    current = store.index.current()
+    changed = {cell.asked: cell.key for cell in cells if cell.key is not None and current.get(cell.asked) != cell.key}
+    if changed:
+        store.index.set_current(changed)

@@ -1,0 +1,1 @@
+"""The explorer in the browser: `dualview serve`."""

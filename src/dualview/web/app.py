@@ -1,0 +1,143 @@
+"""The explorer's server: a static page, and the calls it makes. Every request has passed `policy.Guard` before."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import resources
+from importlib.metadata import version
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from dualview.errors import UserError
+from dualview.web.experiment import answer
+from dualview.web.jobs import Busy, Emit, Job, Telling, Worker
+from dualview.web.policy import App, Guard, Policy, Receive, Scope, Send
+from dualview.web.shelf import Shelf
+from dualview.web.state import LIMITS, DrawQuery, Named, State, read
+
+_KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file of the page, read when the server starts."""
+
+    content: bytes
+    kind: str
+
+
+def assets() -> dict[str, Asset]:
+    """Every static file by name: only these can be asked for, so no path leads anywhere else."""
+    own = resources.files("dualview.web") / "static"
+    shared = resources.files("dualview.report") / "static"
+    files = [entry for folder in (own, shared) for entry in folder.iterdir()]
+    known = {file.name: (file, _KINDS.get(file.name[file.name.rfind(".") :])) for file in files if "." in file.name}
+    return {name: Asset(file.read_bytes(), kind) for name, (file, kind) in known.items() if kind is not None}
+
+
+def make_app(shelf: Shelf, policy: Policy, *, store: Sequence[Route] = (), waiting: int = 8) -> App:
+    """The whole application.
+
+    `store`: the calls of the browser of a store's results (`results.routes`), if there is a store to browse.
+    """
+    files, worker = assets(), Worker(waiting)
+    reader = Worker(waiting)  # rows come from disk, or from a hub that may not answer: no computing waits for that
+    notes = {"version": version("dualview"), "models": list(shelf.models), "tasks": shelf.about_tasks()}
+    about = {**notes, "limits": LIMITS, "store": bool(store)}
+
+    async def page(request: Request) -> Response:
+        return _file(files, "store.html" if request.url.path == "/store" else "index.html")
+
+    async def static(request: Request) -> Response:
+        return _file(files, request.path_params["name"])
+
+    async def tell(_request: Request) -> Response:
+        return JSONResponse(about)
+
+    async def draw(request: Request) -> Response:
+        wanted = read(DrawQuery, await request.body())
+
+        def work(emit: Emit) -> None:
+            emit({"event": "drawn", **shelf.draw(wanted)})
+
+        found = await reader.submit(work).result()
+        if "error" in found:
+            return JSONResponse({"error": found["error"]}, found["status"])
+        return JSONResponse(found)
+
+    async def load(request: Request) -> Response:
+        name = read(Named, await request.body()).model
+        shelf.check_model(name)
+
+        def work(emit: Emit) -> None:
+            emit({"event": "loaded", **shelf.about_model(name, Telling(emit))})
+
+        return Told(worker.submit(work))
+
+    async def experiment(request: Request) -> Response:
+        state = read(State, await request.body())
+        shelf.check_model(state.model)
+
+        def work(emit: Emit) -> None:
+            answer(state, shelf, emit)
+
+        return Told(worker.submit(work))
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
+        for thread in (worker, reader):
+            thread.start()
+        yield
+        for thread in (worker, reader):
+            thread.stop()
+
+    routes = [
+        Route("/", page),
+        Route("/static/{name}", static),
+        Route("/api/about", tell),
+        Route("/api/load", load, methods=["POST"]),
+        Route("/api/draw", draw, methods=["POST"]),
+        Route("/api/answer", experiment, methods=["POST"]),
+        *([Route("/store", page), *store] if store else []),
+    ]
+    handlers = dict.fromkeys((UserError, Busy, HTTPException, Exception), _refused)
+    return Guard(Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan), policy)
+
+
+class Told(StreamingResponse):
+    """A job's events as lines of JSON; when the page goes away, the job is cancelled, waiting or running."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job.lines(), media_type="application/x-ndjson")
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.cancel()
+
+
+def _file(files: Mapping[str, Asset], name: str) -> Response:
+    if name not in files:
+        raise HTTPException(404)
+    return Response(files[name].content, media_type=files[name].kind)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Whatever went wrong, as one sentence."""
+    if isinstance(error, UserError):
+        return JSONResponse({"error": str(error)}, 400)
+    if isinstance(error, Busy):
+        sentence = "The server is busy, and as many others are waiting as may; try again in a moment."
+        return JSONResponse({"error": sentence}, 503, {"retry-after": "5"})
+    if isinstance(error, HTTPException):
+        sentence = f"There is nothing at {request.url.path}." if error.status_code == 404 else f"{error.detail}."
+        return JSONResponse({"error": sentence}, error.status_code)
+    return JSONResponse({"error": "Something went wrong on the server; its log says what."}, 500)

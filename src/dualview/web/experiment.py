@@ -1,0 +1,145 @@
+"""One answer of the explorer, told as it comes: the prompt, the three settings, every step, likeness and attention.
+
+Nothing is computed here that the library does not compute; this is the order in which it is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from dualview.comparison import Prepared, prepare, recipe_of
+from dualview.controls.settings import control_settings
+from dualview.errors import UserError
+from dualview.learning.finetune import Tape, Tuned, Watch, finetune, steps_of
+from dualview.learning.selection import status_of
+from dualview.metrics.prediction import candidate_distribution, predictions
+from dualview.metrics.summary import plain
+from dualview.models.passes import Asked, ask
+from dualview.records import Records
+from dualview.tasks.show import describe_prompt
+from dualview.web.attention import attention_json
+from dualview.web.folder import commands, written
+from dualview.web.jobs import Emit, Telling
+from dualview.web.shelf import Shelf
+from dualview.web.similarity import similarity_json
+from dualview.web.state import MOST_TOKENS, State
+
+
+def answer(state: State, shelf: Shelf, emit: Emit) -> None:
+    """Run a state's experiment and tell of every part of it."""
+    began = time.monotonic()
+    lm = shelf.model(state.model, Telling(emit))
+    with written(state, shelf.options) as options:
+        prepared = prepare(options, lm)
+        _must_be_short(prepared)
+        emit(_prompt(prepared, state, shelf))
+        passes = _ask_untrained(prepared, emit)
+        tuned = _fine_tune(prepared, emit)
+        passes["ft"] = ask(lm, prepared.prompts.queries, prepared.zero_shot, tuned.patch)
+        status = status_of(tuned, passes["ft"].settings[0].log_probs)
+        losses = [plain(loss) for loss in tuned.losses]
+        emit({**_setting("ft", passes["ft"]), "lr": tuned.lr, "losses": losses, "status": status})
+        _likeness(prepared, passes, tuned.lr, emit)
+        with Telling(emit).part("attention, and fine-tuning taken apart", 1) as advance:
+            attention = attention_json(prepared, tuned.lr)
+            advance(1)
+        emit({"event": "attention", **attention})
+    emit({"event": "done", "seconds": round(time.monotonic() - began, 2)})
+
+
+def _must_be_short(prepared: Prepared) -> None:
+    prompts = prepared.prompts
+    tokens = len(prompts.prefix) + prompts.queries[0].longest
+    if tokens > MOST_TOKENS:
+        raise UserError(
+            f"The prompt has {tokens} tokens and the explorer takes {MOST_TOKENS}; shorten or remove demonstrations."
+        )
+
+
+def _prompt(prepared: Prepared, state: State, shelf: Shelf) -> dict[str, Any]:
+    prompts = prepared.prompts
+    asked = prompts.queries[0]
+    return {
+        "event": "prompt",
+        "candidates": list(state.labels or state.query.choices or []),
+        "gold": state.query.label,
+        "shots": prompts.shots,
+        "shots_used": prompts.shots_used,
+        "prefix_tokens": len(prompts.prefix),
+        "query_tokens": len(asked.ids),
+        "tokens": describe_prompt(prompts, prepared.lm.tokenizer),
+        "steps": len(steps_of(prompts.training_sequences, recipe_of(prepared.options))),
+        "layers": len(prepared.lm.anatomy.layers),
+        "heads": [layer.heads for layer in prepared.lm.anatomy.layers],
+        "commands": [vars(command) for command in commands(state, shelf.options, shelf.drawn(state))],
+    }
+
+
+def _ask_untrained(prepared: Prepared, emit: Emit) -> dict[str, Asked]:
+    """Zero-shot and in-context: what needs no training comes first."""
+    passes: dict[str, Asked] = {}
+    for name, how in (("zsl", prepared.zero_shot), ("icl", prepared.in_context)):
+        passes[name] = ask(prepared.lm, prepared.prompts.queries, how)
+        emit(_setting(name, passes[name]))
+    return passes
+
+
+def _setting(name: str, asked: Asked) -> dict[str, Any]:
+    return {"event": "setting", "setting": name, **_scores(asked)}
+
+
+def _scores(asked: Asked) -> dict[str, Any]:
+    """Each candidate's mean log-prob, and these as probabilities over the candidates; null once training diverged."""
+    scores = asked.settings[0].log_probs
+    with np.errstate(invalid="ignore"):
+        shares = candidate_distribution(scores)[0]
+    predicted = int(predictions(scores)[0])
+    return {
+        "log_probs": [plain(score) for score in scores[0]],
+        "probs": [plain(share) for share in shares],
+        "predicted": None if predicted < 0 else predicted,
+    }
+
+
+def _fine_tune(prepared: Prepared, emit: Emit) -> Tuned:
+    """Train, asking the query again after every step."""
+    lm, prompts, options = prepared.lm, prepared.prompts, prepared.options
+    recipe = recipe_of(options)
+    total = len(steps_of(prompts.training_sequences, recipe))
+    bare = replace(prepared.zero_shot, record=False)
+    done = 0
+
+    def told(tape: Tape, _signals: list[Float[Tensor, "rate_or_1 token row"]]) -> None:
+        nonlocal done
+        if tape.worn is not None:  # the weights before this step: those after the one before
+            asked = ask(lm, prompts.queries, bare, tape.worn.moved_to(lm.anatomy))
+            emit({"event": "step", "step": done, "total": total, **_scores(asked)})
+        done += 1
+
+    assert not isinstance(options.lr, str)
+    emit({"event": "part", "part": "fine-tuning, a step for each demonstration", "done": 0, "total": total})
+    return finetune(lm, prompts.training_sequences, [options.lr], recipe, watch=Watch(told))[0]
+
+
+def _likeness(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: Emit) -> None:
+    """The similarities with what they are held against."""
+    settings, _, skipped = control_settings(
+        prepared,
+        lr,
+        recipe_of(prepared.options),
+        full=False,
+        by_layer=tuple,  # only the full controls train by layer
+        progress=Telling(emit),
+    )
+    records = Records(
+        gold=np.array([query.gold for query in prepared.prompts.queries]),
+        settings={**{name: asked.settings[0] for name, asked in passes.items()}, **settings},
+        columns=passes["zsl"].columns,
+    )
+    emit({"event": "similarity", **similarity_json(records), "skipped": skipped})

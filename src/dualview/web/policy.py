@@ -1,0 +1,243 @@
+"""Who may ask the explorer's server for what: every request passes here before anything else sees it.
+
+The server computes on its owner's machine, so a page of another origin, open in the same browser, must not be able to
+use it. In order: an exact list of Host headers (against DNS rebinding), the token if there is one, fetch metadata and
+Origin (against forged requests), the method, JSON alone as a body, and a bound on the body's size and time. Every
+answer carries a content-security policy without inline scripts or styles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from dualview.errors import UserError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK = "127.0.0.1"
+SHORTEST_TOKEN = 16
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": CONTENT_POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is let through."""
+
+    hosts: frozenset[str]
+    """Host headers as browsers send them, with the port unless it is the scheme's own."""
+    token: str | None = None
+    cookie: str = "dualview"
+    """The name the token's cookie goes by."""
+    max_body: int = 256 * 1024
+    body_seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request goes no further, in one sentence."""
+
+    status: int
+    sentence: str
+
+    def response(self) -> Response:
+        return JSONResponse({"error": self.sentence}, self.status)
+
+
+def policy_for(host: str, port: int, *, token: str | None = None, names: Iterable[str] = ()) -> Policy:
+    """The policy of a server bound to `host`; any address but 127.0.0.1 needs a token.
+
+    `names` are further Host headers it is reached by, written as the browser sends them (`box.example:8765`).
+    """
+    if token is not None and len(token) < SHORTEST_TOKEN:
+        raise UserError(f"--token is too short to be a secret; give at least {SHORTEST_TOKEN} characters.")
+    if token is not None and not (token.isascii() and token.isprintable() and not set(token) & set(' ;,"\\')):
+        raise UserError(
+            "--token must be plain letters, digits and signs; blanks, quotes, commas and semicolons are not."
+        )
+    if host != LOOPBACK and token is None:
+        raise UserError(
+            f"--host {host} lets other machines in, so it needs --token; without one the server binds {LOOPBACK} only."
+        )
+    shown = f"[{host}]" if ":" in host else host
+    own = {f"{name}:{port}" for name in (LOOPBACK, "localhost", shown)}
+    if port == 80:  # browsers leave the scheme's own port out
+        own |= {name.removesuffix(":80") for name in own}
+    # Cookies are not kept apart by port, so their names are.
+    return Policy(frozenset(name.lower() for name in (*own, *names)), token, f"dualview-{port}")
+
+
+class Guard:
+    """The policy around an application."""
+
+    def __init__(self, app: App, policy: Policy) -> None:
+        self.app, self.policy = app, policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # websockets: nothing here speaks them
+            await send({"type": "websocket.close", "code": 1008})
+            return
+
+        async def sealed(message: Message) -> None:
+            await send(_sealed(message))
+
+        headers = _headers(scope)
+        refused = _foreign_host(self.policy, headers)
+        if refused is None and (welcome := _welcome(self.policy, scope)) is not None:
+            await welcome(scope, receive, sealed)
+            return
+        refused = refused or _stranger(self.policy, headers) or _forged(scope, headers) or _unfit(scope, headers)
+        if refused is None and scope["method"] == "POST":
+            body = await _read(self.policy, headers, receive)
+            if isinstance(body, Refusal):
+                refused = body
+            else:
+                receive = _replayed(body, receive)
+        if refused is not None:
+            await refused.response()(scope, receive, sealed)
+            return
+        await self.app(scope, receive, sealed)
+
+
+def _headers(scope: Scope) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return found
+
+
+def _sealed(message: Message) -> Message:
+    """An answer's first message with the headers every answer carries, where it does not set its own."""
+    if message["type"] != "http.response.start":
+        return message
+    given: list[tuple[bytes, bytes]] = list(message.get("headers", []))
+    names = {name.decode("latin-1").lower() for name, _ in given}
+    more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name not in names]
+    return {**message, "headers": [*given, *more]}
+
+
+def _foreign_host(policy: Policy, headers: Mapping[str, list[str]]) -> Refusal | None:
+    named = headers.get("host", [])
+    if len(named) == 1 and named[0].lower() in policy.hosts:
+        return None
+    return Refusal(
+        403, "This server does not go by that Host name; use the address it printed, or start it with --allow-host."
+    )
+
+
+def _welcome(policy: Policy, scope: Scope) -> Response | None:
+    """The first visit, with the token in the address: keep it in a cookie and take it out of the address."""
+    if policy.token is None or scope["method"] != "GET" or scope["path"] not in ("/", "/store"):
+        return None
+    offered = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [])
+    if len(offered) != 1 or not _same(offered[0], policy.token):
+        return None
+    welcome = RedirectResponse(scope["path"], 303)
+    # Lax, not strict: a strict cookie would be held back on the way in from a link in a message.
+    welcome.set_cookie(policy.cookie, policy.token, httponly=True, samesite="lax")
+    return welcome
+
+
+def _stranger(policy: Policy, headers: Mapping[str, list[str]]) -> Refusal | None:
+    if policy.token is None:
+        return None
+    offered = [value.removeprefix("Bearer ") for value in headers.get("authorization", []) if "Bearer " in value]
+    for line in headers.get("cookie", []):
+        try:
+            offered += [morsel.value for name, morsel in SimpleCookie(line).items() if name == policy.cookie]
+        except CookieError:
+            continue
+    if any(_same(value, policy.token) for value in offered):
+        return None
+    return Refusal(401, "This server needs its token; open the address with ?token= that `dualview serve` printed.")
+
+
+def _same(offered: str, token: str) -> bool:
+    return hmac.compare_digest(offered.encode(), token.encode())
+
+
+def _forged(scope: Scope, headers: Mapping[str, list[str]]) -> Refusal | None:
+    """A request another site's page made: by its Origin, or by what the browser says of where it comes from.
+
+    A link to the page itself may be followed from anywhere. What sends neither header is no browser.
+    """
+    foreign = Refusal(403, "This request comes from another site's page; only the explorer's own page may make it.")
+    own = {f"{scheme}://{headers['host'][0].lower()}" for scheme in ("http", "https")}
+    if any(origin.lower() not in own for origin in headers.get("origin", [])):
+        return foreign
+    sites = headers.get("sec-fetch-site", [])
+    if scope["method"] == "POST":
+        return foreign if any(site != "same-origin" for site in sites) else None
+    followed = headers.get("sec-fetch-mode") == ["navigate"] and headers.get("sec-fetch-dest") == ["document"]
+    return foreign if any(site not in ("same-origin", "none") for site in sites) and not followed else None
+
+
+def _unfit(scope: Scope, headers: Mapping[str, list[str]]) -> Refusal | None:
+    if scope["method"] not in ("GET", "HEAD", "POST"):
+        return Refusal(405, f"The method {scope['method']} is not taken here; use GET or POST.")
+    if scope["method"] == "POST":
+        kinds = [kind.partition(";")[0].strip().lower() for kind in headers.get("content-type", [])]
+        if kinds != ["application/json"]:
+            return Refusal(415, "The body must be JSON; send it with content-type application/json.")
+    return None
+
+
+async def _read(policy: Policy, headers: Mapping[str, list[str]], receive: Receive) -> bytes | Refusal:
+    """The whole body, if it is small enough and comes in time."""
+    too_large = Refusal(413, f"The request is too large; at most {policy.max_body // 1024} KiB are taken.")
+    promised = headers.get("content-length", ["0"])[0]
+    if promised.isdecimal() and int(promised) > policy.max_body:
+        return too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(policy.body_seconds):
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return Refusal(400, "The request ended before its body was whole.")
+                body += message.get("body", b"")
+                if len(body) > policy.max_body:
+                    return too_large
+                more = message.get("more_body", False)
+    except TimeoutError:
+        return Refusal(408, "The request's body took too long to arrive; send it again.")
+    return bytes(body)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The body once more for the application, then whatever the connection says."""
+    rest = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def again() -> Message:
+        return next(rest, None) or await receive()
+
+    return again

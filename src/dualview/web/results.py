@@ -1,0 +1,97 @@
+"""The browser of a store's results: the list of cells, one cell's result, and its report in a frame of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from dualview.metrics.summary import plain
+from dualview.report.html import render
+from dualview.report.page import policy
+from dualview.report.prompts import Missing
+from dualview.runs.places import KEY
+from dualview.runs.reading import ls
+from dualview.runs.store import Store
+
+COLUMNS = (
+    *("key", "model", "weights", "task", "seed", "shots_used", "n_queries_used", "ft_rule", "lr", "ft_status"),
+    *("accuracy_zsl", "accuracy_icl", "accuracy_ft", "rec2ftp_value", "rec2ftp_chance", "rec2ftp_p"),
+    *(f"{name}{part}" for name in ("sim_aou_raw", "sim_am_delta") for part in ("", "_ci_low", "_ci_high", "_floor")),
+    *("verdict", "verdict_sentence"),
+)
+# The frame may run the report's own script, which the policy knows by its hash; it has no origin, so it can reach
+# neither this page nor the server.
+FRAMED = {
+    "content-security-policy": f"sandbox allow-scripts; {policy()}; frame-ancestors 'self'",
+    "x-frame-options": "SAMEORIGIN",
+}
+# A report from here shows no prompts: to make them again it would read models and rows that a result names.
+NO_PROMPTS = Missing(
+    "The explorer does not read the models and rows that a stored result names; `dualview report` does"
+)
+
+Found = TypeVar("Found")
+
+
+def routes(store: Path) -> list[Route]:
+    """The calls of the browser of one store; a folder that is none is a mistake at once."""
+    Store(store).close()
+    turns = asyncio.Semaphore(2)  # reading is disk and processor too: what computes should not starve
+
+    async def read(work: Callable[[], Found]) -> Found:
+        async with turns:
+            return await run_in_threadpool(work)
+
+    async def cells(_request: Request) -> Response:
+        return JSONResponse(await read(lambda: _cells(store)))
+
+    async def result(request: Request) -> Response:
+        key = _key(request)
+        return JSONResponse(await read(lambda: _result(store, key)))
+
+    async def report(request: Request) -> Response:
+        key = _key(request)
+        return HTMLResponse(await read(lambda: _report(store, key)), headers=FRAMED)
+
+    return [
+        Route("/api/store", cells),
+        Route("/api/store/{key}", result),
+        Route("/store/report/{key}", report),
+    ]
+
+
+def _key(request: Request) -> str:
+    key = request.path_params["key"]
+    if not KEY.fullmatch(key):
+        raise HTTPException(404)
+    return key
+
+
+def _cells(store: Path) -> dict[str, Any]:
+    """Every current cell's main numbers, with floor and interval, and what failed."""
+    listing = ls(store)
+    rows = [{name: _plain(cell.get(name)) for name in COLUMNS} for cell in listing.cells]
+    failures = [failure.reason for failure in listing.failures]
+    return {"store": str(store), "cells": rows, "failures": failures, "problems": listing.problems}
+
+
+def _plain(value: Any) -> Any:
+    return plain(value) if isinstance(value, float) else value
+
+
+def _result(store: Path, key: str) -> dict[str, Any]:
+    with Store(store) as opened:
+        return opened.result(opened.find(key)).to_json()
+
+
+def _report(store: Path, key: str) -> str:
+    with Store(store) as opened:
+        return render(opened.result(opened.find(key)), records=opened.records(key), prompts=NO_PROMPTS)

@@ -1,0 +1,86 @@
+"""A store's results in a real Chromium: found, sorted, opened, and the report in its frame."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser.watched import fits, no_violations, watched
+from dualview.runs import Store
+from dualview.web import results
+from web.live import serving, shelf_of
+from web.shop import make_store
+
+
+@pytest.fixture(scope="module")
+def store(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("shop"), model)
+
+
+@pytest.fixture(scope="module")
+def address(model: Path, store: Path) -> Generator[str]:
+    with serving(shelf_of(model), store=results.routes(store)) as found:
+        yield found
+
+
+def test_the_numbers_are_the_store_s(browser: Any, address: str, store: Path) -> None:
+    from playwright.sync_api import expect
+
+    with Store(store) as opened:
+        stored = list(opened.results())
+    with watched(browser, address) as page:
+        page.get_by_role("link", name="Results").click()
+        rows = page.locator("#cells tbody tr")
+        expect(rows).to_have_count(2)
+        for each in stored:
+            row = page.locator(f'#cells tr[data-key="{each.key}"]')
+            text = row.inner_text()
+            accuracy, controls = each.result.accuracy, each.result.to_json()["controls"]["sim_aou"]
+            for number in (accuracy.zsl, accuracy.icl, accuracy.ft, controls["ci"][0], controls["ci"][1]):
+                assert f"{number:.3f}".replace("-", "−") in text
+            row.get_by_role("button").click()
+            expect(page.locator("#cell-title")).to_contain_text(f"seed {each.result.provenance['seeds']['demos']}")
+            frame = page.frame_locator("#report")
+            expect(frame.locator("body")).to_contain_text("SimAOU")
+            expect(frame.locator("svg").first).to_be_visible()  # its script ran, in its sandbox
+            with page.expect_download() as download:
+                page.get_by_role("link", name="JSON").click()
+            assert json.loads(Path(download.value.path()).read_text()) == each.result.to_json()
+        assert page.url.endswith(f"/store#{stored[-1].key}")
+        page.reload()
+        expect(page.locator("#cell")).to_be_visible()
+
+
+def test_finding_and_sorting(browser: Any, address: str) -> None:
+    from playwright.sync_api import expect
+
+    with watched(browser, address, path="/store") as page:
+        rows = page.locator("#cells tbody tr")
+        expect(rows).to_have_count(2)
+        page.locator("#find").fill("no such thing")
+        expect(rows).to_have_count(0)
+        page.locator("#find").fill("tiny")
+        expect(rows).to_have_count(2)
+        seeds = page.locator("#cells tbody tr td:nth-child(3)")
+        button = page.get_by_role("columnheader", name="seed").get_by_role("button")
+        button.click()
+        expect(seeds).to_have_text(["1", "2"])
+        page.keyboard.press("Enter")
+        expect(seeds).to_have_text(["2", "1"])
+        assert page.locator("th[aria-sort=descending]").inner_text().startswith("seed")
+
+
+@pytest.mark.parametrize("size", ["phone", "desktop"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_read_by_all(browser: Any, address: str, size: str, scheme: str) -> None:
+    from playwright.sync_api import expect
+
+    with watched(browser, address, size=size, scheme=scheme, path="/store") as page:
+        page.locator("#cells tbody button").first.click()
+        expect(page.frame_locator("#report").locator("body")).to_contain_text("SimAOU")
+        assert fits(page)
+        no_violations(page)

@@ -1,0 +1,60 @@
+"""What the pages quote is what the program says now."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+import dualview
+from docs.blocks import ROOT, blocks_of
+from dualview import verdict
+from dualview.duality.verify import MISPRINTS, verify_wrong
+from dualview.report.numbers import NUMBERS
+from dualview.tasks.task import list_tasks
+
+DOCS = ROOT / "docs"
+
+
+def test_the_table_of_misprints() -> None:
+    """Every misprint is in the table, with the error that `verify --wrong` reports for seed 0."""
+    text = (DOCS / "explanation.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([^`]+)` \| .* \| ([\d.e+-]+) \|$", text, re.MULTILINE))
+    found = {check.statement: check.error for check in verify_wrong(seed=0)}
+    assert set(rows) == set(found) == {identity.statement for identity in MISPRINTS}
+    for statement, error in found.items():
+        assert abs(float(rows[statement]) / error - 1) < 0.06, statement
+
+
+def test_the_rule_of_the_verdict() -> None:
+    """The metrics page quotes the docstring word for word, and all of it after the first line."""
+    page = DOCS / "metrics.md"
+    quoted = [block.text.strip() for block in blocks_of(page) if block.language == "text"]
+    rule = next(text for text in quoted if text.startswith("*supported*"))
+    why = next(text for text in quoted if text.startswith("All tests must pass together"))
+    limits = next(text for text in quoted if text.startswith("Queries share one list"))
+    doc = verdict.__doc__ or ""
+    whole = f"{rule} Why these. {why} What it cannot say. {limits}"
+    assert whole.split() == doc[doc.index("*supported*, when") :].split()
+
+
+def test_samples_have_the_rows_that_a_run_prints() -> None:
+    for page in (ROOT / "README.md", DOCS / "tutorial.md"):
+        sample = next(block.text for block in blocks_of(page) if block.text.startswith("embedded on movie"))
+        printed = [line.split("  ")[0].strip() for line in sample.splitlines()]
+        assert [number.name for number in NUMBERS if number.name in printed] == [number.name for number in NUMBERS]
+
+
+def test_how_many_tasks() -> None:
+    row = re.search(r"^\| tasks \| (\d+), and YAML", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert row is not None and int(row[1]) == len(list_tasks())
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    from importlib.metadata import version
+
+    assert dualview.__all__
+    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cff["version"] == version("dualview") and cff["cff-version"] == "1.2.0"
+    assert f"version = {{{cff['version']}}}" in (DOCS / "how-to" / "cite.md").read_text(encoding="utf-8")
+    assert f"## {cff['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

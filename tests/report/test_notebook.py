@@ -1,0 +1,56 @@
+"""Results in a notebook: tables and figures, no script, nothing that a text could break."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from dualview.result import Result
+from dualview.seeds import OverSeeds, SeedsResult
+from report.made import Bend, TinyRun
+from report.parsed import Element, parse
+from report.test_html import HOSTILE, hostile
+from report.test_store_report import planted
+
+
+def images(page: Element) -> list[str]:
+    sources = [image.attributes["src"] or "" for image in page.all("img")]
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    return [base64.b64decode(source.partition(",")[2]).decode() for source in sources]
+
+
+def test_a_result_shows_its_verdict_numbers_and_figures(run: TinyRun) -> None:
+    page = parse(run.result._repr_html_())  # pyright: ignore[reportPrivateUsage]
+    assert run.result.to_json()["verdict"]["sentence"] in page.text
+    rows = {r.all("td")[0].text: r.all("td")[1].text for r in page.all("tr") if r.all("td")}
+    assert rows["accuracy, in-context"] == f"{run.result.accuracy.icl:.3f}"
+    assert len(images(page)) == 2 and all("<svg" in image for image in images(page))
+    assert page.all("script") == []
+
+
+def test_a_bare_result_is_shown_as_well(bend: Bend) -> None:
+    def bare(content: dict[str, Any]) -> None:
+        for key in ("controls", "verdict"):
+            content.pop(key)
+        content["sim_aou"] = dict.fromkeys(content["sim_aou"])
+
+    page = parse(bend(bare)._repr_html_())  # pyright: ignore[reportPrivateUsage]
+    assert "No verdict" in page.text and len(images(page)) == 1
+
+
+def test_several_seeds_show_each(run: TinyRun) -> None:
+    results: list[Result] = planted(run.result, ("mr",), 3)[:3]
+    values = [result.accuracy.icl for result in results]
+    summary = {"accuracy.icl": OverSeeds(mean=float(np.mean(values)), ci=(0.1, 0.9), values=list(values))}
+    several = SeedsResult(seeds=[1, 2, 3], summary=summary, verdicts={"supported": 2}, results=results)
+    page = parse(several._repr_html_())  # pyright: ignore[reportPrivateUsage]
+    (row,) = [r for r in page.all("tr") if r.all("td")]
+    assert [cell.text for cell in row.all("td")][3:] == [f"{value:.3f}" for value in values]
+    assert "supported 2" in page.text and len(images(page)) == 2
+
+
+def test_hostile_text_stays_text(bend: Bend) -> None:
+    page = parse(bend(hostile)._repr_html_())  # pyright: ignore[reportPrivateUsage]
+    assert HOSTILE in page.text and page.all("script") == [] and len(page.all("img")) == 2

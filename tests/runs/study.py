@@ -1,0 +1,51 @@
+"""A study small enough to be run a hundred times: a tiny random model, a task of made-up rows, and grids over them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dualview.runs.places import Places
+from dualview.runs.store import Store
+from dualview.runs.tables import TABLES
+from equivalence import tiny
+
+
+def save_study(folder: Path) -> dict[str, Any]:
+    """A model and a task on disk; the options every cell has in common."""
+    tiny.save_model(folder / "model")
+    task = tiny.save_task(folder / "task")
+    return {
+        "model": str(folder / "model"),
+        "task": str(task),
+        "shots": 3,
+        "n_queries": 6,
+        "lr": 0.03,
+        "controls": "none",
+        "device": "cpu",
+    }
+
+
+def grid(base: dict[str, Any], **axes: Any) -> dict[str, Any]:
+    return {**base, **axes}
+
+
+def rows_on_disk(store: Path) -> dict[str, bytes]:
+    """Every row file of every cell, byte for byte, and its result less `provenance.run`."""
+    found: dict[str, bytes] = {}
+    for folder in sorted(Places(store).cells.glob("*/*")):
+        for table in TABLES:
+            found[f"{folder.name}/{table}"] = (folder / f"{table}.parquet").read_bytes()
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        del result["provenance"]["run"]
+        found[f"{folder.name}/result"] = json.dumps(result).encode()
+    return found
+
+
+def rows_by_query(store: Path) -> dict[str, list[dict[str, Any]]]:
+    """Every row of every table as a query gives it, sorted."""
+    from dualview.runs.query import table
+
+    with Store(store) as opened:
+        return {name: table(opened, name).to_pylist() for name in TABLES}

@@ -1,0 +1,146 @@
+"""The verbs as a person uses them: what they print, what they write, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dualview import cli
+from runs.study import grid
+
+
+@pytest.fixture
+def study(base: dict[str, Any], tmp_path: Path) -> Path:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(grid(base, seed=[1, 2], lr=[0.01, 0.03])), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def store(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "finished"))
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """The exit code of `dualview …`, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["dualview", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    return int(left.value.code or 0)
+
+
+def test_a_sweep_and_its_resumption(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    assert call(monkeypatch, "sweep", study, "--store", store, "--dry-run") == 0
+    assert "4 cells (2 seed × 2 lr): 0 done, 4 to do" in capsys.readouterr().err and not store.exists()
+    assert call(monkeypatch, "sweep", study, "--store", store, "--shard", "1/2", "--threads", 1) == 0
+    said = capsys.readouterr()
+    assert "2 cells (2 seed × 2 lr): 0 done, 2 to do" in said.err and "2 computed" in said.out
+    assert call(monkeypatch, "sweep", study, "--store", store, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["cells"], summary["done_before"], summary["computed"], summary["failed"]) == (4, 2, 2, [])
+
+
+def test_failed_cells_are_told_and_counted(
+    base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, store = tmp_path / "study.yaml", tmp_path / "store"
+    path.write_text(yaml.safe_dump(grid(base, model=["./nowhere", base["model"]], seed=[1, 2])), encoding="utf-8")
+    assert call(monkeypatch, "sweep", path, "--store", store) == 1
+    said = capsys.readouterr()
+    assert "failed: model ./nowhere, seed 1: There is no model folder ./nowhere" in said.err
+    assert "failed: 2 cells: There is no model folder" in said.out and "2 failed" in said.out
+    assert call(monkeypatch, "ls", "--store", store) == 0
+    assert "failed: 2 × ./nowhere" in capsys.readouterr().out
+    assert call(monkeypatch, "ls", "--store", store, "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed["cells"]) == 2 and listed["failures"][0]["options"]["model"] == "./nowhere"
+    assert (
+        call(monkeypatch, "query", "SELECT count(*) AS n, reason FROM failures GROUP BY reason", "--store", store) == 0
+    )
+    assert "There is no model" in capsys.readouterr().out
+
+
+def test_ls_show_diff(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "ls", "--store", store) == 0
+    listed = capsys.readouterr().out
+    for word in ("SimAOU raw", "its floor", "chance", "verdict", "tiny"):
+        assert word in listed
+    assert call(monkeypatch, "ls", "--store", store, "--limit", 1) == 0
+    assert "… and 3 more" in capsys.readouterr().out
+    assert call(monkeypatch, "ls", "--store", store, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["cells"]
+    quick = [row for row in rows if row["controls"] == "quick"]
+    assert len(rows) == 4 and len(quick) == 2
+    assert call(monkeypatch, "show", quick[0]["key"][:10], "--store", store) == 0
+    shown = capsys.readouterr().out
+    assert quick[0]["key"] in shown and "highest floor" in shown
+    assert call(monkeypatch, "show", quick[0]["key"], "--store", store, "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["key"] == quick[0]["key"] and content["accuracy"]["icl"] == quick[0]["accuracy_icl"]
+    pair = [row["key"] for row in quick]
+    assert call(monkeypatch, "diff", *pair, "--store", store, "--json") == 1
+    differing = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert {"seed", "prompts_hash"} <= set(differing) and "model" not in differing
+    assert (differing["seed"]["left"], differing["seed"]["right"]) == (quick[0]["seed"], quick[1]["seed"])
+    assert call(monkeypatch, "diff", *pair, "--store", store) == 1
+    assert "seed" in capsys.readouterr().out
+    assert call(monkeypatch, "diff", pair[0], pair[0], "--store", store) == 0
+
+
+def test_diff_of_stores(
+    store: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "diff", store, finished) == 0
+    assert "4 cells are the same in both" in capsys.readouterr().out
+    lost = next(iter(sorted(store.glob("cells/*/*"))))
+    shutil.rmtree(lost)
+    assert call(monkeypatch, "diff", store, finished, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["same"], found["only_left"], found["only_right"]) == (3, [], [lost.name])
+
+
+def test_query_and_export(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sql = "SELECT controls, count(*) AS n FROM cells GROUP BY controls ORDER BY controls"
+    assert call(monkeypatch, "query", sql, "--store", store) == 0
+    assert capsys.readouterr().out.split() == ["controls", "n", "none", "2", "quick", "2"]
+    assert call(monkeypatch, "query", sql, "--store", store, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == [{"controls": "none", "n": 2}, {"controls": "quick", "n": 2}]
+    assert call(monkeypatch, "export", tmp_path / "layers.csv", "--store", store, "--table", "layers") == 0
+    assert (tmp_path / "layers.csv").read_text().startswith("key,layer,sim_aou_raw")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("ls", "--store", "nowhere"), "There is no store nowhere"),
+        (("show", "zz", "--store", "{store}"), "No cell begins with 'zz'"),
+        (("show", "", "--store", "{store}"), "4 cells begin with ''"),
+        (("query", "DROP VIEW cells", "--store", "{store}"), "A query is one SELECT"),
+        (("export", "rows.txt", "--store", "{store}"), "must end in"),
+        (("sweep", "none.yaml", "--store", "{store}"), "none.yaml cannot be read"),
+        (("diff", "a", "b"), "There is no store a"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: tuple[str, ...],
+    said: str,
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, *(part.format(store=store) for part in arguments)) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("dualview: ") and said in error and "\n" not in error

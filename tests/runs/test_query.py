@@ -1,0 +1,225 @@
+"""SQL over a store: the right answers, nothing but reading, and ten thousand cells at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dualview.errors import UserError
+from dualview.runs import packs
+from dualview.runs.cell import Manifest, stamp_of
+from dualview.runs.packs import pack
+from dualview.runs.plan import make_plan
+from dualview.runs.query import VIEWS, query, table
+from dualview.runs.reading import export
+from dualview.runs.runner import sweep
+from dualview.runs.spec import Spec
+from dualview.runs.store import Store
+from dualview.runs.tables import TABLES, schema
+from runs.study import grid, rows_by_query
+
+
+def ask(store: Path, sql: str) -> list[dict[str, Any]]:
+    with Store(store) as opened:
+        return query(opened, sql).to_pylist()
+
+
+def test_answers_are_those_of_the_rows(finished: Path) -> None:
+    rows = rows_by_query(finished)
+    [answer] = ask(finished, "SELECT count(*) AS n, avg(sim_aou_raw) AS mean FROM cells WHERE controls = 'quick'")
+    quick = [row["sim_aou_raw"] for row in rows["cells"] if row["controls"] == "quick"]
+    assert answer == {"n": 2, "mean": pytest.approx(sum(quick) / 2, rel=1e-12)}
+    joined = ask(
+        finished,
+        "SELECT seed, avg((icl_predicted = gold)::int) AS icl FROM cells JOIN queries USING (key) "
+        "WHERE controls = 'none' GROUP BY seed ORDER BY seed",
+    )
+    plain = [row for row in rows["cells"] if row["controls"] == "none"]
+    assert joined == [
+        {"seed": row["seed"], "icl": pytest.approx(row["accuracy_icl"])}
+        for row in sorted(plain, key=lambda r: r["seed"])
+    ]
+    [runs] = ask(finished, "SELECT count(*) AS n, min(seconds) > 0 AS took FROM runs")
+    assert runs == {"n": 4, "took": True}
+    assert {row["name"] for row in ask(finished, "SHOW TABLES")} >= set(VIEWS)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DROP VIEW cells",
+        "CREATE TABLE mine AS SELECT 1",
+        "COPY cells TO 'stolen.csv'",
+        "SELECT 1; SELECT 2",
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM read_text('/etc/passwd')",
+        "SELECT * FROM glob('/*')",
+        "SELECT * FROM '/etc/passwd'",
+        "ATTACH 'other.db'",
+        "INSTALL httpfs",
+        "SET enable_external_access = true",
+        "SELECT * FROM rows",
+        "SELECT nothing FROM cells",
+        "not SQL",
+        "",
+    ],
+)
+def test_a_query_only_reads_the_store(
+    sql: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = 3  # a variable of the caller is no table either
+    with pytest.raises(UserError) as caught:
+        ask(finished, sql)
+    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == [] and rows == 3
+
+
+def test_packs_change_no_answer(base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tmp_path / "sto're"  # a quote in the path is nothing special
+    sweep(grid(base, seed=[1, 2, 3, 4, 5], controls="quick"), store)
+    loose = rows_by_query(store)
+    monkeypatch.setattr(packs, "AT_MOST", 2)
+    with Store(store) as opened:
+        assert pack(opened, at_least=6) == 0
+        assert pack(opened, at_least=1) == 5
+        assert {entry.pack is None for entry in opened.index.entries().values()} == {False}
+        assert len(list(opened.places.packs.iterdir())) == 3
+        assert rows_by_query(store) == loose
+        # A cell that goes takes its pack with it, and the pack's other cell is read from its own files again.
+        gone = opened.keys()[0]
+        shutil.rmtree(opened.places.cell(gone))
+        opened.refresh()
+        left = rows_by_query(store)
+        assert left["cells"] == [row for row in loose["cells"] if row["key"] != gone]
+        pack(opened, at_least=1)
+        assert rows_by_query(store) == left
+        named = {entry.pack for entry in opened.index.entries().values()}
+        assert {folder.name for folder in opened.places.packs.iterdir()} == named
+    flipped = next(iter(sorted(store.glob("packs/*/cells.parquet"))))
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 1
+    flipped.write_bytes(content)
+    assert rows_by_query(store) == left  # a pack that is not what was written is not read
+    shutil.rmtree(store / "packs")
+    assert rows_by_query(store) == left
+
+
+def test_a_store_without_cells(tmp_path: Path) -> None:
+    with Store(tmp_path / "store", create=True) as store:
+        assert len(store.frame()) == 0 and list(store.results()) == []
+        assert [table(store, name).num_rows for name in VIEWS] == [0] * len(VIEWS)
+
+
+def test_rows_of_an_older_dualview_lack_columns_and_nothing_else(finished: Path, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(finished, tmp_path / "store"))
+    file = next(store.glob("cells/*/*/cells.parquet"))
+    old = pq.read_table(file).drop_columns(["weights", "sim_aou_noise_floor"])
+    pq.write_table(old, file)
+    rows = ask(store, "SELECT key, weights, sim_aou_raw FROM cells")
+    assert sorted(str(row["weights"]) for row in rows) == ["None", "trained", "trained", "trained"]
+    assert all(isinstance(row["sim_aou_raw"], float) for row in rows)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+def test_export(suffix: str, finished: Path, tmp_path: Path) -> None:
+    import pandas
+
+    rows = rows_by_query(finished)
+    for name in TABLES:
+        path = export(tmp_path / f"{name}.{suffix}", finished, table=name)
+        readers: dict[str, Callable[[], Any]] = {
+            "csv": lambda path=path: pandas.read_csv(path),
+            "parquet": lambda path=path: pandas.read_parquet(path),
+            "json": lambda path=path: pandas.DataFrame(json.loads(path.read_text())),
+        }
+        read = readers[suffix]()
+        assert len(read) == len(rows[name]) and list(read.key) == [row["key"] for row in rows[name]]
+        if name == "cells":
+            assert list(read.sim_aou_raw) == [row["sim_aou_raw"] for row in rows[name]]
+    with pytest.raises(UserError, match=r"must end in \.csv, \.parquet or \.json"):
+        export(tmp_path / "cells.xlsx", finished)
+    with pytest.raises(UserError, match="There is no table rows"):
+        export(tmp_path / "rows.csv", finished, table="rows")
+
+
+# ---------------------------------------------------------------------------------------------------- ten thousand
+
+
+@pytest.fixture(scope="module")
+def large(base: dict[str, Any], finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten thousand finished cells: the folders of one, again and again, and packs with a row for each."""
+    path = tmp_path_factory.mktemp("large") / "store"
+    spec = large_spec(base)
+    with Store(finished) as small, Store(path, create=True) as store:
+        template = small.places.cell(small.keys()[0])
+        manifest = Manifest.read(template)
+        rows = {name: pq.read_table(template / f"{name}.parquet") for name in TABLES}
+        planned = make_plan(spec.cells(), store)
+        keys = [f"{number:04x}{cell.asked[:60]}" for number, cell in enumerate(planned)]
+        for key in keys:
+            folder = store.places.cell(key)
+            folder.mkdir(parents=True)
+            for file in template.iterdir():
+                os.link(file, folder / file.name)
+        run = manifest.run
+        with store.index.writing():
+            for key, cell in zip(keys, planned, strict=True):
+                stamp = stamp_of(str(store.places.cell(key)))
+                store.index.connection.execute(
+                    "INSERT INTO cells VALUES (?, ?, 0, 'pack', ?, ?, 1.0)", (key, stamp, run.date, run.host)
+                )
+                store.index.connection.execute("INSERT INTO plans VALUES (?, ?)", (cell.plan, key))
+                store.index.connection.execute("INSERT INTO current VALUES (?, ?)", (cell.asked, key))
+        (folder := store.places.packs / "pack").mkdir(parents=True)
+        for name, own in rows.items():
+            many = pa.concat_tables([own] * len(keys))
+            column = pa.array([key for key in keys for _ in range(len(own))], pa.string())
+            pq.write_table(many.set_column(0, "key", column).cast(schema(name)), folder / f"{name}.parquet")
+        store.index.add_pack(packs.note_of(folder), ())
+    return path
+
+
+def large_spec(base: dict[str, Any]) -> Spec:
+    return Spec.make(grid(base, seed=list(range(1000)), lr=[0.001 * rate for rate in range(1, 11)]))
+
+
+def quickest(work: Callable[[], Any]) -> float:
+    """Processor seconds, the best of three: how busy the machine is otherwise is not what is asked."""
+    taken: list[float] = []
+    for _ in range(3):
+        start = time.process_time()
+        work()
+        taken.append(time.process_time() - start)
+    return min(taken)
+
+
+def test_ten_thousand_finished_cells_are_skipped_within_a_second(large: Path, base: dict[str, Any]) -> None:
+    spec = large_spec(base)
+
+    def resume() -> None:
+        summary = sweep(spec, large)
+        assert (summary.cells, summary.done_before, summary.problems) == (10_000, 10_000, ())
+
+    assert quickest(resume) < 1
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT lr, avg(sim_aou_raw), avg(accuracy_icl) FROM cells WHERE current GROUP BY lr",
+        "SELECT layer, avg(sim_aou_raw) FROM layers GROUP BY layer",
+        "SELECT lr, avg((icl_predicted = gold)::int) FROM cells JOIN queries USING (key) GROUP BY lr",
+    ],
+)
+def test_ten_thousand_cells_are_queried_within_a_second(sql: str, large: Path) -> None:
+    assert ask(large, "SELECT count(*) AS n FROM cells") == [{"n": 10_000}]
+    assert quickest(lambda: ask(large, sql)) < 1

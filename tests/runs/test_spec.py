@@ -1,0 +1,134 @@
+"""Specs: what a grid expands to, how YAML is read, and what is said about mistakes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualview.errors import UserError
+from dualview.options import RunOptions
+from dualview.runs.plan import Shard
+from dualview.runs.spec import Spec
+
+AXES: dict[str, list[Any]] = {
+    "model": ["a", "b", "c"],
+    "seed": [1, 2, 3, "auto"],
+    "lr": [0.1, 0.2, "auto"],
+    "shots": [1, 4],
+    "ft_rule": ["sgd", "layer-causal"],
+    "max_context": [None, 99],
+    "lr_grid": [[0.1, 0.2], [0.3]],
+    "protocol": ["modern", "dai"],
+}
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.dictionaries(st.sampled_from(sorted(AXES)), st.integers(1, 4), max_size=3))
+def test_cells_are_the_product_of_the_axes(chosen: dict[str, int]) -> None:
+    axes = {name: AXES[name][:count] for name, count in chosen.items()}
+    cells = Spec.make(axes).cells()
+    expected = {RunOptions.make(**dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())}
+    assert len(cells) == len(expected) and set(cells) == expected
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.dictionaries(st.sampled_from(sorted(AXES)), st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 7))
+def test_shards_together_are_the_whole(chosen: dict[str, int], parts: int) -> None:
+    cells = Spec.make({name: AXES[name][:count] for name, count in chosen.items()}).cells()
+    shards = [Shard(number, parts).of_cells(cells) for number in range(1, parts + 1)]
+    assert [cell for shard in shards for cell in shard] == list(cells)
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def test_neighbours_share_the_most() -> None:
+    cells = Spec.make({"lr": [0.1, 0.2], "seed": [1, 2], "task": ["movie", "tweet"], "model": ["a", "b"]}).cells()
+    changes = {"model": 0, "task": 0, "seed": 0, "lr": 0}
+    for before, after in itertools.pairwise(cells):
+        for name in changes:
+            changes[name] += getattr(before, name) != getattr(after, name)
+    assert changes == {"model": 1, "task": 3, "seed": 7, "lr": 15}
+
+
+def test_protocol_presets_stand_under_what_is_given() -> None:
+    modern, dai = Spec.make({"protocol": ["modern", "dai"], "n_queries": 5}).cells()
+    assert modern == RunOptions.make(n_queries=5) and dai == RunOptions.make(protocol="dai", n_queries=5)
+    assert dai.seed == "auto" and dai.separator == "eos" and dai.n_queries == 5
+
+
+YAML = """
+# As people write it, and as YAML 1.1 would misread it.
+model: [embedded, ./m]
+seeds: 1:3
+lr: [1e-3, auto]
+bos: yes
+lr_grid: [3e-4, 1e-3]
+max_context: [null, 512]
+separator: "\\n"
+save_records: true
+"""
+
+
+def test_yaml_is_read_as_the_command_line_is(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(YAML, encoding="utf-8")
+    cells = Spec.read(path).cells()
+    assert len(cells) == 2 * 3 * 2 * 2
+    assert {cell.seed for cell in cells} == {1, 2, 3} and {cell.lr for cell in cells} == {1e-3, "auto"}
+    assert {(c.bos, c.lr_grid, c.separator, c.save_records) for c in cells} == {("yes", (3e-4, 1e-3), "\n", True)}
+    assert {cell.max_context for cell in cells} == {None, 512}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lrate: 1", "there is no option lrate (did you mean"),
+        ("learning-rate: 1", "there is no option learning-rate"),
+        ("lr: []", "lr is an empty list"),
+        ("lr: [0.1, 0.10]", "lr holds 0.1 twice"),
+        ("lr: -1", "a learning rate is a finite number"),
+        ("shots: [4, 0]", "shots: Input should be greater than or equal to 1 (given: '0')"),
+        ("shots: {from: 1, to: 3}", "shots: Input should be a valid integer"),
+        ("controls: some", "controls: Input should be 'none', 'quick' or 'full'"),
+        ("seed: [1, 2]\nseeds: 1:3", "seed and seeds are both given"),
+        ("lr: 1\nlr: 2", "lr is given twice"),
+        ("out: somewhere", "out does not go in a spec"),
+        (
+            "ft_params: [kv, all]\nft_rule: [sgd, linearised]",
+            "does not go with ft_params all (in the cell ft_params all",
+        ),
+        ("- model", "is not a mapping"),
+        ("", "is not a mapping"),
+        ("lr: [", "is not valid YAML"),
+        ("lr: !!python/object/apply:os.getcwd []", "lr is an empty list"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_its_key(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        Spec.read(path)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_spec_is_a_pydantic_model() -> None:
+    spec = Spec.model_validate({"lr": [0.1, "auto"], "seed": 3})
+    assert spec == Spec.make({"seed": 3, "lr": [0.1, "auto"]})
+    assert Spec.model_validate(spec.model_dump()).cells() == spec.cells() and len(spec.cells()) == 2
+    with pytest.raises(UserError, match="the spec: there is no option lrs"):
+        Spec.model_validate({"lrs": 1})
+
+
+def test_a_missing_spec(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        Spec.read(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", ""])
+def test_shards_that_are_none(text: str) -> None:
+    with pytest.raises(UserError, match="--shard takes i/n"):
+        Shard.parse(text)
