@@ -1,0 +1,62 @@
+"""What the site makes when it is built: the pages of results in its menu, and the command line's reference.
+
+`findings.md` and `lab/*.md` are written from result files, so the menu lists those that there are. `reference/cli.md`
+gets every verb and option, read from the program itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from dualview.cli import app
+from dualview.lab.commands import lab_app
+
+PLACE = "<!-- every verb, filled in when the site is built -->"
+
+
+def on_config(config: Any) -> Any:
+    """Called by mkdocs first: put the pages of results before the conventions."""
+    docs = Path(config["docs_dir"])
+    findings: list[Any] = [{"Findings": "findings.md"}] if (docs / "findings.md").is_file() else []
+    labs = sorted(f"lab/{page.name}" for page in (docs / "lab").glob("*.md"))
+    at = next(i for i, entry in enumerate(config["nav"]) if "Conventions" in entry)
+    config["nav"][at:at] = [*findings, *([{"The lab": labs}] if labs else [])]
+    return config
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Called by mkdocs for every page."""
+    if page.file.src_uri != "reference/cli.md":
+        return markdown
+    if PLACE not in markdown:
+        raise ValueError(f"{page.file.src_uri} has lost the place for the verbs: {PLACE}")
+    return markdown.replace(PLACE, "\n".join(verbs()))
+
+
+def verbs() -> Iterator[str]:
+    """Every verb as Markdown: its sentence, arguments and options."""
+    yield from _described(typer.main.get_command(app), "dualview")
+
+
+def _described(command: Any, name: str) -> Iterator[str]:
+    if hasattr(command, "commands"):
+        for each, inner in command.commands.items():
+            # A lab's command reads its options itself, when it is called.
+            whole = typer.main.get_command(lab_app(each)) if name == "dualview lab" else inner
+            yield from _described(whole, f"{name} {each}")
+        return
+    context = command.make_context(name, [], resilient_parsing=True)
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield from (f"## {name}", "", _plain(command.help or ""), "", "```text", f"{name} {usage}", "```", "")
+    records = [p.get_help_record(context) for p in command.params if p.name != "help"]
+    rows = [f"| `{names}` | {_plain(said)} |" for names, said in filter(None, records)]
+    if rows:
+        yield from ("| option | |", "|---|---|", *rows, "")
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
