@@ -17,6 +17,7 @@ import pytest
 from dualview.errors import UserError
 from dualview.runs import packs
 from dualview.runs.cell import Manifest, stamp_of
+from dualview.runs.identity import Fingerprints
 from dualview.runs.packs import pack
 from dualview.runs.plan import make_plan
 from dualview.runs.query import VIEWS, query, table
@@ -163,7 +164,7 @@ def large(base: dict[str, Any], finished: Path, tmp_path_factory: pytest.TempPat
         template = small.places.cell(small.keys()[0])
         manifest = Manifest.read(template)
         rows = {name: pq.read_table(template / f"{name}.parquet") for name in TABLES}
-        planned = make_plan(spec.cells(), store)
+        planned = make_plan(spec.cells(), store, Fingerprints(store.index.sha256))
         keys = [f"{number:04x}{cell.asked[:60]}" for number, cell in enumerate(planned)]
         for key in keys:
             folder = store.places.cell(key)

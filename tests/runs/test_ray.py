@@ -164,8 +164,8 @@ def test_failures_and_tensors_come_back(cluster: str, base: dict[str, Any], tmp_
     assert len(absent) == 8 and len(lost) <= 1 and len(reasons) == len(absent) + len(lost)
     assert summary.computed == 8 - len(lost)
     with Store(tmp_path / "store") as store:
-        for key in store.keys():
-            records = store.records(key)
+        for stored in store.results():
+            records = store.records(stored.key)
             assert records is not None and records["ft"].h is not None
 
 

@@ -130,6 +130,29 @@ def test_another_model_behind_the_name_is_noticed(tmp_path: Path) -> None:
         assert opened.keys() != [changed] and len(opened.frame(current=False)) == 2
 
 
+def test_a_model_that_changes_under_the_sweep_is_not_remembered_as_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = save_study(tmp_path)
+    store, weights = tmp_path / "store", Path(base["model"]) / "model.safetensors"
+    original = weights.read_bytes()
+
+    def saved_anew(*_: object) -> None:
+        tensors = load_file(weights)
+        tensors["lm_head.weight"] *= 1.5
+        save_file(tensors, weights, {"format": "pt"})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(comparison, "load", Counter(comparison.load, saved_anew))
+        assert sweep(base, store).computed == 1
+    with Store(store) as opened:
+        [changed] = opened.keys()
+    weights.write_bytes(original)
+    assert sweep(base, store).computed == 1  # the plan was made for these weights, and others were measured
+    with Store(store) as opened:
+        assert opened.keys() != [changed]
+
+
 def test_a_model_saved_again_is_the_same_model(tmp_path: Path) -> None:
     base = save_study(tmp_path)
     weights = Path(base["model"]) / "model.safetensors"

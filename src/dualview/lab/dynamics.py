@@ -37,7 +37,7 @@ class Settings(LabSettings):
 
     checkpoints: Path | None = option(None, "what `lab language --keep-checkpoints N --out` wrote; none: train first")
     points: AtLeastOne = option(8, "models to keep of the training, if there is one")
-    steps: AtLeastOne = option(400, "its steps")
+    steps: AtLeastOne = option(800, "its steps")
     variant: str = option("plain", "its attention")
     text: tuple[Path, ...] = option((), "its text; none: the embedded tasks' sentences")
     max_text: Positive = option(5.0, "use at most so many million characters of the text")

@@ -189,6 +189,7 @@ def _models_table(result: LabResult) -> Table:
         f"Text: {where}, {text['tokens']['train']:,} tokens to train on ({text['tokenizer']}, {text['vocab']:,} "
         f"tokens), perplexity on {found['held_out_tokens']:,} of {text['tokens']['held_out']:,} held out "
         f"({text['held_out']}). ± is the standard deviation over seeds. Perplexity is per token of this tokenizer. "
+        f"Few-shot accuracy by chance: {_chance(found['variants'])}. "
         "Saved: memory kept for the backward pass. Late gain: training loss in the fourth fifth of the steps less that "
         "in the last. Times are of this machine and of whatever else it was doing; processor time is this program's."
     )
@@ -199,14 +200,13 @@ def _models_table(result: LabResult) -> Table:
 
 def _model_row(name: str, each: Mapping[str, Any], lengths: Sequence[int], costs: Mapping[str, Any]) -> list[str]:
     own = [costs[f"{name}/{seed}"] for seed in each["seeds"]]
-    paces = [_mean([cost[key] for cost in own]) for key in ("seconds_per_step", "processor_seconds_per_step")]
+    paces = [_mean([cost.get(key) for cost in own]) for key in ("seconds_per_step", "processor_seconds_per_step")]
     peak = max((cost["peak_bytes"] or 0 for cost in own), default=0)
     before, last = each["train_loss_before"]["mean"], each["train_loss"]["mean"]
-    chance = "" if each["chance"] is None else f" ({each['chance']:.3f} by chance)"
     row = [TITLES[name], f"{each['parameters']:,}", str(len(each["seeds"]))]
     row += [_spread(each["perplexity"].get(str(length)), 2) for length in lengths]
     row += [
-        _spread(each["few_shot"], 3) + (chance if each["few_shot"]["mean"] is not None else ""),
+        _spread(each["few_shot"], 3),
         "" if before is None or last is None else f"{before - last:.3f}",
         *("" if pace is None else f"{1000 * pace:.1f}" for pace in paces),
         f"{each['saved_bytes'] / 1e6:.1f}",
@@ -216,6 +216,11 @@ def _model_row(name: str, each: Mapping[str, Any], lengths: Sequence[int], costs
     if odd:
         row[0] += f" ({', '.join(odd)})"
     return row
+
+
+def _chance(variants: Mapping[str, Any]) -> str:
+    known = [each["chance"] for each in variants.values() if each["chance"] is not None]
+    return f"{known[0]:.3f}" if known else "none"
 
 
 def _spread(over: Mapping[str, Any] | None, digits: int) -> str:

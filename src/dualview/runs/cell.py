@@ -116,6 +116,9 @@ def write_cell(cell: NewCell, folder: Path) -> Manifest:
         }
     )
     _write(folder / MANIFEST, (manifest.model_dump_json(by_alias=True, indent=1) + "\n").encode())
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # so that a power cut after the renaming finds them whole
     return manifest
 
 

@@ -69,8 +69,9 @@ def sweep(
         for given_up in _grouped(summary.failed):
             print(f"  failed: {given_up}")
     if summary.stopped:
-        part = "" if shard is None else f" --shard {shard}"
-        _say(f"stopped; every finished cell is kept. Continue with: dualview sweep {spec} --store {store}{part}")
+        given = {"shard": shard, "engine": None if engine == "local" else engine, "address": address}
+        more = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
+        _say(f"stopped; every finished cell is kept. Continue with: dualview sweep {spec} --store {store}{more}")
         raise typer.Exit(INTERRUPTED)
     if summary.failed:
         raise typer.Exit(SOME_FAILED)

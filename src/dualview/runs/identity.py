@@ -114,8 +114,21 @@ class Fingerprints:
     """Hashes of what is behind a cell's names, each read once; None where it cannot be known without loading."""
 
     def __init__(self, hash_file: HashFile = sha256_of) -> None:
-        self._hash_file = hash_file
+        self._read = hash_file
         self._known: dict[tuple[str, ...], str | None] = {}
+        self._stamps: dict[Path, str] = {}
+        """Every file that was hashed, as it was then."""
+
+    def unchanged(self) -> bool:
+        """Whether every file is still as it was hashed; a model may be saved anew while a sweep runs."""
+        try:
+            return all(file_stamp(path) == stamp for path, stamp in self._stamps.items())
+        except OSError:
+            return False
+
+    def _hash_file(self, path: Path) -> str:
+        self._stamps[path] = file_stamp(path)
+        return self._read(path)
 
     def plan_key(self, options: RunOptions, asked: str | None = None) -> str | None:
         """What a cell is planned by: its options (by their id, `asked`, where it is at hand) and their files."""
@@ -178,6 +191,12 @@ class Fingerprints:
             commits = (commit_of(address.dataset, "dataset") for address in hub_addresses(source))
             return next((commit for commit in commits if commit is not None), None)
         return self._file(folder / source)
+
+
+def file_stamp(path: Path) -> str:
+    """Changes whenever a file does: its change time cannot be set back."""
+    found = path.stat()
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dualview._download import sha256_of
+from dualview.runs.identity import file_stamp
 
 VERSION = 1
 _WAIT_SECONDS = 60.0
@@ -232,8 +233,7 @@ class Index:
     def sha256(self, path: Path) -> str:
         """A file's sha256, remembered while its size, times and inode stay the same."""
         path = path.absolute()
-        found = path.stat()
-        stamp = f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
+        found, stamp = path.stat(), file_stamp(path)
         row = self.connection.execute("SELECT stamp, sha256 FROM files WHERE path = ?", (str(path),)).fetchone()
         if row is not None and row[0] == stamp:
             return str(row[1])

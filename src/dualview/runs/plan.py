@@ -54,9 +54,8 @@ class Shard:
         return cells[start:stop]
 
 
-def make_plan(cells: Sequence[RunOptions], store: Store) -> list[Cell]:
+def make_plan(cells: Sequence[RunOptions], store: Store, fingerprints: Fingerprints) -> list[Cell]:
     """Which cells are done, and which are to be computed."""
-    fingerprints = Fingerprints(store.index.sha256)
     known, entries = store.index.plans(), store.index.entries()
     planned: list[Cell] = []
     for options in cells:

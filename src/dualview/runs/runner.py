@@ -9,10 +9,10 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dualview.errors import UserError
 from dualview.options import RunOptions
@@ -20,7 +20,7 @@ from dualview.progress import Progress, Silent
 from dualview.runs.cell import NewCell
 from dualview.runs.claims import Claim
 from dualview.runs.engine import Engine, Failed, Finished, Known, Local, Outcome
-from dualview.runs.identity import Identity
+from dualview.runs.identity import Fingerprints, Identity
 from dualview.runs.mending import Problem
 from dualview.runs.packs import pack
 from dualview.runs.plan import Cell, Shard, make_current, make_plan
@@ -50,7 +50,7 @@ class Summary:
     done_before: int
     computed: int
     elsewhere: int
-    """Finished meanwhile by another process."""
+    """Found finished once it was their turn: by another process, or under another name for the same thing."""
     failed: tuple[GivenUp, ...]
     problems: tuple[Problem, ...]
     """What was amiss in the store, and set aside."""
@@ -64,7 +64,7 @@ class Summary:
 
     def __str__(self) -> str:
         parts = [f"{self.done_before} done before", f"{self.computed} computed in {spoken(self.seconds)}"]
-        parts += [f"{self.elsewhere} by another process"] if self.elsewhere else []
+        parts += [f"{self.elsewhere} found finished"] if self.elsewhere else []
         parts += [f"{len(self.failed)} failed"] if self.failed else []
         parts += [f"{self.left} left"] if self.left else []
         return f"{counted(self.cells)}: {', '.join(parts)}"
@@ -90,55 +90,49 @@ def sweep(
     """Compute every cell of a grid that is not in the store yet; the arguments are those of `dualview sweep`."""
     say, progress = say or (lambda _line: None), progress or Silent()
     read = spec if isinstance(spec, Spec) else Spec.make(spec) if isinstance(spec, Mapping) else Spec.read(Path(spec))
-    part = None if shard is None else Shard.parse(shard)
+    cells = read.cells() if shard is None else Shard.parse(shard).of_cells(read.cells())
     must_be_trackers(track)
+    ray = {"address": address, "workers": workers, "cpus": cpus, "gpus": gpus, "retries": retries}
+    _must_be_an_engine(engine, address)
     with ExitStack() as stack:
         nothing_yet = dry_run and not (Path(store) / "store.json").exists()
         where = stack.enter_context(tempfile.TemporaryDirectory()) if nothing_yet else store
         opened = stack.enter_context(Store(where, create=nothing_yet or not dry_run))
-        cells = read.cells() if part is None else part.of_cells(read.cells())
         if not dry_run:
             opened.mend()
         for problem in opened.problems:
             say(str(problem))
-        run = Sweep(opened, make_plan(cells, opened), read, say)
+        run = Sweep(opened, read, cells, say)
         run.announce()
         if not dry_run:
             make_current(run.planned, opened)
             if any(not cell.done for cell in run.planned):
                 run.trackers += open_trackers(track, opened, say)
-                run.run(_engine(engine, address, workers, cpus, gpus, retries, threads, opened), progress)
+                run.run(_engine(engine, opened, threads, ray), progress)
         return run.summary()
 
 
-def _engine(
-    name: EngineName,
-    address: str | None,
-    workers: int | None,
-    cpus: float,
-    gpus: float | None,
-    retries: int,
-    threads: int | None,
-    store: Store,
-) -> Engine:
+def _must_be_an_engine(name: str, address: str | None) -> None:
+    if name not in get_args(EngineName):
+        raise UserError(f"There is no engine {name!r}; the engines are {' and '.join(get_args(EngineName))}.")
+    if name == "local" and address is not None:
+        raise UserError("--address is where a Ray cluster is; give --engine ray with it.")
+
+
+def _engine(name: EngineName, store: Store, threads: int | None, ray: Mapping[str, Any]) -> Engine:
     if name == "local":
-        if address is not None:
-            raise UserError("--address is where a Ray cluster is; give --engine ray with it.")
         return Local(threads=threads, hash_file=store.index.sha256)
-    if name != "ray":
-        raise UserError(f"There is no engine {name!r}; the engines are local and ray.")
     from dualview.runs.engine_ray import RayEngine
 
-    return RayEngine(address=address, workers=workers, cpus=cpus, gpus=gpus, retries=retries, threads=threads)
+    return RayEngine(**ray, threads=threads)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Held:
     """A cell that this process computes now."""
 
     cell: Cell
     claim: Claim
-    since: float = field(default_factory=time.monotonic)
 
     @property
     def options(self) -> RunOptions:
@@ -148,9 +142,11 @@ class Held:
 class Sweep:
     """One sweep under way."""
 
-    def __init__(self, store: Store, planned: Sequence[Cell], spec: Spec, say: Say) -> None:
-        self.store, self.planned, self.spec, self.say = store, planned, spec, say
-        self._done_before = sum(cell.done for cell in planned)
+    def __init__(self, store: Store, spec: Spec, cells: Sequence[RunOptions], say: Say) -> None:
+        self.store, self.spec, self.say = store, spec, say
+        self._fingerprints = Fingerprints(store.index.sha256)
+        self.planned = make_plan(cells, store, self._fingerprints)
+        self._done_before = sum(cell.done for cell in self.planned)
         self.trackers: list[Tracker] = []
         self._started = time.monotonic()
         self._first_done = self._first_seconds = 0.0
@@ -258,7 +254,7 @@ class Sweep:
         options = held.options
         if isinstance(outcome, Known):
             with suppress(OSError):
-                self.store.index.remember(held.cell.plan, held.cell.asked, outcome.identity.key)
+                self.store.index.remember(self._plan_of(held), held.cell.asked, outcome.identity.key)
             self._elsewhere += 1
         elif isinstance(outcome, Finished):
             outcome = self._put(held, outcome)
@@ -271,7 +267,7 @@ class Sweep:
         self._estimate()
 
     def _put(self, held: Held, found: Finished) -> Outcome:
-        cell = NewCell(found.identity, held.cell.plan, held.options, found.result, found.records)
+        cell = NewCell(found.identity, self._plan_of(held), held.options, found.result, found.records)
         try:
             self.store.put(cell)
         except (OSError, UserError) as error:
@@ -285,6 +281,10 @@ class Sweep:
             with suppress(OSError):
                 pack(self.store)
         return found
+
+    def _plan_of(self, held: Held) -> str | None:
+        """The plan that a cell may be found by from now on; none if a file has changed since the plan was made."""
+        return held.cell.plan if self._fingerprints.unchanged() else None
 
     def _let_go(self, held: Held) -> None:
         with suppress(OSError):
