@@ -19,7 +19,7 @@ lint: $(READY)
 # The comparisons of benchmarks/README.md that need no GPU, each printing its ratio last.
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]"
-	for name in scoring slope recording cell memory; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in scoring slope recording controls cell memory; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

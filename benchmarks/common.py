@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +37,23 @@ def timed(work: Callable[[], T], repeats: int = 1) -> Timed:
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - start)
     return Timed(best, found)
+
+
+def in_turn(works: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, float]:
+    """The fastest of some repeats of each, taken in turn, so that all of them meet the same machine."""
+    best = dict.fromkeys(works, float("inf"))
+    for _ in range(repeats):
+        for name, work in works.items():
+            best[name] = min(best[name], timed(work).seconds)
+    return best
+
+
+def peak_of(work: Callable[[], Any]) -> float:
+    """Peak memory of this process while `work` runs, in MB: what loading the model took before is forgotten (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")
+    work()
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def embedded() -> LanguageModel:

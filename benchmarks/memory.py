@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from dataclasses import replace
 
-from common import embedded, prepared, report
+from common import embedded, peak_of, prepared, report
 
 from dualview.models.passes import ask
 
@@ -15,8 +14,7 @@ from dualview.models.passes import ask
 def one(n: int) -> None:
     lm = embedded()
     which = prepared(lm, n)
-    ask(lm, which.prompts.queries, replace(which.in_context, record=False))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(peak_of(lambda: ask(lm, which.prompts.queries, replace(which.in_context, record=False))))
 
 
 def main() -> None:

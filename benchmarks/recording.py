@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from dataclasses import replace
 
-from common import embedded, prepared, report, timed
+from common import embedded, in_turn, peak_of, prepared, report
 
 from dualview.models.passes import ask
 
@@ -23,8 +22,7 @@ def peak(record: str) -> float:
 def one(record: bool) -> None:
     lm = embedded()
     which = prepared(lm, QUERIES)
-    ask(lm, which.prompts.queries, replace(which.in_context, record=record))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(peak_of(lambda: ask(lm, which.prompts.queries, replace(which.in_context, record=record))))
 
 
 def main() -> None:
@@ -33,10 +31,8 @@ def main() -> None:
     queries = which.prompts.queries
     without, with_records = replace(which.in_context, record=False), which.in_context
     ask(lm, queries, with_records)  # warm
-    seconds = {"without": float("inf"), "with": float("inf")}
-    for _ in range(5):  # in turn, so that both meet the same machine
-        seconds["without"] = min(seconds["without"], timed(lambda: ask(lm, queries, without)).seconds)
-        seconds["with"] = min(seconds["with"], timed(lambda: ask(lm, queries, with_records)).seconds)
+    works = {"without": lambda: ask(lm, queries, without), "with": lambda: ask(lm, queries, with_records)}
+    seconds = in_turn(works, 12)
     memory = {"without": peak("0"), "with": peak("1")}
     report("recording, 64 queries, 32 shots", seconds=seconds, memory_mb=memory)
     print(f"time {seconds['with'] / seconds['without'] - 1:+.1%} memory {memory['with'] / memory['without'] - 1:+.1%}")

@@ -53,7 +53,7 @@ def main(task: str = "movie", seed: int = 1) -> None:
         best_batch=best,
         labels_predicted=len(np.unique(mine.found.argmax(1))),
         same_predictions=bool(same),
-        largest_difference=float(abs(mine.found - others[best].found).max()),
+        largest_difference=f"{abs(mine.found - others[best].found).max():.1e}",
     )
     tokens = len(which.prompts.prefix), sum(len(q.ids) for q in which.prompts.queries)
     ceiling = (QUERIES * tokens[0] + tokens[1]) / (tokens[0] + tokens[1])

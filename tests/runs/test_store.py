@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import sqlite3
@@ -17,6 +18,7 @@ from dualview.metrics.prediction import accuracy
 from dualview.options import RunOptions
 from dualview.result import Result
 from dualview.runs import places
+from dualview.runs.index import Index
 from dualview.runs.reading import load
 from dualview.runs.runner import Summary, sweep
 from dualview.runs.store import Store
@@ -298,6 +300,22 @@ def test_a_store_that_cannot_be_written_can_be_read(store: Path, monkeypatch: py
     assert sorted(store.rglob("*")) == before
     with pytest.raises(UserError, match="cannot be written"):
         Store(store, create=True)
+
+
+def test_no_room_for_the_index(store: Path, again: Callable[[], Summary], monkeypatch: pytest.MonkeyPatch) -> None:
+    (store / "index.sqlite").unlink()
+    add = Index.add
+
+    def full(self: Index, *given: Any) -> None:
+        if self.path is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(self, *given)
+
+    monkeypatch.setattr(Index, "add", full)
+    with Store(store) as opened:
+        assert not opened.writable and len(opened.frame()) == 4
+    with pytest.raises(UserError, match="cannot be written .*No space left"):
+        again()
 
 
 def test_machines_on_a_network_disk_have_their_own_index(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualview.errors import UserError
+from dualview.metrics.controls import QUANTILES
 from dualview.records import Records
 from dualview.report.extracts import (
     KENDALL_FORMS,
@@ -42,7 +43,7 @@ from dualview.report.figures_style import (
     small_print,
 )
 from dualview.report.numbers import at
-from dualview.report.profiles import QUANTILES, Profile, profiles
+from dualview.report.profiles import Profile, profiles
 from dualview.report.published import published_values
 from dualview.result import Result
 

@@ -1,7 +1,7 @@
 """Similarities layer by layer: the spread over queries, and the floor and ceiling of each layer.
 
-They come from the result's controls where these tell them layer by layer, or else from the run's records. With neither
-there are the layers' means, and one floor and ceiling for all of them.
+They come from the result's controls. A run without controls has its spread from the records, and no bounds; with
+neither there are the layers' means alone.
 """
 
 from __future__ import annotations
@@ -10,19 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float
-
-from dualview.metrics.controls import SIMILARITIES, control_trios
-from dualview.metrics.floors import record_floors
-from dualview.metrics.summary import compute_metrics, plain
-from dualview.metrics.vectors import Form, layer_means, similarity_table
-from dualview.records import MAIN_SETTINGS, Records
+from dualview.metrics.controls import PerLayer
+from dualview.metrics.summary import compute_metrics
+from dualview.records import Records
 from dualview.report.numbers import at
 from dualview.report.published import published_values
 from dualview.result import Result
-
-QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,7 @@ def profiles(result: Result, records: Records | None = None) -> list[Profile]:
     content = result.to_json()
     spread = _from_result(content)
     if not spread and records is not None:
-        spread = _from_records(records) if content.get("controls") else _without_bounds(records)
+        spread = _without_bounds(records)
     found: list[Profile] = []
     for metric in METRICS:
         mean = at(content, f"{metric.key}_per_layer")
@@ -111,48 +104,12 @@ def _flat(content: Mapping[str, Any], metric: Metric, layers: int) -> tuple[_Row
     return floors, ceilings
 
 
-@dataclass(frozen=True)
-class _Spread:
-    quantiles: Mapping[str, Sequence[float | None]]
-    floors: Mapping[str, Sequence[float | None]]
-    ceilings: Mapping[str, Sequence[float | None]]
-
-
-def _from_result(content: Mapping[str, Any]) -> dict[str, _Spread]:
+def _from_result(content: Mapping[str, Any]) -> dict[str, PerLayer]:
     told = {metric.control: at(content, f"controls.{metric.control}.per_layer") for metric in METRICS}
-    return {
-        name: _Spread(layers["quantiles"], layers["floors"], layers["ceilings"])
-        for name, layers in told.items()
-        if layers is not None
-    }
+    return {name: PerLayer(**layers) for name, layers in told.items() if layers is not None}
 
 
-def _from_records(records: Records) -> dict[str, _Spread]:
-    """By control name; the floors are those of the verdict, before their averages over layers."""
-    found: dict[str, _Spread] = {}
-    for array in ("h", "m"):
-        stacks = [getattr(records[name], array) for name in MAIN_SETTINGS]
-        names = [name for name, similarity in SIMILARITIES.items() if similarity.array == array]
-        if any(stack is None for stack in stacks):
-            continue
-        forms: list[Form] = [SIMILARITIES[name].form for name in names]
-        from_records = record_floors(stacks[0], stacks[1], stacks[2], forms, columns=records.columns)
-        for name in names:
-            own = from_records[SIMILARITIES[name].form]
-            floors = {floor: _means(f.per_query) for floor, f in own.floors.items() if floor != "rotated"}
-            ceilings: _Rows = {}
-            for control, trio in control_trios(records).items():
-                sides = [getattr(setting, array) for setting in (trio.zsl, trio.icl, trio.ft)]
-                if trio.bound == "other" or any(side is None for side in sides):
-                    continue
-                form = SIMILARITIES[name].form
-                values = _means(similarity_table(form, sides[0], sides[1], sides[2], records.columns))
-                (floors if trio.bound == "floor" else ceilings)[control] = values
-            found[name] = _Spread(_quantiles(own.value), floors, ceilings)
-    return found
-
-
-def _without_bounds(records: Records) -> dict[str, _Spread]:
+def _without_bounds(records: Records) -> dict[str, PerLayer]:
     """A run that asked for no controls gets its quantiles, and no floors."""
     measured = compute_metrics(records)
     parts = {
@@ -161,16 +118,4 @@ def _without_bounds(records: Records) -> dict[str, _Spread]:
         "sim_am": measured.sim_am_delta,
         "sim_am_after": measured.sim_am_after,
     }
-    return {name: _Spread(_quantiles(part.per_query), {}, {}) for name, part in parts.items() if part is not None}
-
-
-def _means(values: Float[np.ndarray, "query layer"]) -> Sequence[float | None]:
-    return [plain(value) for value in layer_means(values)]
-
-
-def _quantiles(values: Float[np.ndarray, "query layer"]) -> dict[str, Sequence[float | None]]:
-    columns = [layer[np.isfinite(layer)] for layer in values.T]
-    return {
-        name: [float(np.quantile(column, at)) if column.size else None for column in columns]
-        for name, at in QUANTILES.items()
-    }
+    return {name: PerLayer.of(part.per_query, {}, {}) for name, part in parts.items() if part is not None}

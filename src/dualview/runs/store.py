@@ -62,7 +62,14 @@ class Store:
         """What was found amiss since the store was opened."""
         self._must_be_a_store(create)
         self.index = self._open_index(must_write=create)
-        self.refresh()
+        try:
+            self.refresh()
+        except OSError as error:
+            self.index.close()
+            if create:
+                raise UserError(f"The store {self.path} cannot be written ({error}).") from error
+            self.index = Index(None)  # no room to write down what is there; it can still be read
+            self.refresh()
 
     def close(self) -> None:
         self.index.close()

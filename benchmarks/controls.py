@@ -1,0 +1,20 @@
+"""What the quick controls add to the default run: the same run without and with them, everything but loading."""
+
+from __future__ import annotations
+
+from common import embedded, in_turn, report
+
+from dualview import run
+from dualview.options import RunOptions
+
+
+def main() -> None:
+    lm = embedded()
+    choices = {controls: RunOptions.make(controls=controls) for controls in ("none", "quick")}
+    seconds = in_turn({name: lambda options=options: run(options, lm=lm) for name, options in choices.items()}, 2)
+    report("the default run without and with quick controls", seconds=seconds)
+    print(f"controls {seconds['quick'] / seconds['none'] - 1:+.0%}")
+
+
+if __name__ == "__main__":
+    main()
