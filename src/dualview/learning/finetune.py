@@ -26,9 +26,9 @@ from dualview.learning.update import Deltas, Linearised, Parameters, added
 from dualview.models.anatomy import Projection, Role
 from dualview.models.dispatch import run_forward
 from dualview.models.loading import LanguageModel, adopt
-from dualview.models.passes import Patch, first_order
+from dualview.models.passes import Patch
 from dualview.models.prefix import Causal, as_row
-from dualview.models.probe import Tap, Whole, tapping
+from dualview.models.probe import Tap, Whole, first_order, tapping
 from dualview.tasks.prompt import TrainingSequence
 
 Params = Literal["kv", "qkv", "v", "all"]

@@ -97,7 +97,7 @@ class Linearised(Deltas):
 
     Worn as a tangent (forward-mode differentiation): every projection's output keeps its value and carries, as its
     tangent, what ΔW adds to it; the pass then carries the tangent to the logits and the records, and
-    `models.passes.first_order` adds the two.
+    `models.probe.first_order` adds the two.
     """
 
     @contextmanager

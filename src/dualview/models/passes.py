@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from dualview.metrics.prediction import TopK
 from dualview.models.anatomy import Projection
@@ -23,7 +22,7 @@ from dualview.models.dispatch import run_forward
 from dualview.models.loading import LanguageModel
 from dualview.models.packing import At, Pack, Tree, grow, plan
 from dualview.models.prefix import Causal, Prefix, as_row
-from dualview.models.probe import Packed, Trace, Whole, recording
+from dualview.models.probe import Layers, Packed, Trace, Whole, first_order, recording
 from dualview.records import Setting
 from dualview.tasks.prompt import Query
 
@@ -109,7 +108,7 @@ def _ask_packed(
     reads = max(1, _LOGIT_BYTES // (4 * lm.vocab * rows))
     for host_pack in plan(trees, tokens=tokens, reads=reads, queries=how.batch_size):
         pack = host_pack.to(lm.device)
-        trace = sink.trace()
+        trace = sink.trace(*pack.own.shape)
         strategy = Packed(pack, prefix, shift=how.shift, trace=trace)
         with recording(lm.anatomy, pack.record, trace, how.taps):
             ids = pack.ids[None].expand(rows, -1)
@@ -144,7 +143,7 @@ def _ask_whole(
             at = torch.arange(ids.shape[1], device=lm.device)
             at = torch.where(at >= start, at + how.shift, at)
             end = stop + (len(told) if how.at == "label0" else 0)
-            trace = sink.trace() if keep_trace else None
+            trace = sink.trace(1, end - start) if keep_trace else None
             strategy = Whole(at, range(start, end), how.special, trace)
             keep = torch.arange(stop - 1, stop - 1 + len(candidate), device=lm.device)
             with recording(lm.anatomy, torch.tensor([end - 1], device=lm.device), trace, how.taps):
@@ -167,7 +166,9 @@ class _Sink:
 
     def __init__(self, lm: LanguageModel, queries: Sequence[Query], trees: Sequence[Tree], how: Plan, rows: int):
         self.rows, self.how = rows, how
-        dtype = np.float64 if lm.dtype == torch.float64 else np.float32
+        double = lm.dtype == torch.float64
+        self.like = torch.empty(0, dtype=torch.float64 if double else torch.float32, device=lm.device)
+        dtype = np.float64 if double else np.float32
         n, layers = len(queries), len(lm.anatomy.layers)
         self.columns = np.array([len(tree.path) for tree in trees])
         widest = max((len(query.candidates) for query in queries), default=0)
@@ -187,10 +188,17 @@ class _Sink:
         if how.record and how.demo_logits:
             self.demo = np.zeros((min(n, how.detailed), layers, len(how.prefix)), dtype)
 
-    def trace(self) -> Trace | None:
-        if not self.how.record:
+    def trace(self, queries: int, columns: int) -> Trace | None:
+        """Room for what a pass over some of the queries records."""
+        if self.h is None or self.mass is None:
             return None
-        return Trace(demo_logits=[] if self.how.demo_logits else None)
+        *_, layers, heads = self.mass.shape
+
+        def room(*rest: int) -> Layers:
+            return Layers(layers, self.rows, queries, *rest, like=self.like)
+
+        demo = room(len(self.how.prefix)) if self.demo is not None else None
+        return Trace(room(self.h.shape[-1]), room(heads, columns), room(heads), demo)
 
     def add(self, pack: Pack, logits: Float[Tensor, "batch read vocab"], trace: Trace | None) -> None:
         found = _token_log_probs(logits, pack.read_row, pack.target)
@@ -232,8 +240,8 @@ class _Sink:
         _put(self.h, members, trace.h)
         _put(self.m, members, trace.m)
         _put(self.mass, members, trace.demo_mass)
-        if self.demo is not None and trace.demo_logits:
-            _put(self.demo[None], detailed, [logits[:1, few] for logits in trace.demo_logits])
+        if self.demo is not None and trace.demo_logits is not None:
+            self.demo[detailed] = _host(trace.demo_logits.array[:, 0, few]).swapaxes(0, 1)
 
     def done(self) -> Asked:
         settings = tuple(
@@ -248,21 +256,10 @@ class _Sink:
         return Asked(settings, self.columns, self.top, self.demo, self.tapped)
 
 
-def _put(into: Float[np.ndarray, "batch query layer ..."], members: list[int], layers: list[Tensor]) -> None:
-    """Lay each layer's [batch, query, …] at its queries; smaller layers (fewer heads) leave zeros beside them."""
-    same = len({layer.shape for layer in layers}) == 1
-    blocks = [torch.stack(layers, 2)] if same else [layer[:, :, None] for layer in layers]
-    first = 0
-    for block in blocks:
-        host = _host(block)
-        those = slice(first, first := first + host.shape[2])
-        into[(slice(None), members, those, *(slice(width) for width in host.shape[3:]))] = host
-
-
-def first_order(x: Tensor) -> Tensor:
-    """A value and its tangent added, where a pass carries one (a linearised patch); else the value."""
-    both = forward_ad.unpack_dual(x)
-    return both.primal if both.tangent is None else both.primal + both.tangent
+def _put(into: Float[np.ndarray, "batch query layer ..."], members: list[int], layers: Layers) -> None:
+    """Lay what was recorded of some queries at their places."""
+    host = _host(layers.array.movedim(0, 2))
+    into[(slice(None), members, slice(None), *(slice(width) for width in host.shape[3:]))] = host
 
 
 def _host(x: Tensor) -> np.ndarray:

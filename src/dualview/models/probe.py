@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from dualview.models.anatomy import Anatomy, Projection
 from dualview.models.attention import Part, Rule, attend, final_logits, merge, with_sinks
@@ -31,17 +32,41 @@ class Tap:
     y: Float[Tensor, "batch token row"]
 
 
+class Layers:
+    """One array for all layers, laid out before the pass and filled as it comes by; smaller layers leave zeros.
+
+    Pieces kept one by one would lie between the pass's own large buffers and keep their memory from being used again.
+    """
+
+    def __init__(self, layers: int, *shape: int, like: Tensor):
+        self.array: Float[Tensor, "layer batch query *rest"] = like.new_zeros(layers, *shape)
+        self._filled = 0
+
+    def append(self, x: Float[Tensor, "batch query *rest"]) -> None:
+        self.array[(self._filled, *(slice(size) for size in x.shape))] = first_order(x)
+        self._filled += 1
+
+
 @dataclass
 class Trace:
     """What one pass left behind, layer by layer, at the recorded tokens."""
 
-    h: list[Float[Tensor, "batch query d_model"]] = field(default_factory=list)
-    m: list[Float[Tensor, "batch query head column"]] = field(default_factory=list)
-    demo_mass: list[Float[Tensor, "batch query head"]] = field(default_factory=list)
-    demo_logits: list[Float[Tensor, "batch query key"]] | None = None
-    """Σ over heads of the scaled logits against the prefix's tokens; kept only where it is a list."""
+    h: Layers
+    """[batch, query, d_model] each."""
+    m: Layers
+    """[batch, query, head, column] each."""
+    demo_mass: Layers
+    """[batch, query, head] each."""
+    demo_logits: Layers | None = None
+    """Σ over heads of the scaled logits against the prefix's tokens, [batch, query, key] each, if wanted."""
     taps: list[Tap] = field(default_factory=list[Tap])
     """What went into and came out of the projections that were tapped, in the order in which they ran."""
+
+
+def first_order(x: Tensor) -> Tensor:
+    """A value and its tangent added, where a pass carries one (a linearised patch); else the value."""
+    both = forward_ad.unpack_dual(x)
+    return both.primal if both.tangent is None else both.primal + both.tangent
 
 
 class Packed:
