@@ -15,14 +15,15 @@ import numpy as np
 
 from dualview.assembly import assemble
 from dualview.controls.kendall import kendall, taps_of
-from dualview.controls.sensitivity import norm_curve, order_report, overlap_report
-from dualview.controls.settings import control_settings
+from dualview.controls.sensitivity import norm_curve, order_report, overlap_controls, overlap_report
+from dualview.controls.settings import RULE_CONTROLS, Controls, control_settings
 from dualview.controls.untrained import redrawn
 from dualview.errors import UserError
 from dualview.files import must_be_writable
 from dualview.learning.calibration import calibrated_accuracy, calibration_queries
-from dualview.learning.finetune import Recipe, Tuned, finetune, steps_of
+from dualview.learning.finetune import Recipe, Rule, Tuned, finetune, steps_of
 from dualview.learning.selection import Trial, best, judge_rates
+from dualview.metrics.controls import MetricControls
 from dualview.metrics.prediction import accuracy
 from dualview.models.loading import LanguageModel, load_model
 from dualview.models.passes import Asked, Plan, ask
@@ -273,6 +274,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     extra: dict[str, Any] = dict(controlled.report)
     if watched:
         verdict = judge(records)
+        verdict = replace(verdict, by_metric={**verdict.by_metric, **controlled.judged})
         extra |= {"controls": verdict.controls_json(), "verdict": verdict.to_json()}
         clock.lap("verdict")
     if options.calibrate:
@@ -308,6 +310,8 @@ class Controlled:
 
     settings: dict[str, Setting] = field(default_factory=dict[str, Setting])
     report: dict[str, Any] = field(default_factory=dict[str, Any])
+    judged: dict[str, MetricControls] = field(default_factory=dict[str, MetricControls])
+    """Metrics beside those of the records, with their intervals, floors and ceilings."""
 
 
 def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked], progress: Progress) -> Controlled:
@@ -315,29 +319,32 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
     sequences, rates = prepared.prompts.training_sequences, prepared.options.lr_grid
 
     @cache
-    def by_layer() -> list[Tuned]:
-        return finetune(prepared.lm, sequences, rates, replace(recipe, rule="layer-causal"))
+    def grid(rule: Rule) -> Sequence[Tuned]:
+        if rule == recipe.rule and learnt.grid:
+            return learnt.grid
+        return finetune(prepared.lm, sequences, rates, replace(recipe, rule=rule))
 
-    def controls() -> tuple[dict[str, Setting], dict[str, Asked], dict[str, str]]:
-        return control_settings(prepared, lr, recipe, full=full, by_layer=by_layer, progress=progress)
+    def controls() -> Controls:
+        return control_settings(prepared, lr, recipe, full=full, grid=grid, progress=progress)
 
     # The quick ones are passes at the base weights: no learning rate or rule decides them.
     key = _pass_key(prepared, prepared.in_context)
-    settings, made, skipped = controls() if full else prepared.recall("quick controls", key, controls)
+    made = controls() if full else prepared.recall("quick controls", key, controls)
     report: dict[str, Any] = {}
+    again = made.passes.get("icl_reordered")
     with progress.part("attention to training tokens", 1) as advance:
-        ranks = kendall(prepared.lm, prepared.prompts, recipe, lr, passes["icl"], passes["ft"], passes["zsl"])
+        ranks = kendall(prepared.lm, prepared.prompts, recipe, lr, passes, again)
         report["kendall"] = None if ranks is None else ranks.to_json()
         advance(1)
-    report["overlap"] = overlap_report({**passes, "icl_reordered": made["icl_reordered"]})
-    report["controls_skipped"] = skipped
+    judged = overlap_controls(passes, again) | ({} if ranks is None else ranks.controls())
+    report["overlap"] = overlap_report({**passes, **({} if again is None else {"icl_reordered": again})})
+    report["controls_skipped"], report["controls_trained"] = made.skipped, made.trained
     if full:
         with progress.part("order sensitivity and step size", 2) as advance:
             report["order_sensitivity"] = order_report(prepared, lr, recipe)
             advance(1)
-            grids = {recipe.rule: learnt.grid or finetune(prepared.lm, sequences, rates, recipe)}
-            if recipe.params != "all" and recipe.rule == "sgd":
-                grids["layer-causal"] = by_layer()
+            rules = [recipe.rule, *(rule for rule in RULE_CONTROLS if rule != recipe.rule and recipe.params != "all")]
+            grids = {rule: grid(rule) for rule in rules}
             report["norm_curve"] = norm_curve(prepared, grids, passes["zsl"], passes["icl"])
             advance(1)
-    return Controlled(settings, report)
+    return Controlled(made.settings, report, judged)

@@ -142,9 +142,11 @@ def _integers(name: str, value: object) -> Int[np.ndarray, " query"]:
 def _floats(name: str, value: object) -> Float[np.ndarray, "*_shape"]:
     try:
         array = np.asarray(value)
+        if array.dtype.kind == "c":
+            raise TypeError
         return array if array.dtype.kind == "f" else array.astype(np.float64)
     except (TypeError, ValueError):
-        raise UserError(f"records: {name} is not a rectangular array of numbers.") from None
+        raise UserError(f"records: {name} is not a rectangular array of real numbers.") from None
 
 
 def _candidates(draft: _Draft, gold: Int[np.ndarray, " query"]) -> int:
@@ -191,7 +193,10 @@ def _pad_maps(given: Mapping[str, object]) -> _Maps:
         if len({row.shape for row in rows}) > 1:
             if len({row.shape[:-1] for row in rows}) > 1 or rows[0].ndim != 3:
                 raise UserError(f"records: each query's {name}.m must be [layer, head, columns of that query].")
-            columns = np.array([row.shape[-1] for row in rows], dtype=np.int64)
+            own = np.array([row.shape[-1] for row in rows], dtype=np.int64)
+            if columns is not None and not np.array_equal(own, columns):
+                raise UserError(f"records: {name}.m and another setting's m differ in a query's number of columns.")
+            columns = own
             arrays[name] = np.stack([np.pad(q, ((0, 0), (0, 0), (0, int(columns.max()) - q.shape[-1]))) for q in rows])
         else:
             arrays[name] = _floats(f"{name}.m", cast("object", value))

@@ -6,6 +6,7 @@ A plain dataclass, so that asking for help does not wait for pydantic, which che
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -70,7 +71,7 @@ class RunOptions:
     protocol: Protocol = option("modern", "presets: modern (these defaults), dai, deutch")
     weights: Weights = option("trained", "as they are, or drawn anew: all of them, or all but embeddings and norms")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = option("float32", "of the model")
-    device: str = option("auto", "cpu, cuda, cuda:1 …; auto takes a GPU if there is one")
+    device: str = option("auto", "cpu, cuda, cuda:1 …; auto: a GPU if there is one; balanced: layers spread over all")
     batch_size: AtLeastOne | None = option(None, "queries per forward pass; chosen by size if not given")
     max_context: AtLeastOne | None = option(None, "use at most this many positions")
     trust_remote_code: bool = option(False, "let a hub model run its own Python code")
@@ -116,6 +117,19 @@ class RunOptions:
         """What differs from the defaults, as JSON can hold it: enough to repeat the run."""
         own = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
         return {name: _plain(value) for name, (value, default) in own.items() if value != default}
+
+
+COMPARISON_ONLY = ("at", "calibrate", "controls", "patch", "save_records")
+"""What only a whole comparison heeds: no other verb takes these."""
+QUERIES_ONLY = ("queries", "n_queries")
+"""What a verb that is given its one query does not take either."""
+
+
+def refuse_options(verb: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
+    """An option that would change nothing is a mistake, not a wish."""
+    for name in names:
+        if given.get(name) is not None:
+            raise UserError(f"{verb} does not take the option {name}: it would change nothing; leave it out.")
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dualview.controls.settings import control_seeds
 from dualview.tasks.prompt import prompts_hash
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def provenance(prepared: Prepared, clock: Clock) -> dict[str, Any]:
         "device": str(lm.device),
         "threads": torch.get_num_threads(),
         "attention": attention_path(lm),
-        "seeds": {"demos": prepared.seed},
+        "seeds": {"demos": prepared.seed, **(control_seeds(prepared) if options.controls != "none" else {})},
         "prompts_hash": prompts_hash(prepared.prompts),
         "options": options.changed,
         "run": {

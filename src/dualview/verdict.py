@@ -5,7 +5,8 @@ The rule, on one run's records:
 *supported*, when all of these hold
   1. ICL and FT each beat ZSL: the 95 % bootstrap interval of the paired difference in accuracy lies above 0.
   2. Raw SimAOU and SimAM-delta each exceed every floor at p < .01. Against the shuffled query and the mean direction:
-     an exact permutation test. Against random rotations of FT's updates: their exact variance, and the normal tail.
+     an exact permutation test. Against random rotations of FT's updates: how far they carry what is left once the
+     mean and the ZSL direction are both gone (exact variance, normal tail, layers taken to err together).
      Against any other floor: query by query, the similarity minus the floor's similarity of the same query, averaged
      over layers, tested by flipping the signs of whole queries.
   3. Rec2FTP exceeds chance: hypergeometric p < .01.
@@ -14,14 +15,17 @@ The rule, on one run's records:
 *indistinguishable* from its controls, otherwise; the sentence says which conditions failed.
 
 Why these. All tests must pass together (an intersection-union test), so testing many floors needs no correction: the
-verdict is wrong at most as often as its most telling test, 1 %. A mean direction common to all queries passes the
-Gaussian floor and fails the shuffled query and the mean direction. Two settings that only shrink the zero-shot vector
-pass those and fail `zsl_direction`. Updates that many queries share in part (by label, by length) are aligned with
-ICL's by chance, a little above or below 0 in each layer; more queries make that error sharper, not smaller, and every
-test over queries calls it real. `rotated` knows its size, in both directions, so it also guards *contradicted*. An
-array that was not recorded is not tested, and the sentence says so; one of the two similarities is the least. A
-similarity that was recorded and is undefined everywhere fails; a control that is (a position shift, under rotary
-positions, changes nothing) is no floor to exceed.
+verdict is wrong at most as often as its most telling test. A mean direction common to all queries passes the Gaussian
+floor and fails the shuffled query and the mean direction. Two settings that only shrink the zero-shot vector pass
+those and fail `zsl_direction`. Updates that many queries share in part (by label, by length) are aligned with ICL's by
+chance, a little above or below 0 in each layer; more queries make that error sharper, not smaller, and every test over
+queries calls it real. `rotated` knows its size, in both directions, so it also guards *contradicted*. It looks at what
+neither the mean nor the ZSL direction explains, for either would carry the other past a test of its own; and it takes
+the layers' chances for one, since layers that write into one residual stream may share their directions. An array that
+was not recorded is not tested, nor is a similarity that cannot be held against the shuffled query, the mean direction
+or rotations (no two queries have maps of the same length, say), and the sentence says so; one of the two similarities
+is the least. A similarity that was recorded and is undefined everywhere fails; a control that is (a position shift,
+under rotary positions, changes nothing) is no floor to exceed.
 
 What it cannot say. Queries share one list of demonstrations and one fine-tuning run: the verdict is about that list
 and that run. Repeat it over seeds before believing it. And passing every floor shows likeness, not mechanism.
@@ -33,6 +37,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from dualview.errors import UserError
 from dualview.metrics.controls import SIMILARITIES, MetricControls, Options, compute_controls
 from dualview.metrics.statistics import DRAWS
 from dualview.metrics.summary import NOT_RECORDED
@@ -40,6 +45,8 @@ from dualview.records import as_records
 
 Overall = Literal["supported", "indistinguishable", "contradicted"]
 JUDGED = ("sim_aou", "sim_am")
+NEEDED = ("shuffled_query", "mean_direction", "rotated")
+"""Floors without which a similarity counts as not tested."""
 LIMITS = "Intervals and p-values are over queries, which share one list of demonstrations and one fine-tuning run."
 
 
@@ -94,6 +101,8 @@ class Verdict:
 
 def judge(records: object, *, seed: int = 0, draws: int = DRAWS, level: float = 0.95, alpha: float = 0.01) -> Verdict:
     """Judge one run from its records alone (anything `as_records` reads); the rule is this module's docstring."""
+    if seed < 0 or draws < 99 or not 0 < level < 1 or not 0 < alpha < 1:
+        raise UserError("judge takes a seed from 0, at least 99 draws, and level and alpha between 0 and 1.")
     metrics = compute_controls(as_records(records), Options(seed, draws, level))
     conditions = (
         *(_beats_zsl(metrics[f"accuracy_{name}"], name.upper()) for name in ("icl", "ft")),
@@ -140,6 +149,9 @@ def _above_floors(metric: MetricControls, alpha: float) -> Condition:
     if metric.value is None:
         return Condition(metric.metric, False, f"{title} is undefined for every query")
     short = {name: floor for name, floor in metric.floors.items() if floor.p is not None and floor.p >= alpha}
+    unknown = [name for name in NEEDED if name not in metric.floors or metric.floors[name].p is None]
+    if not short and unknown:
+        return Condition(metric.metric, None, f"{title} could not be tested against {', '.join(unknown)}")
     if not short:
         floor = _number(metric.floor)
         return Condition(metric.metric, True, f"{title} is {metric.value:.3f}, above every floor (highest {floor})")

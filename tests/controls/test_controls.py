@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 import torch
 
 import dualview
+import zoo
 from dualview.comparison import Prepared, prepare
 from dualview.controls.kendall import kendall, taps_of
 from dualview.controls.settings import reordered
 from dualview.controls.untrained import untrained
 from dualview.learning.factors import trace_training
 from dualview.learning.finetune import Recipe, finetune
-from dualview.models.loading import LanguageModel, load_model
+from dualview.models.loading import LanguageModel, adopt, load_model
 from dualview.models.passes import Asked, Plan, ask
 from dualview.options import RunOptions
 from dualview.seeds import compare_seeds, parse_seeds
@@ -58,7 +60,7 @@ def test_full_controls_are_all_there(full: dict[str, Any]) -> None:
     # This tokenizer knows none of the other task's labels: those two controls say so and the rest goes on.
     assert set(full["controls_skipped"]) == {"icl_other_task", "ft_other_task"}
     assert "same tokens" in full["controls_skipped"]["icl_other_task"]
-    assert {point["rule"] for point in full["norm_curve"]} == {"sgd", "layer-causal"}
+    assert {point["rule"] for point in full["norm_curve"]} == {"sgd", "layer-causal", "linearised"}
     assert full["order_sensitivity"]["icl"] > 0
 
 
@@ -73,7 +75,7 @@ def test_the_norm_curve_is_that_of_the_first_queries(
     monkeypatch.setattr("dualview.controls.sensitivity.QUERIES", 4)
     curve = dualview.compare(model=lm, queries=all_rows, lr="auto", controls="full", **options).to_json()["norm_curve"]
     assert [(point["rule"], point["lr"]) for point in curve] == [
-        (rule, lr) for rule in ("sgd", "layer-causal") for lr in (0.01, 0.05)
+        (rule, lr) for rule in ("sgd", "layer-causal", "linearised") for lr in (0.01, 0.05)
     ]
     for point in curve:
         alone = dualview.compare(
@@ -82,6 +84,7 @@ def test_the_norm_curve_is_that_of_the_first_queries(
         assert point["accuracy"] == alone["accuracy"]["ft"]
         assert point["update_norm"] == pytest.approx(alone["update_norm"]["ft"], rel=1e-9)
         assert point["sim_aou_raw"] == pytest.approx(alone["sim_aou"]["raw"], abs=1e-9)
+        assert point["sim_am_after"] == pytest.approx(alone["sim_am"]["after"], abs=1e-9)
         assert point["sim_am_delta"] == pytest.approx(alone["sim_am"]["delta"], abs=1e-9)
 
 
@@ -138,14 +141,14 @@ def test_the_comparison_runs_on_redrawn_weights(lm: LanguageModel, task: Path, w
     assert found.queries == dualview.compare(model=other, **options).queries
 
 
-def asked(prepared: Prepared) -> tuple[Asked, Asked, Asked]:
+def asked(prepared: Prepared) -> dict[str, Asked]:
     lm, prompts = prepared.lm, prepared.prompts
     taps = taps_of(lm.anatomy)
     special = len(prompts.zero_prefix)
     bare = Plan(prompts.zero_prefix, special, taps=taps)
     patch = finetune(lm, prompts.training_sequences, [LR])[0].patch
     icl = ask(lm, prompts.queries, Plan(prompts.prefix, special, demo_logits=True))
-    return icl, ask(lm, prompts.queries, bare, patch), ask(lm, prompts.queries, bare)
+    return {"icl": icl, "ft": ask(lm, prompts.queries, bare, patch), "zsl": ask(lm, prompts.queries, bare)}
 
 
 def slow_tau(x: np.ndarray, y: np.ndarray) -> float:
@@ -164,9 +167,10 @@ def slow_tau(x: np.ndarray, y: np.ndarray) -> float:
 
 def test_kendall_against_a_slow_one(prepared: Prepared) -> None:
     """The dual form written out token by token for W_V, the released form from q vectors, both at every layer."""
-    icl, ft, zsl = asked(prepared)
+    passes = asked(prepared)
+    icl, ft = passes["icl"], passes["ft"]
     lm, prompts = prepared.lm, prepared.prompts
-    found = kendall(lm, prompts, Recipe(), LR, icl, ft, zsl)
+    found = kendall(lm, prompts, Recipe(), LR, passes, None)
     assert found is not None and icl.demo_logits is not None
     columns = [i for span in prompts.demo_spans for part in (span.template, span.label) for i in part]
     q_maps = [layer.projections["q"][0] for layer in lm.anatomy.layers]
@@ -189,9 +193,10 @@ def test_kendall_against_a_slow_one(prepared: Prepared) -> None:
 
 def test_kendall_over_two_epochs(prepared: Prepared) -> None:
     """The dual form sums a token's shares over epochs; the released form reads the last epoch's q."""
-    icl, ft, zsl = asked(prepared)
+    passes = asked(prepared)
+    icl, ft = passes["icl"], passes["ft"]
     lm, prompts = prepared.lm, prepared.prompts
-    found = kendall(lm, prompts, Recipe(epochs=2), LR, icl, ft, zsl)
+    found = kendall(lm, prompts, Recipe(epochs=2), LR, passes, None)
     assert found is not None and icl.demo_logits is not None
     columns = [i for span in prompts.demo_spans for part in (span.template, span.label) for i in part]
     q_maps = [layer.projections["q"][0] for layer in lm.anatomy.layers]
@@ -211,9 +216,74 @@ def test_kendall_over_two_epochs(prepared: Prepared) -> None:
 
 
 def test_only_values_trained_has_no_key_form(prepared: Prepared) -> None:
-    icl, ft, zsl = asked(prepared)
-    found = kendall(prepared.lm, prepared.prompts, Recipe(params="v"), LR, icl, ft, zsl)
+    found = kendall(prepared.lm, prepared.prompts, Recipe(params="v"), LR, asked(prepared), None)
     assert found is not None and set(found.forms) == {"released", "released_lr0", "dual_v", "dual_v_lr0"}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox"])
+def test_kendall_where_one_matrix_makes_q_k_and_v(prepared: Prepared, name: str) -> None:
+    """The released form reads q and nothing else of a fused matrix; at layer 0 it cannot depend on training."""
+    lm = adopt(zoo.make(name), prepared.lm.tokenizer, name)
+    fused = replace(prepared, lm=lm)
+    passes = asked(fused)
+    found = kendall(lm, prepared.prompts, Recipe(), LR, passes, None)
+    assert found is not None and passes["icl"].demo_logits is not None
+    columns = [i for span in prepared.prompts.demo_spans for part in (span.template, span.label) for i in part]
+    q_maps = [layer.projections["q"][0] for layer in lm.anatomy.layers]
+    [trace] = trace_training(lm, prepared.prompts.training_sequences, [LR], Recipe(), q_maps)
+    real = [t for t in range(len(trace.tokens.position)) if int(trace.tokens.position[t]) > 0]
+    x = passes["ft"].tapped[3].x[2]  # of layer 1, the same for q, k and v
+    rows = q_maps[1].rows
+    assert rows is not None
+    with torch.no_grad():
+        q_test = q_maps[1].module(torch.from_numpy(x))[rows].numpy()
+    released = trace.tapped[1][real].numpy() @ q_test
+    expected = slow_tau(passes["icl"].demo_logits[2, 1, columns], released)
+    assert found.forms["released"].tau_token[2, 1] == pytest.approx(expected)
+    first, untouched = (found.forms[form].tau_token[:, 0] for form in ("released", "released_lr0"))
+    np.testing.assert_allclose(first, untouched, atol=1e-12)  # nothing before layer 0's q is trained
+
+
+def test_icl_reordered_is_kendalls_ceiling(prepared: Prepared) -> None:
+    """Every token's attention is compared with its own in the other order, whose places are found by hand here."""
+    lm, prompts = prepared.lm, prepared.prompts
+    other = reordered(prompts, "reordered")
+    again = ask(lm, prompts.queries, replace(prepared.in_context, prefix=other.prefix, demo_logits=True))
+    passes = asked(prepared)
+    found = kendall(lm, prompts, Recipe(), LR, passes, again)
+    assert found is not None and found.ceiling is not None
+    assert again.demo_logits is not None and passes["icl"].demo_logits is not None
+    ours, theirs = [], []
+    for demo, span in zip(prompts.demos, prompts.demo_spans, strict=True):
+        there = other.demo_spans[other.demos.index(demo)]
+        ours += [*span.template, *span.label]
+        theirs += [*there.template, *there.label]
+    for layer in range(2):
+        expected = slow_tau(passes["icl"].demo_logits[3, layer, ours], again.demo_logits[3, layer, theirs])
+        assert found.ceiling.tau_token[3, layer] == pytest.approx(expected)
+    held = found.controls()["kendall_dual_v"]
+    assert held.ci is not None and set(held.floors) == {"lr0"} and held.ceiling is not None
+
+
+def test_every_draw_and_every_training_of_the_controls_is_told(full: dict[str, Any]) -> None:
+    drawn = {"demos", "other_demos", "random_labels", "random_text", "other_task", "untrained", "reordered"}
+    assert set(full["provenance"]["seeds"]) == drawn
+    told = full["controls_trained"]
+    assert {"ft_sign_flipped", "ft_layer_causal", "ft_linearised", "untrained"} <= set(told)
+    assert told["ft_sign_flipped"]["lr"] == -LR and told["ft_layer_causal"]["lr"] in (0.01, 0.05)
+
+
+def test_the_other_rules_stand_beside_whichever_was_run(lm: LanguageModel, task: Path) -> None:
+    options = {"shots": 3, "n_queries": 6, "lr": LR, "lr_grid": (LR,), "controls": "full"}
+    found = dualview.compare(model=lm, task=str(task), ft_rule="layer-causal", **options).to_json()
+    assert {"ft_sgd", "ft_linearised"} <= set(found["controls"]["sim_aou"]["others"])
+    assert [point["rule"] for point in found["norm_curve"]] == ["layer-causal", "sgd", "linearised"]
+
+
+def test_one_demonstration_has_no_other_order(lm: LanguageModel, task: Path) -> None:
+    found = dualview.compare(model=lm, task=str(task), shots=1, n_queries=6, lr=LR).to_json()
+    assert "no other order" in found["controls_skipped"]["icl_reordered"]
+    assert found["controls"]["sim_aou"]["ceilings"] == {}
 
 
 def test_over_seeds(lm: LanguageModel, task: Path) -> None:

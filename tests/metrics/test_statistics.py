@@ -67,25 +67,35 @@ def test_wilson_covers_a_planted_overlap(overlap: float, n: int) -> None:
     assert wilson_interval(n, n).high == pytest.approx(1.0) and wilson_interval(n, n).low < 0.99
 
 
-def test_seed_interval_covers_what_query_intervals_miss() -> None:
-    """Five seeds with their own true values: only resampling seeds covers the mean over all seeds."""
-    rng, over_seeds, over_queries, runs = np.random.default_rng(0), 0, 0, 200
-    for run in range(runs):
-        centres = 0.3 + 0.1 * rng.normal(size=5)
-        values = [centre + 0.2 * rng.normal(size=(60, 2)) for centre in centres]
-        interval = seed_interval(values, seed=run, draws=1999)
-        over_seeds += interval.low <= 0.3 <= interval.high
-        single = query_interval(values[0], seed=run, draws=199)
-        over_queries += single.low <= 0.3 <= single.high
-    assert over_seeds / runs > 0.90
-    assert over_queries / runs < 0.7
-    assert seed_interval(values[:1], seed=0) is None
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize(("of_seeds", "of_queries"), [(0.1, 0.02), (0.02, 0.4), (0.1, 0.4)])
+def test_seed_interval_covers_the_mean_over_seeds_and_queries(seeds: int, of_seeds: float, of_queries: float) -> None:
+    """Seeds and queries each have their own part in the value: the interval covers whichever of them varies most."""
+    rng, covered, runs = np.random.default_rng(0), 0, 400
+    for _ in range(runs):
+        own = 0.3 + of_seeds * rng.normal(size=seeds)
+        queries = of_queries * rng.normal(size=(60, 1))
+        interval = seed_interval([centre + queries + 0.1 * rng.normal(size=(60, 2)) for centre in own])
+        covered += interval.low <= 0.3 <= interval.high
+    assert 0.92 < covered / runs <= 1.0
 
 
-def test_seed_interval_of_unequal_runs() -> None:
+def test_seed_interval_where_seeds_agree_is_that_of_the_queries() -> None:
+    right = (np.random.default_rng(0).random(200) < 0.63).astype(float)
+    single = query_interval(right, seed=0)
+    for k in (2, 3, 5):
+        interval = seed_interval([right] * k)
+        assert interval.low == pytest.approx(single.low, abs=0.01) and interval.high == pytest.approx(
+            single.high, abs=0.01
+        )
+    assert seed_interval([right]) is None
+
+
+def test_seed_interval_of_unequal_runs_is_students_where_queries_agree() -> None:
     runs = [np.full(4, 0.2), np.full(9, 0.4), np.full(6, 0.3)]
-    interval = seed_interval(runs, seed=0)
-    assert (interval.low, interval.high) == (pytest.approx(0.2), pytest.approx(0.4))
+    interval = seed_interval(runs)
+    half = 4.302652729749464 * 0.1 / 3**0.5
+    assert (interval.low, interval.high) == (pytest.approx(0.3 - half), pytest.approx(0.3 + half))
 
 
 def test_undefined_values_are_left_out() -> None:

@@ -17,14 +17,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from dualview.controls.settings import REORDERED, reordered
 from dualview.duality.demo_tokens import DemoTokens, demo_tokens
 from dualview.duality.tuning import role_factors, update_contributions
 from dualview.learning.factors import Factors, TrainingTokens, TrainingTrace, trace_training
 from dualview.learning.finetune import ROLES_OF, Recipe
+from dualview.metrics.controls import MetricControls
 from dualview.metrics.ranking import RankAgreement, RankedTokens
+from dualview.metrics.summary import plain
+from dualview.metrics.vectors import overall_mean
 from dualview.models.anatomy import Anatomy, Projection, Role
 from dualview.models.loading import LanguageModel
 from dualview.models.passes import Asked, TappedQueries
@@ -36,13 +40,30 @@ class Kendall:
     """Agreement of ICL with each form of fine-tuning's attention, by name; `…_lr0` are the controls."""
 
     forms: Mapping[str, RankAgreement]
+    ceiling: RankAgreement | None
+    """ICL's own attention to the same tokens, the demonstrations being in another order."""
     tokens: int
     queries: int
+
+    def controls(self) -> dict[str, MetricControls]:
+        """Each form's tau by token between its control at a learning rate of 0 and ICL with itself."""
+        ceiling = None if self.ceiling is None else plain(overall_mean(self.ceiling.tau_token))
+        return {
+            f"kendall_{name}": MetricControls.over_queries(
+                f"kendall_{name}",
+                agreement.tau_token,
+                {"lr0": self.forms[f"{name}_lr0"].tau_token},
+                {"icl_reordered": ceiling},
+            )
+            for name, agreement in self.forms.items()
+            if f"{name}_lr0" in self.forms
+        }
 
     def to_json(self) -> dict[str, object]:
         return {
             "value": None if "dual_v" not in self.forms else self.forms["dual_v"].to_json()["tau_token"],
             **{name: agreement.to_json() for name, agreement in self.forms.items()},
+            **({} if self.ceiling is None else {"icl_reordered": self.ceiling.to_json()}),
             "tokens": self.tokens,
             "queries": self.queries,
         }
@@ -59,35 +80,65 @@ def _single(projections: Mapping[Role, tuple[Projection, ...]]) -> dict[Role, Pr
 
 
 def kendall(
-    lm: LanguageModel, prompts: PromptSet, recipe: Recipe, lr: float, icl: Asked, ft: Asked, zsl: Asked
+    lm: LanguageModel,
+    prompts: PromptSet,
+    recipe: Recipe,
+    lr: float,
+    passes: Mapping[str, Asked],
+    icl_reordered: Asked | None,
 ) -> Kendall | None:
     """Kendall's tau, by token and by demonstration, for the released form and the dual forms with their controls.
 
-    `icl` must hold the summed logits, `ft` and `zsl` the taps of `taps_of`. None where the model's layers do not have
-    one projection for each of q, k and v, or other parameters than projections are trained.
+    Of `passes`, icl (and `icl_reordered`) must hold the summed logits, ft and zsl the taps of `taps_of`. None where
+    the model's layers do not have one projection for each of q, k and v, or other parameters than projections are
+    trained.
     """
     layers = [_single(layer.projections) for layer in lm.anatomy.layers]
+    icl = passes["icl"]
     if recipe.params == "all" or any(set(layer) != {"q", "k", "v"} for layer in layers) or icl.demo_logits is None:
         return None
     queries = [layer["q"] for layer in layers]
     traces = trace_training(lm, prompts.training_sequences, (lr, 0.0), recipe, queries)
     shared = demo_tokens(prompts)
     scores: dict[str, Float[np.ndarray, "query layer token"]] = {}
-    for suffix, trace, asked in zip(("", "_lr0"), traces, (ft, zsl), strict=True):
-        taps = {p.name: tap for p, tap in zip(taps_of(lm.anatomy), asked.tapped, strict=True)}
-        scores[f"released{suffix}"] = _released(lm, trace, [taps[p.name] for p in queries], shared)
+    for suffix, trace, asked in zip(("", "_lr0"), traces, (passes["ft"], passes["zsl"]), strict=True):
+        # By the projection itself, not by its name: where one matrix makes q, k and v, they have one name.
+        taps = {id(p): tap for p, tap in zip(taps_of(lm.anatomy), asked.tapped, strict=True)}
+        scores[f"released{suffix}"] = _released(lm, trace, [taps[id(p)] for p in queries], shared)
         for role in ROLES_OF[recipe.params]:
             if role != "q":
-                scores[f"dual_{role}{suffix}"] = _dual(lm, trace, role, taps, shared)
+                inputs = [taps[id(layer[role])].x for layer in layers]
+                scores[f"dual_{role}{suffix}"] = _dual(lm, trace, role, inputs, shared)
     owner = shared.demo.numpy()
     ours = RankedTokens.of(icl.demo_logits[:, :, shared.place.numpy()], owner)
 
     def agreement(found: Float[np.ndarray, "query layer token"]) -> RankAgreement:
-        return ours.agreement(RankedTokens.of(found, owner))
+        return ours.agreement(RankedTokens.of(_with_ties(found), owner))
 
+    if icl_reordered is not None and icl_reordered.demo_logits is not None:
+        scores[_CEILING] = icl_reordered.demo_logits[:, :, _places_when_reordered(prompts).numpy()]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # nearly all of it is sorting, which lets threads run
         forms = dict(zip(scores, pool.map(agreement, scores.values()), strict=True))
-    return Kendall(forms, len(shared), len(icl.demo_logits))
+    ceiling = forms.pop(_CEILING, None)
+    return Kendall(forms, ceiling, len(shared), len(icl.demo_logits))
+
+
+_CEILING = "icl_reordered"
+
+
+def _with_ties(scores: Float[np.ndarray, "query layer token"]) -> Float[np.ndarray, "query layer token"]:
+    """Scores that are equal on paper (a token met twice, before any attention) and differ in the last digit, equal."""
+    unit = np.maximum(np.abs(scores).max(axis=-1, keepdims=True), 1e-300) * 1e-12
+    return np.round(scores / unit) * unit
+
+
+def _places_when_reordered(prompts: PromptSet) -> Int[Tensor, " token"]:
+    """Where the demonstrations' tokens, in the order of `demo_tokens(prompts)`, stand in the reordered prompt."""
+    other = reordered(prompts, REORDERED)
+    number = {id(demo): i for i, demo in enumerate(prompts.demos)}
+    tokens = demo_tokens(other)
+    first = torch.tensor([number[id(demo)] for demo in other.demos])[tokens.demo]
+    return tokens.place[torch.argsort(first, stable=True)]
 
 
 def _released(
@@ -107,13 +158,17 @@ def _released(
 
 
 def _dual(
-    lm: LanguageModel, trace: TrainingTrace, role: Role, taps: Mapping[str, TappedQueries], shared: DemoTokens
+    lm: LanguageModel,
+    trace: TrainingTrace,
+    role: Role,
+    inputs: list[Float[np.ndarray, "query d_in"]],
+    shared: DemoTokens,
 ) -> Float[np.ndarray, "query layer token"]:
     """⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖, summed over epochs, in double precision: ranks care for the last digits."""
     by_layer: list[np.ndarray] = []
-    for factors in role_factors(lm, trace, role):
+    for factors, asked in zip(role_factors(lm, trace, role), inputs, strict=True):
         wide = Factors(factors.projection, factors.inputs.double(), factors.errors.double())
-        x = torch.from_numpy(taps[factors.projection.name].x).to(wide.errors)
+        x = torch.from_numpy(asked).to(wide.errors)
         by_layer.append(_host(shared.from_training(update_contributions(wide, x).T, trace.tokens)).T)
     return np.stack(by_layer, 1)
 

@@ -14,6 +14,7 @@ from jaxtyping import Int
 
 from dualview.controls.settings import reordered
 from dualview.learning.finetune import Recipe, Tuned, finetune
+from dualview.metrics.controls import MetricControls
 from dualview.metrics.prediction import TopK, order_sensitivity, overlap_cosine, token_overlap
 from dualview.metrics.summary import compute_metrics
 from dualview.models.passes import Asked, ask
@@ -29,6 +30,8 @@ PERMUTATIONS = 5
 def order_report(prepared: Prepared, lr: float, recipe: Recipe) -> dict[str, Any]:
     """How much ICL's, and fine-tuning's, answers vary over orders of the same demonstrations (Shen et al. 2024)."""
     lm, queries = prepared.lm, prepared.prompts.queries[:QUERIES]
+    if prepared.prompts.shots_used < 2:
+        return {"permutations": 0, "queries": len(queries), "icl": None, "ft": None}
     orders = [prepared.prompts, *(reordered(prepared.prompts, f"order {i}") for i in range(1, PERMUTATIONS))]
     icl, ft = [], []
     for order in orders:
@@ -69,6 +72,7 @@ def norm_curve(
                 "update_norm": found["update_norm"]["ft"],
                 "sim_aou_raw": found["sim_aou"]["raw"],
                 "sim_aou_normalised": found["sim_aou"]["normalised"],
+                "sim_am_after": found["sim_am"]["after"],
                 "sim_am_delta": found["sim_am"]["delta"],
                 "queries": len(queries),
             }
@@ -98,6 +102,16 @@ def overlap_report(passes: dict[str, Asked]) -> dict[str, Any]:
         if name != "icl" and icl is not None and other.top is not None:
             report[name] = _overlap(icl, other.top)
     return report
+
+
+def overlap_controls(passes: Mapping[str, Asked], reordered: Asked | None) -> dict[str, MetricControls]:
+    """ICL's token overlap with fine-tuning between that with zero-shot (floor) and with ICL reordered (ceiling)."""
+    icl, ft, zsl = (passes[name].top for name in ("icl", "ft", "zsl"))
+    if icl is None or ft is None or zsl is None:
+        return {}
+    own, bare = token_overlap(icl, ft), token_overlap(icl, zsl)
+    again = None if reordered is None or reordered.top is None else float(token_overlap(icl, reordered.top).mean())
+    return {"token_overlap": MetricControls.over_queries("token_overlap", own, {"zsl": bare}, {"icl_reordered": again})}
 
 
 def _overlap(a: TopK, b: TopK) -> dict[str, Any]:

@@ -7,15 +7,15 @@ position without them. `full` takes the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dualview.controls.untrained import UNTRAINED_SEED, untrained
 from dualview.errors import UserError
-from dualview.learning.finetune import Recipe, Tuned, finetune
+from dualview.learning.finetune import Recipe, Rule, Tuned, finetune
 from dualview.learning.selection import best, judge_rates
 from dualview.models.passes import Asked, Patch, Plan, ask
 from dualview.progress import Progress
@@ -29,33 +29,39 @@ if TYPE_CHECKING:
     from dualview.comparison import Prepared
 
 
-def control_settings(
-    prepared: Prepared,
-    lr: float,
-    recipe: Recipe,
-    *,
-    full: bool,
-    by_layer: Callable[[], Sequence[Tuned]],
-    progress: Progress,
-) -> tuple[dict[str, Setting], dict[str, Asked], dict[str, str]]:
-    """Every control's setting by name, the passes behind the quick ones, and why some could not be run.
+Grid = Callable[[Rule], Sequence[Tuned]]
+"""Trains a rule at every learning rate of the grid."""
 
-    `by_layer` trains the layer-causal rule at every rate of the grid.
-    """
-    settings: dict[str, Setting] = {}
-    passes: dict[str, Asked] = {}
-    skipped: dict[str, str] = {}
-    for name, run in _controls(prepared, lr, recipe, full=full, by_layer=by_layer):
+
+@dataclass(frozen=True)
+class Controls:
+    """What the controls gave."""
+
+    settings: dict[str, Setting] = field(default_factory=dict[str, Setting])
+    """Every control's setting by name."""
+    passes: dict[str, Asked] = field(default_factory=dict[str, Asked])
+    skipped: dict[str, str] = field(default_factory=dict[str, str])
+    """Why some could not be run."""
+    trained: dict[str, dict[str, Any]] = field(default_factory=dict[str, "dict[str, Any]"])
+    """Of each control that is a fine-tuning: its learning rate and how it ended."""
+
+
+def control_settings(
+    prepared: Prepared, lr: float, recipe: Recipe, *, full: bool, grid: Grid, progress: Progress
+) -> Controls:
+    """Run the quick controls, or all of them."""
+    found = Controls()
+    for name, run in _controls(prepared, lr, recipe, full=full, grid=grid, trained=found.trained):
         with progress.part(f"control {name}", 1) as advance:
             try:
-                found = run()
+                made = run()
             except UserError as error:
-                skipped[name] = str(error)
+                found.skipped[name] = str(error)
                 continue
             advance(1)
-        settings |= {f"{name}{suffix}": asked.settings[0] for suffix, asked in found.items()}
-        passes |= {f"{name}{suffix}": asked for suffix, asked in found.items()}
-    return settings, passes, skipped
+        found.settings.update({f"{name}{suffix}": asked.settings[0] for suffix, asked in made.items()})
+        found.passes.update({f"{name}{suffix}": asked for suffix, asked in made.items()})
+    return found
 
 
 Control = Callable[[], dict[str, Asked]]
@@ -63,22 +69,26 @@ Control = Callable[[], dict[str, Asked]]
 
 
 def _controls(
-    prepared: Prepared, lr: float, recipe: Recipe, *, full: bool, by_layer: Callable[[], Sequence[Tuned]]
+    prepared: Prepared, lr: float, recipe: Recipe, *, full: bool, grid: Grid, trained: dict[str, dict[str, Any]]
 ) -> Iterator[tuple[str, Control]]:
     lm, prompts = prepared.lm, prepared.prompts
 
-    def context(other: PromptSet | tuple[int, ...]) -> dict[str, Asked]:
+    def context(other: PromptSet | tuple[int, ...], *, demo_logits: bool = False) -> dict[str, Asked]:
         prefix = other.prefix if isinstance(other, PromptSet) else other
-        return {"": ask(lm, prompts.queries, replace(prepared.in_context, prefix=prefix))}
+        how = replace(prepared.in_context, prefix=prefix, demo_logits=demo_logits)
+        return {"": ask(lm, prompts.queries, how)}
 
-    def tuned(patch: Patch) -> dict[str, Asked]:
-        return {"": ask(lm, prompts.queries, prepared.zero_shot, patch)}
+    def wearing(name: str, tuned: Tuned) -> dict[str, Asked]:
+        trained[name] = {"lr": tuned.lr, "status": tuned.status}
+        return {"": ask(lm, prompts.queries, prepared.zero_shot, tuned.patch)}
 
-    def trained(on: PromptSet, rate: float = lr, how: Recipe = recipe) -> dict[str, Asked]:
-        return tuned(finetune(lm, on.training_sequences, [rate], how)[0].patch)
+    def training(
+        name: str, on: Callable[[], PromptSet] = lambda: prompts, rate: float = lr, how: Recipe = recipe
+    ) -> tuple[str, Control]:
+        return name, lambda: wearing(name, finetune(lm, on().training_sequences, [rate], how)[0])
 
     shift = len(prompts.prefix) - len(prompts.zero_prefix)
-    yield "icl_reordered", lambda: context(reordered(prompts, "reordered"))
+    yield "icl_reordered", lambda: context(reordered(prompts, REORDERED), demo_logits=True)
     yield "zsl_shifted", lambda: {"": ask(lm, prompts.queries, replace(prepared.zero_shot, shift=shift))}
     if not full:
         return
@@ -86,19 +96,44 @@ def _controls(
     yield "icl_random_labels", lambda: context(_random_labels(prepared))
     yield "icl_other_task", lambda: context(_other_task(prepared))
     yield "icl_random_text", lambda: context(_random_text(prepared))
-    yield "ft_sign_flipped", lambda: trained(prompts, -lr)
-    yield "ft_random_labels", lambda: trained(_random_labels(prepared))
-    yield "ft_other_task", lambda: trained(_other_task(prepared))
-    yield "ft_all_params", lambda: trained(prompts, lr, replace(recipe, params="all", rule="sgd"))
-    if recipe.params != "all" and recipe.rule == "sgd":
-        yield "ft_layer_causal", lambda: tuned(_best(prepared, by_layer()))
-        yield "ft_linearised", lambda: trained(prompts, lr, replace(recipe, rule="linearised"))
+    yield training("ft_sign_flipped", rate=-lr)
+    yield training("ft_random_labels", lambda: _random_labels(prepared))
+    yield training("ft_other_task", lambda: _other_task(prepared))
+    if recipe.params != "all":
+        yield training("ft_all_params", how=replace(recipe, params="all", rule="sgd"))
+        for rule, name in RULE_CONTROLS.items():
+            if rule != recipe.rule:
+                yield name, lambda rule=rule, name=name: wearing(name, _best(prepared, grid(rule)))
     for name, keep in (("untrained", False), ("untrained_but_embeddings", True)):
-        yield name, lambda keep=keep: _untrained(prepared, lr, recipe, keep=keep)
+        yield name, lambda name=name, keep=keep: _untrained(prepared, lr, recipe, trained, name, keep=keep)
+
+
+RULE_CONTROLS: Mapping[Rule, str] = {
+    "sgd": "ft_sgd",
+    "layer-causal": "ft_layer_causal",
+    "linearised": "ft_linearised",
+}
+"""The other rules beside the one that was run, each at its own best learning rate."""
+REORDERED = "reordered"
+
+
+def control_seeds(prepared: Prepared) -> dict[str, Any]:
+    """Every seed that a control draws with; orders are shuffled by a key and the number of demonstrations alone."""
+    seed = prepared.seed or 0
+    return {
+        "other_demos": 1000 + seed,
+        "random_labels": [0, seed],
+        "random_text": [1, seed],
+        "other_task": seed,
+        "untrained": UNTRAINED_SEED,
+        "reordered": REORDERED,
+    }
 
 
 def reordered(prompts: PromptSet, key: str) -> PromptSet:
     """The same demonstrations in another order, which depends on `key` and their number alone."""
+    if prompts.shots_used < 2:
+        raise UserError("One demonstration has no other order.")
     order = shuffled(prompts.shots_used, key)
     if order == list(range(len(order))):
         order = order[1:] + order[:1]
@@ -123,13 +158,13 @@ def _rebuilt(prepared: Prepared, rows: list[Row], task: str | None = None) -> Pr
 
 
 def _other_demos(prepared: Prepared) -> PromptSet:
-    seed = 1000 + (prepared.seed or 0)
+    seed = control_seeds(prepared)["other_demos"]
     return _rebuilt(prepared, sample_demos(prepared.task, seed, prepared.prompts.shots_used))
 
 
 def _random_labels(prepared: Prepared) -> PromptSet:
     """The demonstrations with labels drawn evenly, whatever the text says."""
-    draw = np.random.default_rng([0, prepared.seed or 0])
+    draw = np.random.default_rng(control_seeds(prepared)["random_labels"])
     rows = [
         replace(row, label=int(draw.integers(len(prepared.task.candidates(row)))))
         for row in prepared.demos[: prepared.prompts.shots_used]
@@ -139,7 +174,8 @@ def _random_labels(prepared: Prepared) -> PromptSet:
 
 def _other_task(prepared: Prepared) -> PromptSet:
     other = "product" if prepared.task.name == "source" else "source"
-    return _rebuilt(prepared, sample_demos(load_task(other), prepared.seed or 0, prepared.prompts.shots_used), other)
+    seed = control_seeds(prepared)["other_task"]
+    return _rebuilt(prepared, sample_demos(load_task(other), seed, prepared.prompts.shots_used), other)
 
 
 def _random_text(prepared: Prepared) -> tuple[int, ...]:
@@ -147,22 +183,25 @@ def _random_text(prepared: Prepared) -> tuple[int, ...]:
     prompts, tokenizer = prepared.prompts, prepared.lm.tokenizer
     special = set(tokenizer.all_special_ids)
     plain = np.array([t for t in range(min(len(tokenizer), prepared.lm.vocab)) if t not in special])
-    draw = np.random.default_rng([1, prepared.seed or 0])
+    draw = np.random.default_rng(control_seeds(prepared)["random_text"])
     count = len(prompts.prefix) - len(prompts.zero_prefix)
     return (*prompts.zero_prefix, *(int(t) for t in draw.choice(plain, count)))
 
 
-def _best(prepared: Prepared, tuned: Sequence[Tuned]) -> Patch:
+def _best(prepared: Prepared, tuned: Sequence[Tuned]) -> Tuned:
     """Another rule at its own best learning rate, chosen as the main one was."""
     from dualview.comparison import selection_queries
 
     trials = judge_rates(prepared.lm, tuned, selection_queries(prepared), prepared.zero_shot)
-    return tuned[best(trials)].patch
+    return tuned[best(trials)]
 
 
-def _untrained(prepared: Prepared, lr: float, recipe: Recipe, *, keep: bool) -> dict[str, Asked]:
+def _untrained(
+    prepared: Prepared, lr: float, recipe: Recipe, trained: dict[str, dict[str, Any]], name: str, *, keep: bool
+) -> dict[str, Asked]:
     lm, queries = untrained(prepared.lm, keep_embeddings=keep, seed=UNTRAINED_SEED), prepared.prompts.queries
-    patch = finetune(lm, prepared.prompts.training_sequences, [lr], recipe)[0].patch
+    tuned = finetune(lm, prepared.prompts.training_sequences, [lr], recipe)[0]
+    trained[name] = {"lr": tuned.lr, "status": tuned.status}
 
     def asked(how: Plan, worn: Patch | None = None) -> Asked:
         return ask(lm, queries, how, worn)
@@ -170,5 +209,5 @@ def _untrained(prepared: Prepared, lr: float, recipe: Recipe, *, keep: bool) -> 
     return {
         "_zsl": asked(prepared.zero_shot),
         "_icl": asked(prepared.in_context),
-        "_ft": asked(prepared.zero_shot, patch),
+        "_ft": asked(prepared.zero_shot, tuned.patch),
     }

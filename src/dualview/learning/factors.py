@@ -86,7 +86,7 @@ def _trace_group(
     def told(tape: Tape, signals: list[Tensor]) -> None:
         for (index, x, _), g in zip(tape.calls, signals, strict=True):
             inputs.setdefault(index, []).append(x.expand(len(rates), -1, -1))
-            errors.setdefault(index, []).append(-scale * g)
+            errors.setdefault(index, []).append(-scale.to(g.device) * g)
         for tap in tape.tapped:
             outputs[tap.projection.name].append(tap.y.expand(len(rates), -1, -1))
 

@@ -143,12 +143,12 @@ def _train_projections(
             signals = tape.signals(losses.sum())
         if watch is not None:
             watch.told(tape, signals)
-        alive &= torch.isfinite(losses.detach())
+        alive &= torch.isfinite(losses.detach()).to(alive.device)
         for g in signals:
-            alive &= torch.isfinite(g.sum((1, 2)))
+            alive &= torch.isfinite(g.sum((1, 2))).to(alive.device)
         for (index, x, _), g in zip(tape.calls, signals, strict=True):
             # e_t = −lr · g_t, the error signals; a diverged row stops moving, its neighbours in the batch go on
-            e = torch.where(alive[:, None, None], -lr[:, None, None] * g, 0.0)
+            e = torch.where(alive.to(g.device)[:, None, None], -lr.to(g.device)[:, None, None] * g, 0.0)
             deltas.weights[index].baddbmm_(e.mT, x.to(e.dtype).expand(len(rates), -1, -1))
             bias = deltas.biases[index]
             if bias is not None:
@@ -276,7 +276,9 @@ def _layer_causal(lm: LanguageModel) -> Generator[None]:
 
     def all_layers(_module: nn.Module, args: tuple[Any, ...]) -> Any:
         # NanoChat norms its embeddings with the same module, before any block has run.
-        return (torch.cat(outputs), *args[1:]) if len(outputs) == len(lm.anatomy.blocks) else None
+        if len(outputs) < len(lm.anatomy.blocks):
+            return None
+        return (torch.cat([output.to(outputs[-1].device) for output in outputs]), *args[1:])
 
     hooks = [block.register_forward_pre_hook(cut, with_kwargs=True) for block in lm.anatomy.blocks]
     hooks += [block.register_forward_hook(keep) for block in lm.anatomy.blocks]

@@ -54,6 +54,7 @@ ROLES: Mapping[str, Role] = {
     "icl_reordered": Role("ft", "ceiling", "ICL with the same demonstrations in another order"),
     "icl_other_demos": Role("ft", "ceiling", "ICL with other demonstrations"),
     "ft_all_params": Role("ft", "other", "fine-tuning of all parameters"),
+    "ft_sgd": Role("ft", "other", "fine-tuning by gradient descent"),
     "ft_layer_causal": Role("ft", "other", "layer-causal fine-tuning"),
     "ft_linearised": Role("ft", "other", "fine-tuning of the linearised model"),
 }
@@ -144,6 +145,24 @@ class MetricControls:
     below_p: float | None = None
     reason: str | None = None
     per_layer: PerLayer | None = None
+
+    @classmethod
+    def over_queries(
+        cls,
+        metric: str,
+        values: Float[np.ndarray, " query *layer"],
+        floors: Mapping[str, Float[np.ndarray, " query *layer"]],
+        ceilings: Mapping[str, float | None],
+    ) -> MetricControls:
+        """A metric that every query has: its interval over queries, and its floors tested query by query."""
+        tested = {
+            name: FloorResult(
+                plain(overall_mean(floor)), sign_flip_p(values - floor, seed=0, name=f"floor/{metric}/{name}")
+            )
+            for name, floor in floors.items()
+        }
+        interval = query_interval(values, seed=0, name=f"ci/{metric}")
+        return cls(metric, plain(overall_mean(values)), interval, tested, ceilings)
 
     @property
     def floor(self) -> float | None:

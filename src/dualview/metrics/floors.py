@@ -7,9 +7,10 @@ Floors, each with the per-query excess of the similarity over it:
   is the query's own, and gives an exact permutation test.
 - `mean_direction`: the part of the similarity owed to the mean update over queries; the excess is what is left once
   the mean direction is removed from both sides.
-- `rotated` (for updates): what FT does to each query beyond its mean update, turned as a whole, layer by layer and head
-  by head, in a random way. This keeps every relation between queries, and so tells likeness from the chance alignment
-  of directions that many queries share in part, which no number of queries averages away.
+- `rotated` (for updates): what FT does to each query beyond its mean update and beside the ZSL direction, turned as a
+  whole in a random way. This keeps every relation between queries, and so tells likeness from the chance alignment of
+  directions that many queries share in part, which no number of queries averages away. Its excess is the likeness
+  once mean and ZSL direction are both gone: either of them would carry the other past a test of its own.
 - `noise` (for normalised outputs): the analytic noise floor of each query and layer.
 - `before` (for maps): the similarity of ICL's map to the map before fine-tuning.
 - `zsl_direction`: the part owed to the direction of the ZSL vector. Both updates start there, so two settings that
@@ -34,6 +35,7 @@ from dualview.metrics.statistics import generator
 from dualview.metrics.updates import (
     LayerVectors,
     Sides,
+    beside_zsl,
     centred,
     gaussian,
     pair_cosines,
@@ -41,7 +43,7 @@ from dualview.metrics.updates import (
     units,
     zsl_direction,
 )
-from dualview.metrics.vectors import Form, defined_mean, layer_of, long_enough, norm, ratio
+from dualview.metrics.vectors import Form, defined_mean, dot, layer_of, long_enough, norm, ratio
 
 OUTPUT_BLOCK = 64
 MAP_BLOCK = 16
@@ -67,12 +69,16 @@ class ShuffleTest:
 
 @dataclass(frozen=True)
 class Rotated:
-    """Standard deviations over random rotations of FT's updates, about a mean of 0."""
+    """Standard deviations over random rotations of FT's updates, about a mean of 0.
+
+    Each layer has its own; that of their mean is taken to be the mean of theirs, the most it can be. Layers that write
+    into one residual stream may be aligned by the same chance.
+    """
 
     whole: float
     """Of the similarity itself."""
     specific: float
-    """Of what is left of it beyond the mean updates."""
+    """Of what is left of it beyond the mean updates and beside the ZSL direction."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +145,14 @@ class _Collected:
     tables: Mapping[str, Float[np.ndarray, "query layer"]]
     pairs: Sequence[Float[np.ndarray, "layer _member _member"]]
     centred: Sequence[Float[np.ndarray, "layer _member _member"]]
-    variances: Mapping[str, Float[np.ndarray, " layer"]]
+    deviations: Mapping[str, Float[np.ndarray, " layer"]]
 
     @classmethod
     def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " _member"]]) -> _Collected:
         squares = [[np.full((layers, block.size, block.size), np.nan) for block in blocks] for _ in range(2)]
         tables = {
-            name: np.full((n, layers), np.nan) for name in ("value", "zsl_direction", "gaussian", "noise", "before")
+            name: np.full((n, layers), np.nan)
+            for name in ("value", "zsl_direction", "gaussian", "noise", "before", "beside")
         }
         return cls(tables, squares[0], squares[1], {name: np.full(layers, np.nan) for name in ("whole", "specific")})
 
@@ -157,15 +164,28 @@ class _Collected:
             before = ratio(layer.x_z, layer.x_norm * long_enough(layer.z_norm, layer.z_norm))
             self.tables["before"][:, index] = defined_mean(before, axis=1)
 
-    def fill_blocks(self, index: int, layer: LayerVectors, blocks: Sequence[Int[np.ndarray, " _member"]]) -> Sides:
-        """Compare queries within blocks; returns every query's sides beyond its block's mean (NaN if in no block)."""
-        rest = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan))
+    def fill_blocks(self, index: int, layer: LayerVectors, blocks: Sequence[Int[np.ndarray, " _member"]]) -> None:
+        """Compare queries within blocks."""
         for number, block in enumerate(blocks):
             part = layer.take(block)
-            sides = centred(part)
-            self.pairs[number][index], self.centred[number][index] = pair_cosines(part), sides.pairs()
+            self.pairs[number][index], self.centred[number][index] = pair_cosines(part), centred(part).pairs()
+
+    def fill_rotated(
+        self,
+        index: int,
+        layer: LayerVectors,
+        blocks: Sequence[Int[np.ndarray, " _member"]],
+        dims: Int[np.ndarray, " query"],
+        sample: Int[np.ndarray, " member"],
+    ) -> None:
+        """What is alike beside the ZSL direction and beyond the block's mean, and how far chance alone carries it."""
+        rest, away = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan)), beside_zsl(layer)
+        for block in blocks:
+            sides = centred(away.take(block))
             rest.x[block], rest.y[block] = sides.x, sides.y
-        return rest
+        self.tables["beside"][:, index] = defined_mean(dot(rest.x, rest.y), axis=1)
+        for name, sides in {"whole": units(layer), "specific": rest}.items():
+            self.deviations[name][index] = rotation_variance(sides, dims, sample) ** 0.5
 
 
 def record_floors(
@@ -192,16 +212,10 @@ def record_floors(
                 if form == "normalised":
                     sizes = [ratio(norm(side - z), layer.z_norm)[:, 0] for side in (p, f)]
                     into.tables["noise"][:, index] = noise_floor(sizes[0], sizes[1])
-                rest = into.fill_blocks(index, layer, blocks)
-                for name, sides in {"whole": units(layer), "specific": rest}.items() if form == "update" else ():
-                    into.variances[name][index] = _mean_variance(rotation_variance(sides, dims, sample))
+                into.fill_blocks(index, layer, blocks)
+                if form == "update":
+                    into.fill_rotated(index, layer, blocks, dims, sample)
     return {form: _finish(into, blocks, seed, f"{array}/{form}") for form, into in collected.items()}
-
-
-def _mean_variance(variances: Float[np.ndarray, " part"]) -> float:
-    """The variance of the mean of independent parts; parts without one are left out."""
-    parts = np.isfinite(variances)
-    return float(variances[parts].sum() / parts.sum() ** 2) if parts.any() else float("nan")
 
 
 def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str) -> RecordFloors:
@@ -224,8 +238,9 @@ def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], see
         "shuffled_query": shuffle_test(into.pairs, seed=seed, name=f"shuffle/{name}"),
         "mean_direction": shuffle_test(into.centred, seed=seed, name=f"centred/{name}"),
     }
-    whole, rest = (_mean_variance(into.variances[part]) ** 0.5 for part in ("whole", "specific"))
+    whole, rest = (float(defined_mean(into.deviations[part], axis=0)) for part in ("whole", "specific"))
     if not whole > 0 or not rest > 0:
         return RecordFloors(value, floors, tests, None)
-    floors["rotated"] = floors["mean_direction"]
+    beside = into.tables["beside"]
+    floors["rotated"] = Floor(value - beside, beside)
     return RecordFloors(value, floors, tests, Rotated(whole, rest))

@@ -121,33 +121,35 @@ def paired_interval(
     return query_interval(after - before, seed=seed, name=name, draws=draws, level=level)
 
 
-def seed_interval(
-    runs: Sequence[Float[np.ndarray, " _query *_layer"]],
-    *,
-    seed: int,
-    name: str = "seeds",
-    draws: int = 9999,
-    level: float = 0.95,
-) -> Interval | None:
-    """Interval of the mean over several runs (demonstration seeds): runs are resampled, and queries within them.
+def seed_interval(runs: Sequence[Float[np.ndarray, " _query *_layer"]], *, level: float = 0.95) -> Interval | None:
+    """Interval of the mean over several runs (demonstration seeds), both runs and queries being draws from many.
 
-    Runs over the same number of queries are taken to share them: one resample of queries serves them all. None with
-    fewer than two runs: one run says nothing about another list of demonstrations.
+    mean ± √(t²_{k−1} s²_runs/k + t²_{n−1} s²_queries/n): Student's interval over the runs' means, and over the queries'
+    (each query's over the runs that share it), put together at right angles. What is the run's and the query's at once
+    is in both, so that it is rather too wide. Runs over the same number of queries are taken to share them; others
+    have their own. None with fewer than two runs: one run says nothing about another list of demonstrations.
     """
     if len(runs) < 2:
         return None
-    shared = len({run.shape[0] for run in runs}) == 1
-    names = [name if shared else f"{name}/{i}" for i in range(len(runs))]
-    means = np.stack(
-        [
-            defined_mean(_resampled_layers(_as_table(run), generator(seed, own), draws), axis=1)
-            for run, own in zip(runs, names, strict=True)
-        ],
-        axis=1,
-    )
-    picks = generator(seed, f"{name}/runs").integers(0, len(runs), size=means.shape)
-    samples = defined_mean(np.take_along_axis(means, picks, axis=1), axis=1)
-    return _percentiles(samples, _expanded_tail(level, len(runs)), level)
+    tables = [_as_table(run) for run in runs]
+    means = np.array([defined_mean(defined_mean(table, axis=0), axis=0) for table in tables], dtype=np.float64)
+    by_query = [defined_mean(table, axis=1) for table in tables]
+    if len({column.shape for column in by_query}) == 1:
+        terms = [_mean_error(means), _mean_error(defined_mean(np.stack(by_query), axis=0))]
+    else:
+        own = [_mean_error(column) for column in by_query]
+        terms = [_mean_error(means), *((error / len(runs) ** 2, free) for error, free in own)]
+    if np.isnan(means).all():
+        return None
+    half = sum(student_quantile((1 + level) / 2, free) ** 2 * error for error, free in terms) ** 0.5
+    centre = float(np.nanmean(means))
+    return Interval(centre - half, centre + half, level)
+
+
+def _mean_error(values: Float[np.ndarray, " n"]) -> tuple[float, int]:
+    """The squared standard error of a mean, and its degrees of freedom; 0 and 1 where a single value has none."""
+    values = values[~np.isnan(values)]
+    return (float(values.var(ddof=1)) / values.size, values.size - 1) if values.size > 1 else (0.0, 1)
 
 
 def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | None:

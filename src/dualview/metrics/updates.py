@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -170,29 +170,42 @@ def centred(layer: LayerVectors) -> Sides:
     return Sides(sides[0], sides[1])
 
 
-def rotation_variance(
-    sides: Sides, dims: Int[np.ndarray, " query"], sample: Int[np.ndarray, " member"]
-) -> Float[np.ndarray, " group"]:
-    """The variance of each head's mean x_i·y_i over random rotations Q of all the y together.
+def beside_zsl(layer: LayerVectors) -> LayerVectors:
+    """x and y less their components along zsl; their lengths stay those of the whole, so that shares stay shares."""
+    away = ratio(layer.z, layer.z_norm[..., None])
+    x, y = (side - np.nan_to_num(dot(side, away)[..., None] * away) for side in (layer.x, layer.y))
+    return replace(layer, x=x, y=y)
+
+
+def rotation_variance(sides: Sides, dims: Int[np.ndarray, " query"], sample: Int[np.ndarray, " member"]) -> float:
+    """The variance of the mean x_i·y_i, over queries and heads, when one random rotation Q turns all the y together.
 
     mean x_i·Q y_i = ⟨Q, C⟩ with C the mean of x_i y_iᵀ, and for a uniformly random Q in d dimensions this has mean 0
-    and variance ‖C‖²/d, which is the mean over all pairs of (x_i·x_j)(y_i·y_j)/d. Pairs of different queries are taken
-    from a sample. Maps of different lengths are laid side by side from the first column, then from the last, and the
-    larger variance counts.
+    and variance ‖C‖²/d, which is the mean over all pairs of (x_i·x_j)(y_i·y_j)/d. Heads count as further vectors: they
+    are turned together, so that directions which several heads share weigh as much as they should. Pairs of different
+    queries are taken from a sample. Maps of different lengths are laid side by side from the first column, then from
+    the last, and the larger variance counts. NaN where nothing is defined.
     """
-    squares = dot(sides.x, sides.x) * dot(sides.y, sides.y)
-    defined = np.isfinite(squares)
-    n, kept = (np.maximum(mask.sum(axis=0), 1).astype(np.float64) for mask in (defined, defined[sample]))
-    chosen = [np.where(defined[sample][..., None], side[sample], 0.0) for side in (sides.x, sides.y)]
-    layouts = [[side.transpose(1, 0, 2) for side in chosen]]
+    defined = np.isfinite(dot(sides.x, sides.x) * dot(sides.y, sides.y))
+    total, kept = float(defined.sum()), sample.size
+    if not total:
+        return float("nan")
+    n, groups = sides.x.shape[0], sides.x.shape[1]
+    chosen = [np.where(defined[sample][..., None], side[sample], 0.0).transpose(1, 0, 2) for side in (sides.x, sides.y)]
+    layouts = [chosen]
     if np.ptp(dims) > 0:
-        layouts.append([_from_the_end(side, dims[sample]) for side in layouts[0]])
-    weight = ratio(1 - np.eye(sample.size), np.sqrt(np.outer(dims[sample], dims[sample])))
-    between = np.zeros_like(n)
+        layouts.append([_from_the_end(side, dims[sample]) for side in chosen])
+    weight = 1 / np.sqrt(np.outer(dims[sample], dims[sample]))
+    largest = 0.0
     for layout in layouts:
-        grams = [inner_products(side, side) for side in layout]
-        between = np.fmax(between, ratio(np.einsum("gij,gij,ij->g", *grams, weight), kept * (kept - 1)))
-    return (defined_mean(np.where(defined, squares / dims[:, None], np.nan), axis=0) + (n - 1) * between) / n
+        flat = [side.reshape(1, groups * kept, -1) for side in layout]
+        grams = [inner_products(side, side).reshape(groups, kept, groups, kept) for side in flat]
+        pairs = np.einsum("giGj,giGj->ij", *grams) * weight
+        own = float(np.trace(pairs))
+        between = max(0.0, float(pairs.sum()) - own)
+        scaled = own * n / kept + (between * n * (n - 1) / (kept * (kept - 1)) if kept > 1 else 0.0)
+        largest = max(largest, scaled)
+    return largest / total**2
 
 
 def _from_the_end(

@@ -165,6 +165,24 @@ def _native(implementation: str) -> Callable[..., tuple[Tensor, None]]:
 AttentionInterface.register(FAST, _watched)
 
 
+def is_spread(model: PreTrainedModel) -> bool:
+    """Whether the model's layers lie on several devices."""
+    return len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
+
+
+@contextmanager
+def _reading(head: nn.Module | None, keep: Tensor | None) -> Generator[None]:
+    """Let the unembedding read the positions `keep` alone; a model that lies on several devices would not find them."""
+    if head is None or keep is None:
+        yield
+        return
+    hook = head.register_forward_pre_hook(lambda _module, args: (args[0][:, keep.to(args[0].device)], *args[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def run_forward(
     model: PreTrainedModel,
     strategy: Strategy,
@@ -183,10 +201,11 @@ def run_forward(
         # Said outright: without it, a gap in the positions would be read as the start of another sequence.
         arguments["attention_mask"] = torch.ones_like(ids)
     arguments |= bypass.extra_arguments(model)
-    slices = keep is not None and "logits_to_keep" in accepted
-    if slices:
+    head = model.get_output_embeddings() if keep is not None and is_spread(model) else None
+    slices = head is not None or (keep is not None and "logits_to_keep" in accepted)
+    if slices and head is None:
         arguments["logits_to_keep"] = keep
-    with engaged(model, strategy, native=native) as turn:
+    with engaged(model, strategy, native=native) as turn, _reading(head, keep):
         logits: Tensor = model(**arguments).logits
         if turn.layer == 0:
             raise Unsupported("the model never called its attention function")

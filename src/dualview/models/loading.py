@@ -25,6 +25,9 @@ from dualview.models.dispatch import Unsupported, run_forward
 from dualview.models.probe import Whole
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+BALANCED = "balanced"
+"""The `device` that spreads a model's layers over all GPUs."""
+_WEIGHTS_SHARE = 0.8  # of a GPU's free memory; the rest is for the passes
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -107,20 +110,23 @@ def load_model(
     """Load a causal LM by name: `embedded`, a folder, a `.gguf` file or a hub id."""
     if dtype not in DTYPES:
         raise UserError(f"Unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}.")
-    where = pick_device(device)
+    where = None if device == BALANCED else pick_device(device)
     _quiet()
-    if where.type == "cpu" and dtype in ("bfloat16", "float16"):
+    if where is not None and where.type == "cpu" and dtype in ("bfloat16", "float16"):
         mind_amx()
     source = _source(name)
     try:
         if isinstance(source, Path):
+            if where is None:
+                raise UserError(f"--device {BALANCED} takes a folder or a hub id, not a GGUF file: convert it first.")
             read = read_gguf(source, DTYPES[dtype])
             tokenizer, model = read.tokenizer, read.model
         else:
             options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": source != name}
+            spread = {} if where is not None else {"device_map": "balanced", "max_memory": _room_on_gpus()}
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source, **options, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
+                source, **options, **spread, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
             )
             model, info = loaded
             _must_be_whole(name, info)
@@ -129,7 +135,10 @@ def load_model(
         raise
     except Exception as error:
         raise UserError(_why(name, error)) from error
-    model.to(where)  # pyright: ignore[reportArgumentType]
+    if where is not None:
+        model.to(where)  # pyright: ignore[reportArgumentType]
+    if dtype == "float64" and hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the grouped product of a mixture of experts has no float64
     return adopt(model, tokenizer, name)
 
 
@@ -158,6 +167,13 @@ def _must_be_whole(name: str, info: Any) -> None:
 def _must_speak(name: str, tokenizer: Any) -> None:
     if not tokenizer("a b", add_special_tokens=False)["input_ids"]:
         raise UserError(f"The tokenizer of {name} turns words into no tokens: its files are missing or empty.")
+
+
+def _room_on_gpus() -> dict[int, int]:
+    """What each GPU has free, so that nothing is left to the processor's memory, where a model's layers cannot run."""
+    if not torch.cuda.is_available():
+        raise UserError(f"--device {BALANCED} spreads a model over GPUs and there is none here; try cpu or auto.")
+    return {gpu: int(torch.cuda.mem_get_info(gpu)[0] * _WEIGHTS_SHARE) for gpu in range(torch.cuda.device_count())}
 
 
 def pick_device(device: str) -> torch.device:

@@ -39,6 +39,7 @@ class Causal:
         if self.keep:
             self.keys.append(call.k.contiguous())
             self.values.append(call.v.contiguous())
+        self.positions = self.positions.to(call.q.device)
         allowed = call.rule.visible(self.positions, self.positions)
         part = attend(call.q, call.k, call.v, call.rule, causal=True, allowed=allowed, key_at=self.positions)
         return with_sinks(part, call.rule.sinks).out.transpose(1, 2)

@@ -76,9 +76,13 @@ class Packed:
         self.pack, self.prefix, self.trace = pack, prefix, trace
         self.prefix_at = torch.arange(prefix.length, device=pack.depth.device)
         self.positions = pack.depth + (prefix.length + shift)
+        self.shift = shift
         self._in_sight: dict[tuple[int | None, int | None], Tensor | None] = {}
+        self._elsewhere: dict[torch.device, Packed] = {}
 
     def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]:
+        if call.q.device != self.positions.device:
+            return self._on(call.q.device).attend(layer, call)
         if call.unknown:
             raise Unsupported(f"its attention takes {', '.join(call.unknown)}")
         rule, part, shared = call.rule, self._own(call), None
@@ -90,6 +94,13 @@ class Packed:
         if self.trace is not None:
             self._record(self.trace, layer, call, part.lse, None if shared is None else shared.lse)
         return part.out.transpose(1, 2)
+
+    def _on(self, device: torch.device) -> Packed:
+        """The same for the layers that lie on another device."""
+        if device not in self._elsewhere:
+            there = Packed(self.pack.to(device), self.prefix, shift=self.shift, trace=self.trace)
+            self._elsewhere[device] = there
+        return self._elsewhere[device]
 
     def _visible(self, rule: Rule) -> Bool[Tensor, "token key"] | None:
         kind = (rule.window, rule.chunk)
@@ -167,6 +178,7 @@ class Whole:
         self.positions, self.own, self.special, self.trace = positions, own, special, trace
 
     def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]:
+        self.positions = self.positions.to(call.q.device)
         if self.trace is not None:
             self._record(self.trace, call)
         if call.native is not None:
@@ -217,6 +229,11 @@ def _summed_logits(
     return torch.einsum("bknd,bkcd->bnc", summed, k.expand(q.shape[0], *k.shape[1:])) * scale
 
 
+def _rows(x: Float[Tensor, "batch token d"], at: Int[Tensor, " query"]) -> Float[Tensor, "batch query d"]:
+    """The tokens `at`, on whichever device x lies."""
+    return x[:, at.to(x.device)]
+
+
 @contextmanager
 def tapping(
     projections: Sequence[Projection], into: list[Tap], at: Int[Tensor, " query"] | None = None
@@ -227,7 +244,7 @@ def tapping(
         def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             x, y = inputs[0].detach(), output.detach()
             y = y if projection.rows is None else y[..., projection.rows]
-            into.append(Tap(projection, x, y) if at is None else Tap(projection, x[:, at], y[:, at]))
+            into.append(Tap(projection, x, y) if at is None else Tap(projection, _rows(x, at), _rows(y, at)))
 
         return keep
 
@@ -247,7 +264,7 @@ def recording(
 
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         assert trace is not None
-        trace.h.append(output[:, at])
+        trace.h.append(_rows(output, at))
 
     modules = {layer.output for layer in anatomy.layers} if trace is not None else ()
     hooks = [module.register_forward_hook(keep) for module in modules]

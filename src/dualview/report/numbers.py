@@ -70,7 +70,7 @@ NUMBERS = (
         "kendall.dual_v.tau_token",
         "Kendall, dual form of W_V",
         "+.3f",
-        None,
+        "kendall_dual_v",
         "tau-b between ICL's attention to the training tokens and their shares in fine-tuning's update; 1 the same "
         "order, 0 unrelated; read it against the same at a learning rate of 0",
     ),
@@ -78,14 +78,14 @@ NUMBERS = (
         "kendall.released.tau_token",
         "Kendall, as released",
         "+.3f",
-        None,
+        "kendall_released",
         "the same with q·q in place of the shares, as the first paper's program has it; it hardly depends on training",
     ),
     Number(
         "overlap.ft.token_overlap",
         "top-10 tokens shared, ICL and FT",
         ".3f",
-        None,
+        "token_overlap",
         "share of the ten likeliest next tokens that ICL and fine-tuning have in common",
     ),
     Number("update_norm.icl", "update norm, in-context", ".3f", None, "size of ICL's change of attention's output"),
@@ -93,6 +93,16 @@ NUMBERS = (
         "update_norm.ft", "update norm, fine-tuned", ".3f", None, "size of fine-tuning's change; 1: the output's own"
     ),
 )
+
+
+PATCHED = Number(
+    "accuracy.patch",
+    "accuracy, patched",
+    ".3f",
+    None,
+    "the same with a compiled patch of the weights, no demonstrations",
+)
+"""Only of a run that asked a patch."""
 
 
 def at(content: Mapping[str, Any], key: str) -> Any:
@@ -149,16 +159,15 @@ def beside(content: Mapping[str, Any], key: str, *, p: bool = True) -> str:
         undefined = at(content, "sim_am.undefined.delta")
         few = undefined["count"] / undefined["of"] if undefined else 0.0
         return f"{few:.0%} undefined, left out" if few else ""
-    if key.startswith("kendall."):
-        return f"at lr 0 {optional(at(content, key.replace('.tau', '_lr0.tau')))}"
-    if key == "overlap.ft.token_overlap":
-        return f"ICL reordered {optional(at(content, 'overlap.icl_reordered.token_overlap'))}"
     return ""
 
 
 def present(content: Mapping[str, Any]) -> list[Number]:
     """The numbers this result can speak of."""
-    return [number for number in NUMBERS if at(content, number.key) is not None or number.key.split(".")[0] in content]
+    found = [number for number in NUMBERS if at(content, number.key) is not None or number.key.split(".")[0] in content]
+    if at(content, PATCHED.key) is not None:
+        found.insert(1 + max(i for i, number in enumerate(found) if number.key.startswith("accuracy.")), PATCHED)
+    return found
 
 
 EMBEDDED = "embedded: SmolLM2-135M-Instruct, rounded to 4 bits and instruction-tuned"

@@ -129,17 +129,17 @@ def _fine_tune(prepared: Prepared, emit: Emit) -> Tuned:
 
 def _likeness(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: Emit) -> None:
     """The similarities with what they are held against."""
-    settings, _, skipped = control_settings(
+    controls = control_settings(
         prepared,
         lr,
         recipe_of(prepared.options),
         full=False,
-        by_layer=tuple,  # only the full controls train by layer
+        grid=lambda _rule: (),  # only the full controls train by other rules
         progress=Telling(emit),
     )
     records = Records(
         gold=np.array([query.gold for query in prepared.prompts.queries]),
-        settings={**{name: asked.settings[0] for name, asked in passes.items()}, **settings},
+        settings={**{name: asked.settings[0] for name, asked in passes.items()}, **controls.settings},
         columns=passes["zsl"].columns,
     )
-    emit({"event": "similarity", **similarity_json(records), "skipped": skipped})
+    emit({"event": "similarity", **similarity_json(records), "skipped": controls.skipped})
