@@ -91,6 +91,8 @@ class RunOptions:
         both = {**presets, **given}
         if isinstance(both.get("lr_grid"), str):
             both["lr_grid"] = tuple(part for part in both["lr_grid"].split(",") if part)
+            if not both["lr_grid"]:
+                raise UserError("Option --lr-grid is empty; give rates such as 0.001,0.01.")
         try:
             return TypeAdapter(cls).validate_python(both)
         except ValidationError as error:

@@ -14,7 +14,7 @@ import dualview
 import zoo
 from dualview.comparison import Prepared, prepare
 from dualview.controls.kendall import kendall, taps_of
-from dualview.controls.settings import reordered
+from dualview.controls.settings import _random_labels, reordered  # pyright: ignore[reportPrivateUsage]
 from dualview.controls.untrained import untrained
 from dualview.learning.factors import trace_training
 from dualview.learning.finetune import Recipe, finetune
@@ -278,6 +278,12 @@ def test_the_other_rules_stand_beside_whichever_was_run(lm: LanguageModel, task:
     found = dualview.compare(model=lm, task=str(task), ft_rule="layer-causal", **options).to_json()
     assert {"ft_sgd", "ft_linearised"} <= set(found["controls"]["sim_aou"]["others"])
     assert [point["rule"] for point in found["norm_curve"]] == ["layer-causal", "sgd", "linearised"]
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_random_labels_are_never_all_the_true_ones(lm: LanguageModel, task: Path, seed: int) -> None:
+    few = prepare(RunOptions.make(task=str(task), shots=1, n_queries=2, lr=LR, seed=seed), lm)
+    assert _random_labels(few).prefix != few.prompts.prefix
 
 
 def test_one_demonstration_has_no_other_order(lm: LanguageModel, task: Path) -> None:

@@ -163,12 +163,12 @@ def _other_demos(prepared: Prepared) -> PromptSet:
 
 
 def _random_labels(prepared: Prepared) -> PromptSet:
-    """The demonstrations with labels drawn evenly, whatever the text says."""
+    """The demonstrations with labels drawn evenly, whatever the text says; again, if they are all the true ones."""
     draw = np.random.default_rng(control_seeds(prepared)["random_labels"])
-    rows = [
-        replace(row, label=int(draw.integers(len(prepared.task.candidates(row)))))
-        for row in prepared.demos[: prepared.prompts.shots_used]
-    ]
+    true = list(prepared.demos[: prepared.prompts.shots_used])
+    rows = true
+    while rows == true:
+        rows = [replace(row, label=int(draw.integers(len(prepared.task.candidates(row))))) for row in true]
     return _rebuilt(prepared, rows)
 
 

@@ -129,7 +129,7 @@ def _interval(runs: Sequence[np.ndarray], name: str) -> dict[str, Any] | None:
     if not runs:
         return None
     if len(runs) > 1:
-        found: Interval | None = seed_interval(runs, seed=0, name=name)
+        found: Interval | None = seed_interval(runs)
     else:
         found = query_interval(runs[0], seed=0, name=name)
     means = [float(run.mean()) for run in runs]

@@ -129,6 +129,7 @@ def load_model(
                 source, **options, **spread, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
             )
             model, info = loaded
+            _must_be_on_gpus(name, model)
             _must_be_whole(name, info)
             _must_speak(name, tokenizer)
     except UserError:
@@ -162,6 +163,13 @@ def _must_be_whole(name: str, info: Any) -> None:
             raise UserError(
                 f"The weights of {name} are not whole: {len(found)} {what.replace('_', ' ')}, the first {found[0]}."
             )
+
+
+def _must_be_on_gpus(name: str, model: PreTrainedModel) -> None:
+    """Layers of a spread model that no GPU had room for are left without weights."""
+    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    if places & {"cpu", "disk"}:
+        raise UserError(f"{name} does not fit the free memory of the GPUs; free some, or use a narrower --dtype.")
 
 
 def _must_speak(name: str, tokenizer: Any) -> None:
