@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
+from dualview import cli
 from dualview.compile import compile_patch, divergence, load_patch, read_metadata, save_patch, showing
 from dualview.duality.feed_forward import feed_forwards
 from dualview.duality.reusable import ReusablePatch
@@ -175,6 +177,83 @@ def test_bad_settings_are_refused_before_the_work(place, lm):
     with pytest.raises(UserError, match="cannot be written"):
         compile_patch(**{**common, "out": place / "tiny.yaml" / "x"}, shots=2, fit_rows=2, baselines=False)
     assert not (place / "never.safetensors").exists()
+
+
+def test_nothing_is_written_before_the_baselines_have_run(place, lm, monkeypatch):
+    def broken(*_given):
+        raise UserError("the baseline broke")
+
+    monkeypatch.setattr("dualview.compile.fine_tune", broken)
+    out = place / "early.safetensors"
+    with pytest.raises(UserError, match="the baseline broke"):
+        compile_patch(out=out, model=lm, task=str(place / "tiny.yaml"), shots=2, fit_rows=2, lr=0.01)
+    assert not out.exists()
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(place, lm, monkeypatch):
+    monkeypatch.setattr("dualview.compile.prepare", lambda *_given: pytest.fail("the work began"))
+    with pytest.raises(UserError, match="is a folder"):
+        compile_patch(out=place, model=lm, task=str(place / "tiny.yaml"))
+
+
+def test_a_diverged_baseline_is_warned_of(place, lm):
+    found = compile_patch(
+        out=place / "wild.safetensors", model=lm, task=str(place / "tiny.yaml"), shots=3, fit_rows=4, lr=1e300
+    )
+    content = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert found.ft_status == content["ft_status"] == "diverged"
+    assert "diverged: its row is no baseline" in shown(found)
+
+
+def shown(found):
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(found.table())
+    return " ".join(console.export_text().split())
+
+
+def call(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["dualview", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    return int(left.value.code or 0)
+
+
+def test_the_patch_and_its_report_need_a_file_each(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "compile", "--out", "p", "--json", tmp_path / "p") == 2
+    assert "each a file of its own" in capsys.readouterr().err and not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("name", ["at", "calibrate", "controls", "patch", "save_records"])
+def test_options_that_would_change_nothing_are_refused(place, lm, tmp_path, name, monkeypatch, capsys):
+    with pytest.raises(UserError, match=f"does not take the option {name}"):
+        compile_patch(out=tmp_path / "x", model=lm, task=str(place / "tiny.yaml"), **{name: "x"})
+    assert call(monkeypatch, "compile", "--out", tmp_path / "x", f"--{name.replace('_', '-')}", "x") == 2
+    assert "No such option" in capsys.readouterr().err
+
+
+def test_a_run_prints_the_patchs_row(compiled, place, monkeypatch, capsys):
+    given = (
+        "--model",
+        place / "model",
+        "--task",
+        place / "tiny.yaml",
+        "--dtype",
+        "float64",
+        "--shots",
+        5,
+        "--lr",
+        0.01,
+    )
+    arguments = ("run", *given, "--n-queries", 6, "--controls", "none", "--patch", compiled.path)
+    assert call(monkeypatch, *arguments, "--json", place / "run.json") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("accuracy")]
+    assert [line[1] for line in lines] == ["zero-shot", "in-context", "fine-tuned", "patched"]
+    assert float(lines[3][2]) == pytest.approx(
+        json.loads((place / "run.json").read_text())["accuracy"]["patch"], abs=1e-3
+    )
+    assert call(monkeypatch, *arguments[:-2]) == 0
+    assert "patched" not in capsys.readouterr().out
 
 
 def test_a_single_selection_row_is_not_enough(tmp_path, lm):

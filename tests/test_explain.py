@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import pytest
 import torch
 from rich.console import Console
 
+from dualview import cli
 from dualview.duality.heads import record_heads
 from dualview.errors import UserError
-from dualview.explain import explain, query_row
+from dualview.explain import explain
 from dualview.models.loading import load_model
+from dualview.questions import query_row
 from dualview.tasks.task import load_task
 from equivalence import tiny
 
@@ -126,5 +129,54 @@ def test_a_text_may_begin_with_a_brace(place):
 
 
 def test_what_has_no_dual_form_is_refused(place, lm):
-    with pytest.raises(UserError, match="ft_params all"):
-        explain(query=QUERY, model=lm, task=str(place / "tiny.yaml"), ft_params="all")
+    for options, sentence in (
+        ({"ft_params": "all"}, "ft_params all"),
+        ({"ft_rule": "linearised"}, "the linearised model has none"),
+        ({"lr": 0.0}, "nothing moves"),
+        ({"lr_grid": (0.0,)}, "nothing moves"),
+        ({"protocol": "dai", "lr": 0.0, "seed": 1}, "nothing moves"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            explain(query=QUERY, model=lm, task=str(place / "tiny.yaml"), shots=2, **options)
+
+
+def test_layer_causal_parts_add_up_as_well(place, lm):
+    found = explain(query=QUERY, model=lm, task=str(place / "tiny.yaml"), shots=3, lr=0.05, ft_rule="layer-causal")
+    total = sum(part.score for part in found.demos) + found.elsewhere["score"]
+    assert total == pytest.approx(found.lead["ft"] - found.lead["zsl"], abs=1e-3) and found.lead_adds_up
+
+
+@pytest.mark.parametrize("name", ["queries", "n_queries", "at", "calibrate", "controls", "patch", "save_records"])
+def test_options_that_would_change_nothing_are_refused(place, lm, name, monkeypatch, capsys):
+    with pytest.raises(UserError, match=f"does not take the option {name}"):
+        explain(query=QUERY, model=lm, task=str(place / "tiny.yaml"), **{name: "x"})
+    for verb in ("explain", "heads"):
+        code = call(monkeypatch, verb, "--query", QUERY, f"--{name.replace('_', '-')}", "x")
+        assert code == 2 and "No such option" in capsys.readouterr().err
+
+
+def call(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["dualview", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    return int(left.value.code or 0)
+
+
+@pytest.mark.parametrize("text", ["", "  \n", '{"text": " "}'])
+def test_an_empty_query_is_refused(place, lm, text):
+    with pytest.raises(UserError, match="--query is empty"):
+        explain(query=text, model=lm, task=str(place / "tiny.yaml"), shots=2, lr=0.01)
+
+
+def printed(found):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(found.table())
+    return console.export_text()
+
+
+def test_what_the_quadrature_missed_is_printed_and_warned_of(place, lm, explanation):
+    text = printed(explanation)
+    assert f"but for {explanation.lead_residual:.1e}" in text and "!" not in text
+    wild = explain(query=QUERY, model=lm, task=str(place / "tiny.yaml"), shots=3, lr=1e9)
+    assert not wild.lead_adds_up and wild.to_json()["lead_adds_up"] is False
+    assert "! The parts in the lead miss much of its change" in printed(wild)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -17,7 +17,7 @@ import typer
 from dualview.errors import UserError
 from dualview.files import must_be_writable
 from dualview.lab import commands as lab_commands
-from dualview.options import RunOptions
+from dualview.options import COMPARISON_ONLY, QUERIES_ONLY, RunOptions
 from dualview.report import commands as report_commands
 from dualview.runs import commands as runs_commands
 from dualview.web import commands as web_commands
@@ -40,8 +40,9 @@ def main() -> None:
         print(f"dualview: {error}", file=sys.stderr)
         sys.exit(2)
     except SystemExit as left:
-        if left.code == 130:  # how typer passes an interrupt on
-            print("dualview: interrupted; nothing was written.", file=sys.stderr)
+        # How typer passes an interrupt on. A sweep has said itself what it kept; a lab's checkpoints stay, too.
+        if left.code == 130 and not isinstance(left, runs_commands.Stopped):
+            print("dualview: interrupted.", file=sys.stderr)
         raise
 
 
@@ -62,13 +63,21 @@ def _shown(default: Any) -> str:
     return ",".join(f"{x:g}" for x in default) if isinstance(default, tuple) else str(default)
 
 
-def _with_run_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb every option of a run, in place of its `**options`."""
+def _with_run_options(verb: Callable[..., None], without: Sequence[str] = ()) -> Callable[..., None]:
+    """Give a verb every option of a run but some, in place of its `**options`."""
     own = [p for p in inspect.signature(verb, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    parameters = [*(_option(field) for field in fields(RunOptions)), *own]
+    parameters = [*(_option(field) for field in fields(RunOptions) if field.name not in without), *own]
     verb.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     verb.__annotations__ = {p.name: p.annotation for p in parameters}
     return verb
+
+
+def _with_options_of_one_query(verb: Callable[..., None]) -> Callable[..., None]:
+    return _with_run_options(verb, (*QUERIES_ONLY, *COMPARISON_ONLY))
+
+
+def _with_options_of_a_patch(verb: Callable[..., None]) -> Callable[..., None]:
+    return _with_run_options(verb, COMPARISON_ONLY)
 
 
 @app.command()
@@ -92,8 +101,7 @@ def run(
     if chosen.save_records and out is None:
         raise UserError("--save-records needs a folder to write to: give --out DIR.")
     from dualview import comparison, estimate
-    from dualview.output import write
-    from dualview.report.build import report
+    from dualview.output import write, write_seeds
     from dualview.report.tables import result_table, seeds_table
     from dualview.seeds import compare_seeds, parse_seeds
 
@@ -101,14 +109,13 @@ def run(
         _show(estimate.estimate(chosen, for_stream()).table())
         return
     if seeds is not None:
+        if options.get("seed") is not None:
+            raise UserError("--seed and --seeds are both given; give one of them.")
         several = compare_seeds(chosen, parse_seeds(seeds), progress=for_stream())
-        for path in (json, None if out is None else out / "seeds.json"):
-            if path is not None:
-                several.save(path)
+        written = write_seeds(several, out=out, json=json)
         _show(seeds_table(several))
-        if out is not None:
-            for path in report(out / "seeds.json"):
-                print(f"wrote {path}")
+        for path in written:
+            print(f"wrote {path}")
         return
     result = comparison.run(chosen, progress=for_stream())
     written = write(result, out=out, json=json)
@@ -177,8 +184,6 @@ def verify(
     json: Annotated[Path | None, typer.Option(help="write the table to this file")] = None,
 ) -> None:
     """Check every identity on fresh random data and on a model; exit code 1 if one fails."""
-    from dataclasses import asdict
-
     from dualview.duality.verify import render, verify_wrong
     from dualview.duality.verify import verify as checks_of
     from dualview.files import write_json
@@ -190,21 +195,18 @@ def verify(
 
         lm = load_model(model, dtype=dtype, device=device)
 
-    def skipped(why: str) -> None:
-        print(f"not checked: {why}", file=sys.stderr)
-
-    checks = (verify_wrong if wrong else checks_of)(seed, lm, skipped=skipped)
+    checks = (verify_wrong if wrong else checks_of)(seed, lm)
     _show(render(checks, "misprints: every one must fail" if wrong else None))
     if json is not None:
-        write_json(json, [asdict(check) for check in checks])
-    astray = [check for check in checks if check.passed == wrong]
+        write_json(json, [check.to_json() for check in checks])
+    astray = [check for check in checks if check.status == ("passed" if wrong else "failed")]
     if astray:
         print(f"{len(astray)} of {len(checks)} {'misprints passed' if wrong else 'identities failed'}", file=sys.stderr)
         raise typer.Exit(1)
 
 
 @app.command()
-@_with_run_options
+@_with_options_of_one_query
 def explain(
     *,
     query: Annotated[str, typer.Option(help="the query's text; a JSON object where the template has several fields")],
@@ -223,8 +225,30 @@ def explain(
         write_json(json, found.to_json())
 
 
+@app.command()
+@_with_options_of_one_query
+def heads(
+    *,
+    query: Annotated[str, typer.Option(help="the query's text; a JSON object where the template has several fields")],
+    rank: Annotated[int, typer.Option(help="leading singular directions whose spaces are compared")] = 8,
+    shuffles: Annotated[int, typer.Option(help="random orders of the tokens behind every floor")] = 5,
+    json: Annotated[Path | None, typer.Option(help="write every layer's numbers to this file")] = None,
+    **options: Any,
+) -> None:
+    """Demonstrations and fine-tuning as updates of the same heads, layer by layer, with floors."""
+    from dualview.files import write_json
+    from dualview.heads import heads as compared
+    from dualview.progress import for_stream
+
+    _writable(json)
+    found = compared(query=query, rank=rank, shuffles=shuffles, progress=for_stream(), **_given(options))
+    _show(found.table())
+    if json is not None:
+        write_json(json, found.to_json())
+
+
 @app.command(name="compile")
-@_with_run_options
+@_with_options_of_a_patch
 def compile_(
     *,
     out: Annotated[Path, typer.Option(help="where to write the patch (safetensors)")],
@@ -238,6 +262,8 @@ def compile_(
 
     for place in (out, json):
         _writable(place)
+    if json is not None and json.resolve() == out.resolve():
+        raise UserError(f"--out and --json both name {out}; give each a file of its own.")
     found = compile_patch(out=out, progress=for_stream(), **_given(options))
     _show(found.table())
     if json is not None:

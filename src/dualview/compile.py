@@ -25,11 +25,12 @@ from dualview.duality.feed_forward import FeedForward, feed_forwards
 from dualview.duality.reusable import Aims, LowRank, ReusableBlock, ReusablePatch, fit_patch, in_context_aims
 from dualview.duality.task_vector import TaskVector, ask_with_vectors
 from dualview.errors import UserError
-from dualview.files import whole
+from dualview.files import must_be_writable, whole
+from dualview.learning.finetune import Status, Tuned
 from dualview.metrics.prediction import accuracy, predictions
 from dualview.models.loading import LanguageModel
 from dualview.models.passes import Patch, Plan, ask, compute_prefix
-from dualview.options import RunOptions
+from dualview.options import COMPARISON_ONLY, RunOptions, refuse_options
 from dualview.progress import Progress, Silent
 from dualview.tasks.prompt import Query, encode_queries, prompts_hash
 from dualview.tasks.sampling import selection_rows
@@ -64,7 +65,8 @@ class Showing:
     log_probs: Scores = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        return {"accuracy": self.accuracy, "agreement": self.agreement, "divergence": self.divergence}
+        divergence = self.divergence if np.isfinite(self.divergence) else None  # of a model that says no numbers
+        return {"accuracy": self.accuracy, "agreement": self.agreement, "divergence": divergence}
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Compiled:
     """zsl, icl, patch, and with baselines ft and task_vector."""
     n_queries: int
     lr: float | None
+    ft_status: Status | None
+    """How the fine-tuned baseline went: ok, diverged or collapsed; None without baselines."""
     task_vector_layer: int | None
     bytes: int
 
@@ -96,6 +100,7 @@ class Compiled:
             "ridge": self.ridge,
             "ridges": [vars(trial) for trial in self.trials],
             "lr": self.lr,
+            "ft_status": self.ft_status,
             "task_vector_layer": self.task_vector_layer,
             "settings": {name: showing.to_json() for name, showing in self.settings.items()},
         }
@@ -112,6 +117,10 @@ class Compiled:
             cells = (f"{shown.accuracy:.3f}", f"{shown.agreement:.3f}", f"{shown.divergence:.3f}")
             table.add_row(_NAMES[name], *cells)
         table.caption = f"ridge {self.ridge:g}, fitted on {self.fitted} selection rows, {self.bytes / 2**20:.1f} MiB"
+        if self.ft_status not in (None, "ok"):
+            table.caption += (
+                f"\n! fine-tuning at rate {self.lr:g} {self.ft_status}: its row is no baseline; give a smaller --lr"
+            )
         return table
 
 
@@ -139,13 +148,15 @@ def compile_patch(
     fit_rows    selection rows to fit on; as many more choose the ridge
     ridges      what to choose from, in units of the mean squared length of what a map reads
     baselines   also fine-tune, and find a task vector, on the same demonstrations
-    options     those of `RunOptions` (task, demos or seed and shots, n_queries, lr, dtype …)
+    options     those of `RunOptions` but for what a comparison alone heeds (task, demos or seed and shots, lr, dtype …)
     """
     progress = progress or Silent()
     if fit_rows < 1:
         raise UserError(f"--fit-rows is {fit_rows}; a patch is fitted on at least one row.")
     if not ridges or not all(np.isfinite(ridge) and ridge >= 0 for ridge in ridges):
         raise UserError("The ridges to choose from are finite numbers of at least 0; give at least one.")
+    refuse_options("compile", options, COMPARISON_ONLY)
+    must_be_writable(Path(out))
     loaded = None if isinstance(model, str) else model
     chosen = RunOptions.make(model=model if isinstance(model, str) else model.name, **options)
     prepared = prepare(chosen, loaded, progress)
@@ -153,8 +164,25 @@ def compile_patch(
     work = _Work(prepared, fitted, held_out, progress)
     trials, patches = work.fit(tuple(ridges))
     best = min(range(len(trials)), key=lambda i: (trials[i].divergence, -trials[i].ridge))
+    found = work.showings(patches[best], baselines)
+    # Written last, so that there is no patch without its showing.
     path = save_patch(Path(out), patches[best], prepared.lm, _metadata(prepared, trials[best], len(fitted)))
-    return work.report(path, trials, best, patches[best], baselines)
+    prompts = prepared.prompts
+    return Compiled(
+        path=path,
+        task=prepared.task.name,
+        shots=prompts.shots,
+        shots_used=prompts.shots_used,
+        fitted=len(fitted),
+        ridge=trials[best].ridge,
+        trials=trials,
+        settings=found.settings,
+        n_queries=len(prompts.queries),
+        lr=None if found.tuned is None else found.tuned.lr,
+        ft_status=None if found.tuned is None else found.tuned.status,
+        task_vector_layer=found.task_vector_layer,
+        bytes=path.stat().st_size,
+    )
 
 
 def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Query, ...]]:
@@ -171,6 +199,15 @@ def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Q
             "needs at least two: one to fit on and one to choose the ridge on."
         )
     return rows[:half], rows[half : 2 * half]
+
+
+@dataclass(frozen=True)
+class _Showings:
+    """How every setting did, and the baselines behind two of them."""
+
+    settings: dict[str, Showing]
+    tuned: Tuned | None
+    task_vector_layer: int | None
 
 
 class _Work:
@@ -205,9 +242,8 @@ class _Work:
                 advance(1)
         return tuple(trials), patches
 
-    def report(
-        self, path: Path, trials: tuple[RidgeTrial, ...], best: int, patch: ReusablePatch, baselines: bool
-    ) -> Compiled:
+    def showings(self, patch: ReusablePatch, baselines: bool) -> _Showings:
+        """Every setting on the task's queries."""
         prompts = self.prepared.prompts
         queries = prompts.queries
         scores: dict[str, Scores] = {}
@@ -219,28 +255,14 @@ class _Work:
             ):
                 scores[name] = self.ask(queries, prefix, worn)
                 advance(len(queries))
-        lr = layer = None
+        tuned = layer = None
         if baselines:
-            tuned = fine_tune(self.prepared, self.progress).tuned
-            vector = self.task_vector()
-            lr, layer = tuned.lr, vector.layer
+            tuned, vector = fine_tune(self.prepared, self.progress).tuned, self.task_vector()
+            layer = vector.layer
             scores["ft"] = self.ask(queries, self.bare, tuned.patch)
             scores["task_vector"] = ask_with_vectors(self.lm, queries, self.bare, [vector])[0]
         order = [name for name in _NAMES if name in scores]
-        return Compiled(
-            path=path,
-            task=self.prepared.task.name,
-            shots=prompts.shots,
-            shots_used=prompts.shots_used,
-            fitted=len(self.fitted),
-            ridge=trials[best].ridge,
-            trials=trials,
-            settings={name: showing(scores[name], scores["icl"], queries) for name in order},
-            n_queries=len(queries),
-            lr=lr,
-            task_vector_layer=layer,
-            bytes=path.stat().st_size,
-        )
+        return _Showings({name: showing(scores[name], scores["icl"], queries) for name in order}, tuned, layer)
 
     def task_vector(self) -> TaskVector:
         """The mean in-context state of the layer whose vector answers best on the held-out selection rows."""

@@ -16,10 +16,9 @@ number here says what would have happened without a demonstration.
 
 from __future__ import annotations
 
-import json as jsonlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,23 +28,20 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from dualview.comparison import Prepared, fine_tune, prepare, recipe_of
+from dualview.comparison import Prepared
 from dualview.duality.demo_tokens import DemoTokens, demo_tokens
 from dualview.duality.linear import aggregate
 from dualview.duality.shares import ft_shares, icl_mass
-from dualview.duality.tuning import ScoreContributions, score_contributions, worn_by
-from dualview.errors import UserError
-from dualview.learning.factors import TrainingTrace, trace_training
+from dualview.duality.tuning import ScoreContributions, score_contributions
+from dualview.learning.factors import TrainingTrace
 from dualview.metrics.prediction import predictions
 from dualview.metrics.ranking import kendall
 from dualview.models.anatomy import Role
 from dualview.models.loading import LanguageModel
 from dualview.models.passes import ask
-from dualview.options import RunOptions
 from dualview.progress import Progress, Silent
-from dualview.tasks.prompt import PromptSet, build_prompts
+from dualview.questions import question
 from dualview.tasks.rows import Row
-from dualview.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -95,6 +91,11 @@ class Explanation:
     icl_mass: Float[Tensor, "layer head token"] = field(repr=False)
     ft_shares: Mapping[Role, Float[Tensor, "layer token"]] = field(repr=False)
 
+    @property
+    def lead_adds_up(self) -> bool:
+        """Whether the parts in the lead miss less than a twentieth of its change, so that they can be read at all."""
+        return self.lead_residual <= 0.05 * max(abs(self.lead["ft"] - self.lead["zsl"]), 1e-3)
+
     def to_json(self) -> dict[str, Any]:
         """Everything but the arrays by head, which are given by layer."""
         return {
@@ -108,6 +109,7 @@ class Explanation:
             "against": self.against,
             "lead": dict(self.lead),
             "lead_residual": self.lead_residual,
+            "lead_adds_up": self.lead_adds_up,
             "demos": [vars(part) for part in self.demos],
             "labels": [vars(part) for part in self.labels],
             "tokens": [vars(part) for part in self.tokens],
@@ -130,18 +132,24 @@ class Explanation:
             f"Fine-tuning (rate {self.lr:g}) moved the lead of {self.favoured!r} over {self.against!r} from "
             f"{self.lead['zsl']:+.3f} to {self.lead['ft']:+.3f}. Kendall's tau between in-context mass and "
             f"fine-tuning's shares: {_number(self.tau['token'])} over tokens, {_number(self.tau['demo'])} over "
-            "demonstrations."
+            f"demonstrations. The parts in the lead add up to its change but for {self.lead_residual:.1e}."
         )
+        warned = [] if self.lead_adds_up else [Text(f"! {_AMISS}", "yellow")]
         return Group(
             Text(f"{self.task}: {self.query}", "bold"),
             answers,
             Text(said),
+            *warned,
             _parts("by demonstration", self.demos),
             _parts("by label", self.labels),
             _parts(f"the {len(top)} tokens with most in-context mass", top),
         )
 
 
+_AMISS = (
+    "The parts in the lead miss much of its change (the path from the base to the tuned weights is too crooked, or "
+    "experts are routed along it): do not read the last column; a smaller --lr may help."
+)
 _SETTINGS = {"zsl": "zero-shot", "icl": "in-context", "ft": "fine-tuned"}
 
 
@@ -181,73 +189,12 @@ def explain(
 
     query     the text of the template's field; a JSON object of the fields where there are several (or `choices`)
     nodes     points the quadrature for the parts in the lead begins with
-    options   those of `RunOptions` (task, demos or seed and shots, lr, ft_loss, dtype …)
+    options   those of `RunOptions` that a single query leaves (task, demos or seed and shots, lr, ft_loss, dtype …)
     """
     progress = progress or Silent()
-    loaded = None if isinstance(model, str) else model
-    chosen = RunOptions.make(
-        model=model if isinstance(model, str) else model.name, **{**options, "n_queries": 1, "queries": None}
-    )
-    if chosen.ft_params == "all":
-        raise UserError("explain needs the dual form of projections, so it does not go with ft_params all.")
-    prepared = prepare(chosen, loaded, progress)
-    row = query_row(prepared.task, query)
-    prepared = replace(prepared, prompts=_prompts(prepared, row))
-    trace = _trained(prepared, progress)
+    asked = question("explain", query, model, options, progress)
     with progress.part("taking the answer apart", 3) as advance:
-        return _explained(prepared, row, trace, nodes, advance)
-
-
-def query_row(task: Task, text: str) -> Row:
-    """A query typed by hand as a row of the task: no label is known, so none is used."""
-    fields = task.template_fields
-    values: dict[str, Any] = {}
-    if len(fields) == 1 and task.choices is None and not text.lstrip().startswith("{"):
-        return Row({fields[0]: text}, 0)
-    wanted = [*fields, *([] if task.choices is None else ["choices"])]
-    hint = UserError(f"Task {task.name} needs --query as a JSON object with {', '.join(wanted)}.")
-    try:
-        parsed = jsonlib.loads(text)
-    except ValueError:
-        if len(fields) == 1 and task.choices is None:  # a text that merely begins with a brace
-            return Row({fields[0]: text}, 0)
-        raise hint from None
-    if not isinstance(parsed, dict):
-        raise hint
-    values = cast("dict[str, Any]", parsed)
-    other = {**task.fields, **{new: old for old, new in task.fields.items()}}
-    found = {name: values.get(name, values.get(other.get(name, name))) for name in fields}
-    choices = values.get("choices") if task.choices is not None else None
-    listed = cast("list[Any]", choices) if isinstance(choices, list) else []
-    if any(not isinstance(value, str) for value in (*found.values(), *listed)):
-        raise hint
-    if task.choices is not None and len(listed) < 2:
-        raise hint
-    return Row(cast("dict[str, str]", found), 0, tuple(str(choice) for choice in listed) or None)
-
-
-def _prompts(prepared: Prepared, row: Row) -> PromptSet:
-    options = prepared.options
-    limits = [limit for limit in (prepared.lm.context, options.max_context) if limit is not None]
-    return build_prompts(
-        prepared.task,
-        prepared.lm.tokenizer,
-        prepared.demos,
-        [row],
-        bos=options.bos,
-        separator=options.separator,
-        max_context=min(limits, default=None),
-    )
-
-
-def _trained(prepared: Prepared, progress: Progress) -> TrainingTrace:
-    lr = prepared.options.lr
-    rate = fine_tune(prepared, progress).tuned.lr if lr == "auto" else lr
-    sequences = prepared.prompts.training_sequences
-    with progress.part("fine-tuning, with its factors", len(sequences)) as advance:
-        (trace,) = trace_training(prepared.lm, sequences, [rate], recipe_of(prepared.options))
-        advance(len(sequences))
-    return worn_by(prepared.lm, trace)
+        return _explained(asked.prepared, asked.row, asked.trace, nodes, advance)
 
 
 def _explained(prepared: Prepared, row: Row, trace: TrainingTrace, nodes: int, advance: Any) -> Explanation:

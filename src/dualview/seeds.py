@@ -34,7 +34,7 @@ class OverSeeds(BaseModel):
 
     mean: float | None
     ci: tuple[float, float] | None
-    """Seeds are resampled, and queries within them."""
+    """Both seeds and queries are taken as draws from many; Rec2FTP's is over seeds alone."""
     values: list[float | None]
 
 
@@ -127,7 +127,7 @@ def _over(key: str, results: Sequence[Result], runs: list[np.ndarray] | None) ->
     outer, inner = key.split(".")
     values: list[Any] = [getattr(getattr(result, outer), inner) for result in results]
     defined = [value for value in values if value is not None]
-    interval = None if runs is None else seed_interval(runs, seed=0, name=key)
+    interval = seed_interval([np.array([value]) for value in defined] if runs is None else runs)
     return OverSeeds(
         mean=float(np.mean(defined)) if defined else None,
         ci=None if interval is None else (interval.low, interval.high),

@@ -29,7 +29,7 @@ def command(folder: Path, errors: Path, *arguments: str) -> None:
 def test_a_signal_stops_cleanly(kind: signal.Signals, tmp_path: Path) -> None:
     base = save_study(tmp_path)
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(grid(base, seed=list(range(1, 200)))), encoding="utf-8")
-    arguments = ("sweep", "study.yaml", "--store", "store", "--shard", "1/1")
+    arguments = ("sweep", "study.yaml", "--store", "store", "--threads", "1", "--shard", "1/1")
     process = run_apart(command, tmp_path, tmp_path / "errors", *arguments)
     wait_for(lambda: len(list(tmp_path.glob("store/cells/*/*"))) > 2)
     assert process.pid is not None
@@ -38,7 +38,8 @@ def test_a_signal_stops_cleanly(kind: signal.Signals, tmp_path: Path) -> None:
     assert process.exitcode == 130
     said = (tmp_path / "errors").read_text()
     assert "every finished cell is kept" in said
-    assert "Continue with: dualview sweep study.yaml --store store --shard 1/1" in said
+    assert said.endswith("Continue with: dualview sweep study.yaml --store store --threads 1 --shard 1/1\n")
+    assert "nothing was written" not in said  # what was finished was
     store = tmp_path / "store"
     assert list((store / "claims").iterdir()) == [] == list((store / "unfinished").iterdir())
     assert 2 < len(list(store.glob("cells/*/*"))) < 199

@@ -29,6 +29,7 @@ from dualview.duality.kernel import (
     regularised_attention,
     regularised_slide,
     relu_fold,
+    shortened,
     slide_alpha,
     softmax_head,
 )
@@ -100,6 +101,54 @@ def test_gram_features_reproduce_the_kernel(d, n, size, seed):
     kernel = np.array([[math.exp(float(z[:, i] @ z[:, j])) for j in range(n)] for i in range(n)])
     scale = np.sqrt(np.outer(np.diag(kernel), np.diag(kernel)))
     assert np.abs((phi.T @ phi).numpy() - kernel).max() <= 1e-13 * n * scale.max()
+
+
+@PROPERTY
+@given(st.integers(1, 7), st.integers(1, 8), st.floats(0.1, 24), st.floats(0.1, 24), seeds)
+def test_the_theorem_is_exact_for_long_keys_too(d, n, of_keys, of_query, seed):
+    """Norms up to the domain's end: logits of hundreds, kernel values of 1e-200 beside 1e200."""
+    head = head_of(seed, d, 3, n, 2)
+    keys = of_keys * head.keys / head.keys.norm(dim=0).max()
+    query = of_query * head.query / head.query.norm()
+    head = replace(head, demo_keys=keys[:, :n], own_keys=keys[:, n:], query=query)
+    logits = keys.T @ query
+    expected = head.values @ torch.softmax(logits, 0)
+    model = kernel_model(head)
+    size = float(head.values.norm())
+    assert float((model.predict(model.step(0.3)) - expected).norm()) < 1e-12 * size
+    products = model.query @ torch.cat([model.demo_features, model.own_features], 1)
+    torch.testing.assert_close(products, torch.exp(logits), rtol=1e-10, atol=0)
+
+
+def test_keys_that_are_too_long_are_refused_and_can_be_shortened():
+    head = head_of(3, d=5, n=7)
+    long = replace(head, **{name: 30 * getattr(head, name) for name in ("demo_keys", "own_keys", "query")})
+    with pytest.raises(UserError, match="the longest point has norm"):
+        kernel_model(long)
+    with pytest.raises(UserError, match="the longest point has norm"):
+        gram_features(torch.full((4, 3), 30.0))
+    far = replace(head, demo_keys=head.demo_keys + 40, own_keys=head.own_keys + 40)  # softmax does not see the shift
+    with pytest.raises(UserError, match="the longest point has norm"):
+        kernel_model(far)
+    short = shortened(far)
+    torch.testing.assert_close(short.output(), far.output(), rtol=1e-10, atol=1e-12)
+    model = kernel_model(short)
+    torch.testing.assert_close(model.predict(model.step(1.0)), far.output(), rtol=1e-10, atol=1e-12)
+
+
+def test_shortening_balances_keys_and_query():
+    head = head_of(4)
+    lopsided = replace(head, demo_keys=1e6 * head.demo_keys, own_keys=1e6 * head.own_keys, query=1e-6 * head.query)
+    short = shortened(lopsided)
+    torch.testing.assert_close(short.output(), head.output())
+    assert float(short.keys.norm(dim=0).max()) == pytest.approx(float(short.query.norm()))
+    nothing = replace(head, query=0 * head.query)
+    torch.testing.assert_close(shortened(nothing).output(), nothing.output())
+
+
+def test_features_that_leave_nothing_to_divide_by_are_refused():
+    with pytest.raises(UserError, match="normaliser"):
+        kernel_model(head_of(0), lambda points: torch.zeros(3, points.shape[1], dtype=points.dtype))
 
 
 @PROPERTY
@@ -289,6 +338,23 @@ def test_bound_by_features_and_by_kernel_values_agree():
     assert found.complexity_order == pytest.approx(found.norm * found.radius * 3 * math.sqrt(trace) / n)
     assert found.confidence_order == pytest.approx(math.sqrt(math.log(10) / n))
     assert found.bound == pytest.approx(found.empirical + found.complexity + found.confidence)
+
+
+def test_bound_is_a_number_or_an_error():
+    head = head_of(0)
+
+    def longer(factor):
+        return replace(head, **{name: factor * getattr(head, name) for name in ("demo_keys", "own_keys", "query")})
+
+    assert math.isfinite(generalisation_bound(longer(8)).bound)
+    with pytest.raises(UserError, match="no number for keys of norm"):
+        generalisation_bound(longer(60))
+    # logits of ±900, whose exponentials are no numbers, but keys that are short
+    steep = replace(head, query=900 / float((head.keys.T @ head.query).abs().max()) * head.query)
+    found = generalisation_bound(steep)
+    weights = [torch.softmax(steep.keys.T @ steep.query, 0), torch.logsumexp(steep.keys.T @ steep.query, 0)]
+    predicted = steep.values @ torch.exp(steep.keys.T @ steep.demo_keys - weights[1])
+    assert found.empirical == pytest.approx(-float((steep.demo_values * predicted).sum()) / 6)
 
 
 def test_bound_falls_as_the_root_of_the_demonstrations():

@@ -222,6 +222,28 @@ def test_recorder_takes_decoupled_decay_and_rates_of_the_moment():
     assert residual.weight < 1e-11 and residual.bias < 1e-11
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_a_step_without_gradient_still_decays(momentum):
+    net = Net(4, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=momentum)
+    torch.manual_seed(1)
+    with DualRecorder(net.layer, optimizer, decoupled_decay=0.5) as recorder:
+        for step in range(5):
+            net(torch.randn(6, 4, dtype=torch.float64)).square().mean().backward()
+            if step in (0, 2):
+                net.layer.weight.grad = None
+            if step == 2:
+                net.layer.bias.grad = None
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.mul_(1 - 0.1 * 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    (residual,) = recorder.report()
+    assert residual.weight < 1e-11 and residual.bias < 1e-11
+    assert recorder.dual().weight_shrink == pytest.approx(0.95**5)
+
+
 def test_bias_in_its_own_group_has_its_own_coefficients():
     net = Net(4, 3)
     groups = [

@@ -202,6 +202,13 @@ def test_known_answers_of_the_meta_gradients(d, n, seed):
     assert apart.token_overlap[0] == pytest.approx(float(angles[1].cos().square().mean()))
 
 
+def test_a_layer_without_an_update_is_null():
+    layers = record_heads(zoo_lm("llama"), IDS)
+    still = tuned_on_base_states(zoo_lm("llama"), trace_of("llama", rate=0.0).tuned.patch, [1], QUERY.ids, 30)
+    found = compare_updates(layers, PLACES, still).to_json()
+    assert found["cosine"] == found["cosine_floor"] == found["cross"] == [None] * 3 and found["rank"] == 8
+
+
 def test_a_layer_without_errors_is_null():
     meta = torch.randn(4, 9, dtype=torch.float64)
     found = compare_meta_gradients([TokenVectors(meta, 0 * meta)])

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dualview.duality.linear import aggregate
+from dualview.duality.rows import last_logits
 from dualview.duality.tuning import (
     DualPatch,
     dual_form,
@@ -216,6 +217,45 @@ def test_what_has_no_dual_form_is_refused():
     _, values_only = traced("llama", params="v")
     with pytest.raises(UserError, match="no trained k"):
         role_factors(lm, values_only, "k")
+
+
+def test_a_linearised_model_has_no_dual_form():
+    """It answers by its expansion, so neither its weights nor a path to them say what it says; its update is a sum."""
+    lm, trace = traced("llama", rule="linearised")
+    with pytest.raises(UserError, match="first-order expansion"):
+        dual_patch(lm, trace)
+    with pytest.raises(UserError, match="first-order expansion"):
+        score_contributions(lm, trace, (1, 2), (4,), (3,))
+    assert all(each.weight < 1e-11 for each in reconstruct(trace))
+
+
+def test_a_rate_of_zero_made_no_update():
+    lm = zoo_lm("qwen2-bias")
+    (trace,) = trace_training(lm, SEQUENCES, [0.0], Recipe())
+    assert any(float(f.errors.abs().max()) > 0 for f in trace.factors)  # the gradients, which others read
+    ids = (1, *QUERIES[0].ids)
+    assert torch.equal(last_logits(lm, ids, dual_patch(lm, trace)), last_logits(lm, ids))
+    found = score_contributions(lm, trace, ids, (4,), (3,))
+    assert float(found.values.abs().max()) == 0 and found.tuned == found.base and found.residual == 0
+    assert all(each.weight == 0 and each.bias in (None, 0) for each in reconstruct(trace))
+
+
+def test_an_update_small_beside_its_weights_is_rebuilt_as_well():
+    lm = zoo_lm("llama")
+    (trace,) = trace_training(lm, SEQUENCES, [1e-9], Recipe())
+    assert all(each.weight < 1e-12 for each in reconstruct(trace))
+
+
+def test_a_bias_that_only_rounding_moved_says_so():
+    """No softmax sees the bias of a key: its error signals cancel, and what is left is rounding."""
+    lm = adopt(copy.deepcopy(zoo_lm("opt").model).float(), None, "opt32")
+    (trace,) = trace_training(lm, SEQUENCES, [RATE], Recipe())
+    report = {each.layer: each for each in reconstruct(trace)}
+    keys = [each for name, each in report.items() if "k_proj" in name]
+    values = [each for name, each in report.items() if "v_proj" in name]
+    assert keys and values
+    assert all(each.bias < 10 * each.bias_rounding for each in report.values())
+    assert all(each.bias_rounding > 1e-3 for each in keys) and all(each.bias_rounding < 1e-4 for each in values)
 
 
 def test_hooks_are_gone_afterwards():

@@ -3,12 +3,14 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import asdict
+from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
-from dualview.duality.identity import Draws, Identity, ModelIdentity
+from dualview.duality import identities_linear
+from dualview.duality.identity import Draws, Identity, Measured, ModelIdentity, NotApplicable
 from dualview.duality.verify import IDENTITIES, render, verify, verify_wrong
 from dualview.errors import UserError
 
@@ -39,9 +41,55 @@ def test_statements_are_unique_and_data_are_fresh():
     assert len(shapes) > 4
 
 
+KEYS = {"statement", "paper", "error", "tolerance", "passed", "status", "unpatched", "note"}
+
+
 def test_json_has_the_contracts_keys():
-    rows = json.loads(json.dumps([asdict(check) for check in verify(0, identities=IDENTITIES[:2])]))
-    assert all(set(row) == {"statement", "paper", "error", "tolerance", "passed"} for row in rows)
+    rows = json.loads(json.dumps([check.to_json() for check in verify(0, identities=IDENTITIES[:2])]))
+    assert all(set(row) == KEYS and row["passed"] is True and row["status"] == "passed" for row in rows)
+
+
+def refuse(kind, sentence):
+    def error(_draws, _model):
+        raise kind(sentence)
+
+    return ModelIdentity(f"raises {kind.__name__}", "nobody", error, 1.0)
+
+
+def test_only_what_has_no_place_is_skipped():
+    """Any other mistake is a failure: it must not look as if the architecture had no place for the identity."""
+    asked = [refuse(NotApplicable, "no such layer"), refuse(UserError, "it diverged")]
+    skipped, failed = verify(0, {}, identities=(), model_identities=asked)
+    assert (skipped.status, skipped.passed, skipped.error, skipped.note) == ("skipped", None, None, "no such layer")
+    assert failed.status == "failed" and failed.passed is False and failed.note == "it diverged"
+    rows = json.loads(json.dumps([skipped.to_json(), failed.to_json()], allow_nan=False))
+    assert [row["status"] for row in rows] == ["skipped", "failed"] and [row["error"] for row in rows] == [None, None]
+    assert rows[0]["note"] == "no such layer" and set(rows[0]) == KEYS
+
+
+def test_tolerances_are_those_of_the_models_precision():
+    class Model:
+        def __init__(self, dtype):
+            self.dtype = dtype
+
+    identity = ModelIdentity("x", "nobody", lambda draws, model: Measured(1e-6, unpatched=2.5), 1e-3, 1e-9)
+    single, double = (
+        verify(0, Model(dtype), identities=(), model_identities=[identity])[0]
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert single.passed and single.tolerance == 1e-3 and single.unpatched == 2.5
+    assert not double.passed and double.tolerance == 1e-9
+
+
+def test_the_table_shows_what_was_skipped_and_what_there_was_to_explain():
+    patched = ModelIdentity("a patch", "nobody", lambda draws, model: Measured(1e-6, unpatched=2.5), 1e-3)
+    checks = verify(0, {}, identities=(), model_identities=[patched, refuse(NotApplicable, "no such [layer]")])
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(render(checks))
+    text = console.export_text()
+    assert "skipped" in text and "no such [layer]" in text and "unpatched" in text and "2.5" in text
+    console.print(render(verify(0, identities=IDENTITIES[:1])))
+    assert "unpatched" not in console.export_text()
 
 
 def test_nan_passes_nothing():
@@ -66,6 +114,27 @@ def test_table_prints_brackets_and_verdicts():
     assert "[no −η]" in text and "FAIL" in text and "pass" in text and "W_K[X′,X]" in text
 
 
+def test_the_sum_of_outer_products_can_fail(monkeypatch):
+    """Each of the three functions is held against sums that use none of them."""
+    identity = next(each for each in IDENTITIES if each.statement.startswith("ΔW_ICL"))
+    assert identity.error(Draws(3, "x")) < 1e-12
+    for name in ("outer_products", "state_weights", "linear_weights"):
+        with monkeypatch.context() as patch:
+            right = getattr(identities_linear, name)
+            patch.setattr(identities_linear, name, lambda *given, right=right: 1.01 * right(*given))
+            assert identity.error(Draws(3, "x")) > 1e-3
+    with monkeypatch.context() as patch:  # a mistake in what two of them share
+        patch.setattr("dualview.duality.attention.state_weights", lambda keys, values: keys @ values.mT)
+        assert identity.error(Draws(3, "x")) > 1e-3
+
+
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, dualview.duality; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_reference_lists_every_module():
+    root = Path(__file__).parents[2]
+    modules = {file.stem for file in (root / "src/dualview/duality").glob("*.py")} - {"__init__"}
+    page = (root / "docs/reference/duality.md").read_text(encoding="utf-8")
+    assert {name for name in modules if f"::: dualview.duality.{name}\n" in f"{page}\n"} == modules

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from dualview import cli
+from dualview._download import sha256_of
+from dualview.runs.cell import ROWS, FileNote, stamp_of
+from dualview.runs.store import Store
+from dualview.runs.tables import TABLES
 from runs.study import grid
 
 
@@ -120,6 +127,100 @@ def test_query_and_export(
     assert (tmp_path / "layers.csv").read_text().startswith("key,layer,sim_aou_raw")
 
 
+def test_columns_of_one_name(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "SELECT 1 AS a, 2 AS b, 3 AS a"
+    assert call(monkeypatch, "query", sql, "--store", store) == 0
+    titles, values = capsys.readouterr().out.splitlines()
+    assert len(titles.split()) == 3 and values.split() == ["1", "2", "3"]
+    assert call(monkeypatch, "query", sql, "--store", store, "--json") == 0
+    assert [list(row.values()) for row in json.loads(capsys.readouterr().out)] == [[1, 2, 3]]
+
+
+def test_brackets_are_text(
+    base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To rich, which draws the tables, they would be markup."""
+    monkeypatch.chdir(tmp_path)
+    models = ["m[v2]", "x[/y]"]
+    Path(shutil.copytree(base["model"], tmp_path / models[0]))
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(grid(base, model=models)), encoding="utf-8")
+    assert call(monkeypatch, "sweep", "study.yaml", "--store", "s[/s]") == 1
+    for verb in (("ls",), ("query", "SELECT model AS \"[red]\", '[/y]' AS b FROM cells")):
+        capsys.readouterr()
+        assert call(monkeypatch, *verb, "--store", "s[/s]") == 0
+        said = capsys.readouterr().out
+        assert "m[v2]" in said and "[/y]" in said
+    [cell] = sorted(Path("s[/s]").glob("cells/*/*"))
+    shutil.copytree("s[/s]", "other[/s]")
+    shutil.rmtree(Path("other[/s]") / cell.relative_to("s[/s]"))
+    assert call(monkeypatch, "diff", "s[/s]", "other[/s]") == 1
+    assert "1 only in s[/s]" in capsys.readouterr().out
+    assert call(monkeypatch, "show", cell.name, "--store", "s[/s]") == 0
+    assert "m[v2]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["{", '{"schema": "dualview.cell/1"}', ""])
+def test_a_damaged_cell_is_one_sentence(
+    damage: str,
+    store: Path,
+    finished: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cell = sorted(store.glob("cells/*/*"))[0]
+    assert call(monkeypatch, "ls", "--store", store) == 0
+    (cell / "manifest.json").write_text(damage)
+    (cell / "result.json").write_text(damage)
+    stamp = stamp_of(str(cell))
+    with Store(store) as opened:  # as if nobody had looked yet
+        opened.index.restamp(cell.name, stamp)
+    for verb in (("diff", store, finished), ("show", cell.name, "--store", store)):
+        capsys.readouterr()
+        assert call(monkeypatch, *verb) == 2
+        error = capsys.readouterr().err.strip()
+        assert "cannot be read" in error and cell.name in error and "run the sweep again" in error
+        assert len(error.splitlines()) == 1
+
+
+def test_cells_of_another_model_are_not_the_same(
+    store: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equal rows under another key: the keys say that something else was measured, and diff says what."""
+    cell = sorted(store.glob("cells/*/*"))[0]
+    key = cell.name[:-8] + "00000000"
+    with Store(store) as opened:
+        manifest = opened.manifest(cell.name)
+        for name in TABLES:
+            rows = pq.read_table(cell / f"{name}.parquet")
+            rows = rows.set_column(0, "key", pa.array([key] * len(rows), pa.string()))
+            pq.write_table(rows, cell / f"{name}.parquet")
+        notes = {name: FileNote(size=(cell / name).stat().st_size, sha256=sha256_of(cell / name)) for name in ROWS}
+        changed: dict[str, Any] = {"key": key, "files": {**manifest.files, **notes}}
+        changed["identity"] = {**manifest.identity, "tokenizer": "another"}
+        (cell / "manifest.json").write_text(manifest.model_copy(update=changed).model_dump_json(by_alias=True))
+        cell.rename(cell.with_name(key))
+    assert call(monkeypatch, "diff", store, finished, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["same"], list(found["differing"])) == (3, [key])
+    assert [each["name"] for each in found["differing"][key]] == ["identity.tokenizer"]
+
+
+def test_how_to_go_on_is_a_command_for_a_shell(
+    base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dualview.runs.runner.sweep", interrupted)
+    options = ("--engine", "ray", "--address", "a b", "--workers", "2", "--cpus", "0.5", "--gpus", "0.0")
+    options += ("--retries", "0", "--threads", "3", "--shard", "1/2", "--track", "wandb", "--track", "trackio")
+    given = ("sweep", "my study.yaml", "--store", "a $store", *options)
+    assert call(monkeypatch, *given) == 130
+    said = capsys.readouterr().err
+    assert "nothing was written" not in said and "dualview: interrupted" not in said
+    assert shlex.split(said.partition("Continue with: ")[2]) == ["dualview", *given]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -130,17 +231,19 @@ def test_query_and_export(
         (("export", "rows.txt", "--store", "{store}"), "must end in"),
         (("sweep", "none.yaml", "--store", "{store}"), "none.yaml cannot be read"),
         (("diff", "a", "b"), "There is no store a"),
+        (("sweep", "{study}", "--store", "{store}", "--retries", "3"), "--retries is for Ray"),
     ],
 )
 def test_mistakes_are_one_sentence(
     arguments: tuple[str, ...],
     said: str,
     store: Path,
+    study: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call(monkeypatch, *(part.format(store=store) for part in arguments)) == 2
+    assert call(monkeypatch, *(part.format(store=store, study=study) for part in arguments)) == 2
     error = capsys.readouterr().err.strip()
     assert error.startswith("dualview: ") and said in error and "\n" not in error

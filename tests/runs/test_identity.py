@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from dualview import comparison
 from dualview.errors import UserError
 from dualview.options import RunOptions
-from dualview.runs import hub
+from dualview.runs import hub, identity
+from dualview.runs.devices import auto_kind
 from dualview.runs.identity import (
     ASIDE,
     Fingerprints,
@@ -25,8 +27,10 @@ from dualview.runs.identity import (
     code_version,
     computing_sources,
     identify,
+    library_sources,
 )
 from dualview.runs.index import Index
+from dualview.runs.loaded import tokenizer_hash
 from runs.study import save_study
 
 CHANGES: dict[str, Any] = {
@@ -106,7 +110,16 @@ def template(folder: Path) -> None:
     path.write_text(path.read_text().replace("Review: {text}", "Review: film {text}"))
 
 
-@pytest.mark.parametrize("change", [weights, configuration, train_rows, labels, template])
+def tokenizer(folder: Path) -> None:
+    """Two words change places that stand in no prompt, but in what calibration asks."""
+    path = folder / "model" / "tokenizer.json"
+    stated = json.loads(path.read_text())
+    words = stated["model"]["vocab"]
+    words["N/A"], words["[MASK]"] = words["[MASK]"], words["N/A"]
+    path.write_text(json.dumps(stated))
+
+
+@pytest.mark.parametrize("change", [weights, configuration, train_rows, labels, template, tokenizer])
 def test_what_is_behind_the_names_is_in_both_keys(change: Callable[[Path], None], study: dict[str, Any]) -> None:
     options = RunOptions.make(**study)
     before, planned = key(study), Fingerprints().plan_key(options)
@@ -168,6 +181,125 @@ def reached(name: str) -> set[str]:
                 found.add(home.removeprefix("dualview."))
                 todo.append(home)
     return found
+
+
+def test_how_texts_become_tokens_is_in_the_tokenizer_s_hash(base: dict[str, Any]) -> None:
+    from transformers import AutoTokenizer
+
+    def read(**changed: Any) -> Any:
+        return AutoTokenizer.from_pretrained(base["model"], **changed)
+
+    plain = tokenizer_hash(read())
+    used = read()
+    used(["a b", "a"], padding=False, truncation=True, max_length=1)
+    used.chat_template = "{{ messages }}"
+    assert tokenizer_hash(used) == plain == tokenizer_hash(read())
+    more = read()
+    more.add_tokens(["film2"])
+    special = read()
+    special.add_special_tokens({"pad_token": "film"})
+    found = {plain, tokenizer_hash(more), tokenizer_hash(special), tokenizer_hash(read(split_special_tokens=True))}
+    assert len(found) == 4
+
+
+class SlowTokenizer:
+    """A tokenizer without a backend that says what it is."""
+
+    all_special_ids: ClassVar[list[int]] = [0]
+
+    def __init__(self, words: dict[str, int], **made: Any) -> None:
+        self.words, self.init_kwargs, self.bpe_ranks = words, made, {("a", "b"): 0}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.words
+
+
+def test_a_tokenizer_written_in_python_has_a_hash() -> None:
+    plain = tokenizer_hash(SlowTokenizer({"a": 0, "b": 1}, vocab_file="/here"))
+    assert plain == tokenizer_hash(SlowTokenizer({"b": 1, "a": 0}, vocab_file="/there"))
+    merged = SlowTokenizer({"a": 0, "b": 1})
+    merged.bpe_ranks = {("b", "a"): 0}
+    others = [SlowTokenizer({"a": 1, "b": 0}), SlowTokenizer({"a": 0, "b": 1}, do_lower_case=True), merged]
+    assert len({plain, *map(tokenizer_hash, others)}) == 4
+
+
+REMOTE = """
+from transformers import LlamaForCausalLM
+from .scaling import SCALE
+
+class OwnModel(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        found = super().forward(*args, **kwargs)
+        found.logits = found.logits * SCALE
+        return found
+"""
+
+
+def test_code_that_comes_with_a_model_is_in_the_key(
+    study: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    folder = Path(study["model"])
+    stated = json.loads((folder / "config.json").read_text())
+    stated["auto_map"] = {"AutoModelForCausalLM": "modeling_own.OwnModel"}
+    (folder / "config.json").write_text(json.dumps(stated))
+    (folder / "modeling_own.py").write_text(REMOTE)
+    (folder / "scaling.py").write_text("SCALE = 1.0\n")
+    options = RunOptions.make(**study, trust_remote_code=True)
+    first = identify(comparison.prepare(options))
+    planned = Fingerprints().plan_key(options)
+    assert first.remote_code is not None and identify(comparison.prepare(options)) == first
+    (folder / "scaling.py").write_text("SCALE = 2.0\n")
+    second = identify(comparison.prepare(options))
+    assert second.remote_code != first.remote_code and second.key != first.key
+    assert Fingerprints().plan_key(options) != planned
+    assert identify(comparison.prepare(RunOptions.make(**{**study, "trust_remote_code": False}))).remote_code is None
+
+
+def test_the_library_s_tasks_are_in_the_code_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control asks another task than the cell's."""
+    sources = library_sources()
+    assert {"movie.yaml", "source.yaml", "product.yaml"} <= sources.keys()
+    changed = {**sources, "source.yaml": sources["source.yaml"].replace("{", "Text: {", 1)}
+    monkeypatch.setattr("dualview.runs.identity.library_sources", lambda: changed)
+    assert identity._code_version.__wrapped__(False) != code_version()
+
+
+def test_auto_is_planned_as_what_it_is_here(base: dict[str, Any]) -> None:
+    auto = RunOptions.make(**{**base, "device": "auto"})
+    keys = {Fingerprints(auto=kind).plan_key(auto) for kind in ("cpu", "cuda")}
+    assert len(keys) == 2 and Fingerprints(auto="cpu").plan_key(auto, auto="cuda") in keys
+    given = RunOptions.make(**base)
+    assert Fingerprints(auto="cpu").plan_key(given) == Fingerprints(auto="cuda").plan_key(given)
+
+
+def apart(code: str, **environment: str) -> str:
+    """What a fresh process prints: one in which nothing was imported before."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_planning_waits_for_torch_only_where_a_gpu_may_be() -> None:
+    code = "import sys; from dualview.runs import devices; devices._SIGNS = ({}); print(devices.auto_kind()); "
+    code += "print('torch' in sys.modules)"
+    assert apart(code.format("")).split() == ["cpu", "False"]
+    assert apart(code.format("devices.Path('/'),")).split()[1] == "True"
+    assert auto_kind() == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_a_hub_name_is_looked_up_in_a_fresh_process(tmp_path: Path) -> None:
+    reference = tmp_path / "models--someone--something" / "refs" / "main"
+    reference.parent.mkdir(parents=True)
+    reference.write_text("abc")
+    code = "from dualview.runs.hub import commit_of; print(commit_of('someone/something', 'model'))"
+    assert apart(code, HF_HUB_CACHE=str(tmp_path), HF_HUB_OFFLINE="1") == "abc"
 
 
 def test_a_hash_is_remembered_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,15 +13,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from dualview._download import sha256_of
 from dualview.errors import UserError
 from dualview.runs import packs
-from dualview.runs.cell import Manifest, stamp_of
+from dualview.runs.cell import FileNote, read_manifest, stamp_of
 from dualview.runs.identity import Fingerprints
 from dualview.runs.packs import pack
 from dualview.runs.plan import make_plan
 from dualview.runs.query import VIEWS, query, table
-from dualview.runs.reading import export
+from dualview.runs.reading import diff, export, load, ls
+from dualview.runs.reading import query as query_of
 from dualview.runs.runner import sweep
 from dualview.runs.spec import Spec
 from dualview.runs.store import Store
@@ -51,7 +54,7 @@ def test_answers_are_those_of_the_rows(finished: Path) -> None:
     ]
     [runs] = ask(finished, "SELECT count(*) AS n, min(seconds) > 0 AS took FROM runs")
     assert runs == {"n": 4, "took": True}
-    assert {row["name"] for row in ask(finished, "SHOW TABLES")} >= set(VIEWS)
+    assert {row["name"] for row in ask(finished, "SHOW TABLES")} == set(VIEWS)  # and nothing of our own
 
 
 @pytest.mark.parametrize(
@@ -125,9 +128,61 @@ def test_rows_of_an_older_dualview_lack_columns_and_nothing_else(finished: Path,
     file = next(store.glob("cells/*/*/cells.parquet"))
     old = pq.read_table(file).drop_columns(["weights", "sim_aou_noise_floor"])
     pq.write_table(old, file)
+    manifest = read_manifest(file.parent)
+    note = FileNote(size=file.stat().st_size, sha256=sha256_of(file))
+    written = manifest.model_copy(update={"files": {**manifest.files, file.name: note}})
+    (file.parent / "manifest.json").write_text(written.model_dump_json(by_alias=True))
     rows = ask(store, "SELECT key, weights, sim_aou_raw FROM cells")
     assert sorted(str(row["weights"]) for row in rows) == ["None", "trained", "trained", "trained"]
     assert all(isinstance(row["sim_aou_raw"], float) for row in rows)
+
+
+def test_columns_of_one_name_keep_their_values(finished: Path) -> None:
+    [row] = ask(finished, "SELECT 1 AS seed, 2 AS lr, 3 AS seed, 4 AS seed_2, 5 AS seed")
+    assert list(row.values()) == [1, 2, 3, 4, 5] and list(row)[:2] == ["seed", "lr"]
+
+
+def cut(cell: Path) -> str:
+    path = cell / "cells.parquet"
+    path.write_bytes(path.read_bytes()[:100])
+    return "cells.parquet has 100 bytes instead of"
+
+
+def lose(cell: Path) -> str:
+    (cell / "cells.parquet").unlink()
+    return "cells.parquet is missing"
+
+
+def flip(cell: Path) -> str:
+    content = bytearray((cell / "cells.parquet").read_bytes())
+    content[len(content) // 2] ^= 1
+    (cell / "cells.parquet").write_bytes(content)
+    return "cells.parquet is not what was written"
+
+
+@pytest.mark.parametrize("damage", [cut, lose, flip])
+def test_readers_leave_a_damaged_cell_out_and_name_it(
+    damage: Callable[[Path], str], finished: Path, tmp_path: Path
+) -> None:
+    store = Path(shutil.copytree(finished, tmp_path / "store"))
+    cell = sorted(store.glob("cells/*/*"))[0]
+    said = damage(cell)
+    listed = ls(store)
+    assert len(listed.cells) == 3 and len(listed.problems) == 1
+    assert cell.name in listed.problems[0] and said in listed.problems[0]
+    for read in (
+        lambda: len(load(store)),
+        lambda: query_of("SELECT count(*) AS n FROM cells", store).to_pylist()[0]["n"],
+        lambda: len(pq.read_table(export(tmp_path / "cells.parquet", store))),
+        lambda: diff(str(store), str(finished)).same,  # pyright: ignore[reportAttributeAccessIssue]
+    ):
+        with pytest.warns(UserWarning, match=cell.name):
+            assert read() == 3
+    with pytest.warns(UserWarning), pytest.raises(UserError, match="cannot be read"):
+        diff(cell.name, cell.name, store)
+    for table_name in ("layers", "queries"):
+        with Store(store) as opened:
+            assert cell.name not in table(opened, table_name)["key"].to_pylist()
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
@@ -159,10 +214,10 @@ def test_export(suffix: str, finished: Path, tmp_path: Path) -> None:
 def large(base: dict[str, Any], finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten thousand finished cells: the folders of one, again and again, and packs with a row for each."""
     path = tmp_path_factory.mktemp("large") / "store"
-    spec = large_spec(base)
+    spec = Spec.read(large_spec(base, path.parent))
     with Store(finished) as small, Store(path, create=True) as store:
         template = small.places.cell(small.keys()[0])
-        manifest = Manifest.read(template)
+        manifest = read_manifest(template)
         rows = {name: pq.read_table(template / f"{name}.parquet") for name in TABLES}
         planned = make_plan(spec.cells(), store, Fingerprints(store.index.sha256))
         keys = [f"{number:04x}{cell.asked[:60]}" for number, cell in enumerate(planned)]
@@ -189,8 +244,12 @@ def large(base: dict[str, Any], finished: Path, tmp_path_factory: pytest.TempPat
     return path
 
 
-def large_spec(base: dict[str, Any]) -> Spec:
-    return Spec.make(grid(base, seed=list(range(1000)), lr=[0.001 * rate for rate in range(1, 11)]))
+def large_spec(base: dict[str, Any], folder: Path) -> Path:
+    """A study of ten thousand cells, written down."""
+    path = folder / "study.yaml"
+    axes = grid(base, seed=list(range(1000)), lr=[round(0.001 * rate, 3) for rate in range(1, 11)])
+    path.write_text(yaml.safe_dump(axes), encoding="utf-8")
+    return path
 
 
 def quickest(work: Callable[[], Any]) -> float:
@@ -204,7 +263,8 @@ def quickest(work: Callable[[], Any]) -> float:
 
 
 def test_ten_thousand_finished_cells_are_skipped_within_a_second(large: Path, base: dict[str, Any]) -> None:
-    spec = large_spec(base)
+    """From the file that says what to compute to the summary that says it is all there."""
+    spec = large_spec(base, large.parent)
 
     def resume() -> None:
         summary = sweep(spec, large)

@@ -19,7 +19,10 @@ from typing import Any
 import pytest
 
 from dualview.errors import UserError
-from dualview.runs.engine_ray import RayEngine
+from dualview.options import RunOptions
+from dualview.runs.engine import Failed, Known
+from dualview.runs.engine_ray import RayEngine, _settled
+from dualview.runs.identity import Identity, code_version
 from dualview.runs.runner import Summary, sweep
 from dualview.runs.store import Store
 from runs.study import grid, rows_by_query, rows_on_disk
@@ -169,6 +172,30 @@ def test_failures_and_tensors_come_back(cluster: str, base: dict[str, Any], tmp_
             assert records is not None and records["ft"].h is not None
 
 
+def test_a_cell_that_fits_no_node_is_refused(cluster: str, base: dict[str, Any], tmp_path: Path) -> None:
+    """Two nodes of one processor are two processors, and no place for a cell of two: it would wait for ever."""
+    with pytest.raises(UserError, match="No node of the cluster holds one cell of 2 processors and 0 GPUs"):
+        sweep(base, tmp_path / "store", engine="ray", address=cluster, cpus=2)
+
+
+def test_a_worker_with_other_code_is_refused() -> None:
+    options = RunOptions.make()
+
+    def found(code: str) -> Identity:
+        texts = dict.fromkeys(("model", "weights", "configuration", "dtype", "device", "attention", "prompts"), "")
+        return Identity(**texts, tokenizer="", remote_code=None, task="", settings={}, patch=None, code=code)
+
+    same, other = found(code_version()), found("0123456789abcdef")
+    refused = _settled(options, other, lambda *_: True)
+    assert isinstance(refused, Failed) and "runs other code than this process (01234567, not" in refused.reason
+    assert _settled(options, same, lambda *_: False) == same and _settled(options, same, lambda *_: True) == Known(same)
+
+    def unreadable(*_: object) -> bool:
+        raise UserError("It is of a later dualview.")
+
+    assert _settled(options, same, unreadable) == Failed("It is of a later dualview.")
+
+
 class SmallCluster:
     """What the engine asks Ray before it starts anything."""
 
@@ -186,18 +213,27 @@ class SmallCluster:
     def shutdown(self) -> None:
         self.up = False
 
-    def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 4.0, "GPU": 2.0}
+    def nodes(self) -> list[dict[str, Any]]:
+        """One with two GPUs, one without, and one that has died."""
+        return [
+            {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 2.0}},
+            {"Alive": True, "Resources": {"CPU": 2.0}},
+            {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
+        ]
 
 
 @pytest.mark.parametrize(
     ("wanted", "room"),
     [
         ({}, 2),
-        ({"gpus": 0}, 4),
-        ({"gpus": 0.5}, 4),
+        ({"gpus": 0}, 5),
+        ({"gpus": 0.5}, 3),
+        ({"cpus": 0.1, "gpus": 0}, 50),
+        ({"cpus": 2, "gpus": 0}, 2),
         ({"cpus": 3}, 1),
         ({"workers": 1}, 1),
+        ({"cpus": 0, "gpus": 0, "workers": 3}, 3),
+        ({"cpus": 4, "gpus": 0}, None),
         ({"cpus": 8}, None),
         ({"gpus": 3}, None),
     ],
@@ -205,10 +241,9 @@ class SmallCluster:
 def test_as_many_cells_as_fit(wanted: dict[str, Any], room: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = SmallCluster()
     monkeypatch.setitem(sys.modules, "ray", ray)
-    options: dict[str, Any] = {"address": None, "workers": None, "cpus": 1, "gpus": None, "retries": 3, "threads": None}
-    engine = RayEngine(**{**options, **wanted})
+    engine = RayEngine(**wanted)
     if room is None:
-        with pytest.raises(UserError, match="does not hold one cell"):
+        with pytest.raises(UserError, match="No node of the cluster holds one cell"):
             engine.run(iter(()), lambda *_: None, lambda *_: False)
         assert not ray.up  # what was started is stopped
     else:
@@ -227,6 +262,6 @@ def test_ray_is_optional(base: dict[str, Any], tmp_path: Path, monkeypatch: pyte
     import ray
 
     monkeypatch.setattr(ray, "init", unreachable)
-    engine = RayEngine(address="10.0.0.1:6379", workers=None, cpus=1, gpus=None, retries=3, threads=None)
+    engine = RayEngine(address="10.0.0.1:6379")
     with pytest.raises(UserError, match=r"at 10\.0\.0\.1:6379 \(connection refused\); start one with `ray start"):
         engine.run(iter(()), lambda *_: None, lambda *_: False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -178,6 +179,18 @@ def test_a_dry_run_makes_no_store(base: dict[str, Any], tmp_path: Path) -> None:
     assert summary.left == 2 and not (tmp_path / "store").exists()
 
 
+def test_a_dry_run_refuses_what_the_run_would(base: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert sweep(base, tmp_path / "mine", dry_run=True).left == 1  # empty: a store may be made here
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for dry_run in (True, False):
+        with pytest.raises(UserError, match="is not a store"):
+            sweep(base, tmp_path / "mine", dry_run=dry_run)
+        with pytest.raises(UserError, match="is a file"):
+            sweep(base, tmp_path / "mine" / "notes.txt", dry_run=dry_run)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
 # ---------------------------------------------------------------------------------------------------------- surviving
 
 
@@ -276,6 +289,42 @@ def test_any_other_error_fails_its_cell_alone(
         assert "Traceback" in json.loads(failure.run)["trace"]
 
 
+@pytest.mark.parametrize("kind", [OverflowError, sqlite3.IntegrityError, ValueError])
+def test_whatever_writing_a_cell_meets_ends_that_cell_alone(
+    kind: type[Exception], base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = Counter(Store.put)
+
+    def breaks(*_: object) -> None:
+        if put.calls == 2:
+            raise kind("too large for a column\nmore")
+
+    put.before = breaks
+    monkeypatch.setattr(Store, "put", lambda store, cell: put(store, cell))
+    summary = sweep(grid(base, seed=[1, 2, 3]), tmp_path / "store")
+    assert summary.computed == 2
+    [given_up] = summary.failed
+    assert given_up.reason == (f"It was computed but could not be written ({kind.__name__}: too large for a column).")
+    with Store(tmp_path / "store") as store:
+        [failure] = store.failures()
+        assert "Traceback" in json.loads(failure.run)["trace"]
+    monkeypatch.undo()
+    assert sweep(grid(base, seed=[1, 2, 3]), tmp_path / "store").computed == 1
+
+
+def test_a_cell_is_remembered_by_the_device_it_ran_on(
+    base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a cluster's head has another device than its workers: here the plan expects a GPU."""
+    spec, store = grid(base, device="auto"), tmp_path / "store"
+    with monkeypatch.context() as patched:
+        patched.setattr("dualview.runs.identity.auto_kind", lambda: "cuda")
+        assert sweep(spec, store).computed == 1
+        again = sweep(spec, store)
+        assert (again.done_before, again.computed, again.elsewhere) == (0, 0, 1)  # not taken for a GPU's numbers
+    assert sweep(spec, store).done_before == 1
+
+
 @pytest.mark.parametrize("write", [1, 3, 6])
 def test_no_room_at_any_write(
     write: int, base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Path
@@ -337,6 +386,17 @@ def test_an_interrupt_keeps_what_is_finished(
     assert sweep(grid(base, seed=[1, 2, 3, 4]), tmp_path / "store").computed == 2
 
 
+def test_an_interrupt_while_packing_is_a_clean_stop(
+    base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_store: Store) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dualview.runs.runner.pack", interrupted)
+    summary = sweep(base, tmp_path / "store")
+    assert (summary.stopped, summary.computed, summary.left) == (True, 1, 0)
+
+
 def test_a_cell_in_other_hands_is_waited_for(base: dict[str, Any], tmp_path: Path) -> None:
     spec = Spec.make(grid(base, seed=[1, 2, 3]))
     with Store(tmp_path / "store", create=True) as store:
@@ -357,12 +417,17 @@ def test_mistakes_are_told_before_anything_runs(base: dict[str, Any], tmp_path: 
     ):
         with pytest.raises(UserError, match=said):
             sweep(grid(base, seed=[1, 2], **bad), tmp_path / "store")
-    for extra, said in (
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"engine": "spark"}, "There is no engine"),
-        ({"address": "auto"}, "--engine ray"),
+        ({"address": "auto"}, "--address is for Ray; give --engine ray too"),
+        ({"workers": 2}, "--workers is for Ray"),
+        ({"cpus": 1}, "--cpus is for Ray"),
+        ({"gpus": 0}, "--gpus is for Ray"),
+        ({"retries": 3, "cpus": 2}, "--cpus and --retries are for Ray"),
         ({"shard": "3/2"}, "--shard"),
         ({"track": ["mlflow"]}, "There is no tracker"),
-    ):
+    )
+    for extra, said in wrong:
         with pytest.raises(UserError, match=said):
             sweep(base, tmp_path / "store", **extra)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,15 @@ def test_yaml_is_read_as_the_command_line_is(tmp_path: Path) -> None:
             "ft_params: [kv, all]\nft_rule: [sgd, linearised]",
             "does not go with ft_params all (in the cell ft_params all",
         ),
+        ("seeds: many", "seeds takes numbers such as 3, 1:5 or 1,3,7, at most a million of them (given: 'many')"),
+        ("seeds: 5:1", "seeds takes numbers"),
+        ("seeds: 1:99999999999", "at most a million"),
+        ("seeds: 1,1", "seed holds 1 twice"),
+        ("seeds: []", "seed is an empty list"),
+        ("seed: 9223372036854775808", "seed: a whole number has at most 64 bits (given: '9223372036854775808')"),
+        ("seeds: 99999999999999999999", "seed: a whole number has at most 64 bits"),
+        ("model: &a [*a]", "an alias (*) stands inside of what it repeats"),
+        ("model: " + "[" * 3000 + "]" * 3000, "is nested without end"),
         ("- model", "is not a mapping"),
         ("", "is not a mapping"),
         ("lr: [", "is not valid YAML"),
@@ -112,7 +122,41 @@ def test_a_mistake_is_one_sentence_that_names_its_key(text: str, said: str, tmp_
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as caught:
         Spec.read(path)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert said in str(caught.value) and "\n" not in str(caught.value) and "--seeds" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "seeds"), [("3", [3]), (3, [3]), ("1:3,9", [1, 2, 3, 9]), (["1:2", "7"], [1, 2, 7]), ([4, 5], [4, 5])]
+)
+def test_seeds_are_short_for_a_list(given: Any, seeds: list[int]) -> None:
+    assert [cell.seed for cell in Spec.make({"seeds": given}).cells()] == seeds
+
+
+def test_an_alias_repeats_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("lr: &l 0.03\nlr_grid: [*l]", encoding="utf-8")
+    [cell] = Spec.read(path).cells()
+    assert (cell.lr, cell.lr_grid) == (0.03, (0.03,))
+
+
+def test_a_default_that_is_also_given_is_one_cell() -> None:
+    assert [cell.ft_rule for cell in Spec.make({"ft_rule": [None, "sgd", "linearised"]}).cells()] == [
+        "sgd",
+        "linearised",
+    ]
+    cells = Spec.make({"protocol": ["modern", "dai"], "bos": [None, "yes"]}).cells()
+    found = sorted((cell.protocol, cell.bos) for cell in cells)
+    assert found == [("dai", "yes"), ("modern", "auto"), ("modern", "yes")]
+
+
+def test_a_long_axis_is_read_in_linear_time() -> None:
+    def seconds(count: int) -> float:
+        start = time.process_time()
+        assert len(Spec.make({"seeds": f"1:{count}"}).cells()) == count
+        return time.process_time() - start
+
+    seconds(100)
+    assert seconds(20_000) < 4  # it took 18 s
 
 
 def test_a_spec_is_a_pydantic_model() -> None:

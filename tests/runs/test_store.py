@@ -17,7 +17,7 @@ from dualview.errors import UserError
 from dualview.metrics.prediction import accuracy
 from dualview.options import RunOptions
 from dualview.result import Result
-from dualview.runs import places
+from dualview.runs import claims, packs, places
 from dualview.runs.index import Index
 from dualview.runs.reading import load
 from dualview.runs.runner import Summary, sweep
@@ -265,11 +265,101 @@ def test_a_copied_store_is_believed_only_after_a_look(store: Path, again: Callab
 
 
 def test_what_a_killed_process_left_is_cleared(store: Path, again: Callable[[], Summary]) -> None:
-    left = store / "unfinished" / "0123abcd"
+    left, probe, pack = store / "unfinished" / ("0123abcd" * 8), store / "unfinished" / "probe.77", store / "packs"
     left.mkdir(parents=True)
     (left / "result.json").write_text("{")
-    again()
-    assert not left.exists()
+    probe.write_text("")
+    for name in ("0123456789abcdef", ".0123456789abcdef"):  # packs that nobody knows of
+        (pack / name).mkdir(parents=True)
+    assert again().problems == ()
+    assert not left.exists() and not probe.exists()
+    with Store(store) as opened:
+        packs.pack(opened, at_least=1000)
+    assert list(pack.iterdir()) == []
+
+
+def test_foreign_files_among_packs_and_the_unfinished_are_kept(store: Path, again: Callable[[], Summary]) -> None:
+    (store / "packs" / "mine").mkdir(parents=True)
+    (store / "packs" / "mine" / "rows.parquet").write_text("mine")
+    (store / "packs" / "notes.txt").write_text("mine")
+    (store / "unfinished" / "draft").mkdir(parents=True)
+    (store / "unfinished" / "draft" / "rows.parquet").write_text("mine")
+    (store / "unfinished" / "notes.old").write_text("mine")
+    with Store(store) as opened:
+        assert packs.pack(opened, at_least=1) == 4  # a reader may pack: it removes nothing that is not its own
+    assert (store / "packs" / "notes.txt").is_file()
+    summary = again()
+    assert sorted(problem.what for problem in summary.problems) == [
+        "packs/mine",
+        "packs/notes.txt",
+        "unfinished/draft",
+        "unfinished/notes.old",
+    ]
+    assert len([path for path in store.glob("quarantine/*/**/*") if path.is_file() and path.read_text() == "mine"]) == 4
+
+
+# ------------------------------------------------------------------------------------- a cell in place of another
+
+
+@pytest.fixture
+def with_tensors(base: dict[str, Any], store: Path) -> Callable[[], Summary]:
+    """Asks for the tensors of two cells that are there without them."""
+    return lambda: sweep(grid(base, seed=[1, 2], save_records=True), store)
+
+
+def test_a_cell_that_cannot_be_replaced_stays(
+    store: Path, with_tensors: Callable[[], Summary], finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, failures = Path.rename, [errno.EIO, errno.ENOSPC]
+
+    def failing(self: Path, target: Path) -> Path:
+        if self.parent.name == "unfinished" and self.suffix == "" and failures:
+            raise OSError(failures.pop(), "not now")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    summary = with_tensors()
+    assert summary.computed == 0 and ["not now" in given_up.reason for given_up in summary.failed] == [True, True]
+    assert rows_on_disk(store) == rows_on_disk(finished) and list((store / "unfinished").iterdir()) == []
+    assert with_tensors().computed == 2
+
+
+class Killed(BaseException):
+    """The process ends here: nothing that would have followed happens."""
+
+
+def test_a_kill_between_two_renames_loses_no_cell(
+    store: Path,
+    again: Callable[[], Summary],
+    with_tensors: Callable[[], Summary],
+    finished: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rename = Path.rename
+
+    def killed(self: Path, target: Path) -> Path:
+        found = rename(self, target)
+        if Path(target).suffix == ".old":
+            raise Killed
+        return found
+
+    def nothing(*_: object) -> None: ...
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        patched.setattr("dualview.runs.store.put_back", nothing)
+        with pytest.raises(Killed):
+            with_tensors()
+    [aside] = (store / "unfinished").glob("*.old")
+    assert len(list(store.glob("cells/*/*"))) == 3
+    with Store(store) as opened, claims.take(opened.places.claims, aside.stem) as claim:  # pyright: ignore[reportOptionalContextManager]
+        assert claim is not None
+        opened.mend()
+        assert aside.is_dir()  # while its process lives, it is not touched
+    summary = again()
+    assert (summary.done_before, summary.computed, summary.problems) == (4, 0, ())
+    assert not aside.exists() and rows_on_disk(store) == rows_on_disk(finished)
+    assert with_tensors().computed == 2
 
 
 # ----------------------------------------------------------------------------------------------------------- folders
@@ -314,7 +404,7 @@ def test_no_room_for_the_index(store: Path, again: Callable[[], Summary], monkey
     monkeypatch.setattr(Index, "add", full)
     with Store(store) as opened:
         assert not opened.writable and len(opened.frame()) == 4
-    with pytest.raises(UserError, match="cannot be written .*No space left"):
+    with pytest.raises(UserError, match=r"cannot be written .*No space left"):
         again()
 
 

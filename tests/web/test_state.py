@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dualview.errors import UserError
-from dualview.explain import query_row
+from dualview.questions import query_row
 from dualview.tasks.sampling import read_rows
 from dualview.tasks.task import load_task
 from dualview.web.folder import commands, files, query_text, written

@@ -21,6 +21,8 @@ and on real Hugging Face models:
 | `heads`          | every head's softmax split into demonstrations and the rest             | Dai et al. 2023         |
 | `weight_space`   | ΔW_ICL beside ΔW_FT, layer by layer                                     | Dai et al. 2023         |
 | `meta_gradients` | W_V x'_i beside fine-tuning's true error signals                        | Dai et al. 2023         |
+| `head_report`    | all three for one query and one fine-tuning (`dualview heads`)          |                         |
+| `shares`         | each demonstration token's share, in context and in the update          | Irie et al. 2022        |
 | `context_patch`  | a context is a rank-1 patch of every block, for one query               | Goldwaser et al. 2026   |
 | `reusable`       | one patch for all queries, by least squares                             | Mazzawi et al. 2025     |
 | `task_vector`    | a context as one state at one layer                                     | Hendel et al. 2023      |

@@ -1,7 +1,7 @@
 """How alike two weight updates are, and two sets of token vectors: geometry only, with what 0 and 1 mean.
 
 Two random d × d matrices have a cosine of order 1/d but share directions by chance as their ranks grow, so every number
-here means little without the same number for shuffled tokens or another query (`shuffled`).
+here means little without the same number for shuffled tokens or another query (`weight_space`, `meta_gradients`).
 """
 
 from dataclasses import dataclass
@@ -72,12 +72,6 @@ def linear_cka(a: Float[Tensor, "d_a token"], b: Float[Tensor, "d_b token"]) -> 
     return cross / scale if scale > 0 else float("nan")
 
 
-def shuffled(a: Float[Tensor, "d token"], seed: int) -> Float[Tensor, "d token"]:
-    """The same columns in another order: the floor for every token-by-token comparison."""
-    order = torch.randperm(a.shape[1], generator=torch.Generator().manual_seed(seed))
-    return a[:, order.to(a.device)]
-
-
 @dataclass(frozen=True)
 class WeightComparison:
     """Two updates of one matrix side by side."""
@@ -106,31 +100,4 @@ def compare_weights(a: Float[Tensor, "m n"], b: Float[Tensor, "m n"], rank: int 
         stable_rank_a=stable_rank(a),
         stable_rank_b=stable_rank(b),
         norm_ratio=norm(a) / norm(b),
-    )
-
-
-@dataclass(frozen=True)
-class TokenComparison:
-    """Two vectors per token (say "meta-gradients" W_V x'_i beside fine-tuning's errors e_i), and the shuffled floor."""
-
-    cosine: float
-    """Mean cosine over tokens."""
-    cka: float
-    overlap: float
-    """Mean squared cosine of the principal angles of the leading column spaces (blind to the tokens' order)."""
-    cosine_floor: float
-    cka_floor: float
-
-
-def compare_tokens(
-    a: Float[Tensor, "d token"], b: Float[Tensor, "d token"], rank: int = 8, seed: int = 0
-) -> TokenComparison:
-    """Token-by-token likeness of two d × token matrices, with one seeded shuffle of the tokens as the floor."""
-    mixed = shuffled(b, seed)
-    return TokenComparison(
-        cosine=float(column_cosines(a, b).nanmean()),
-        cka=linear_cka(a, b),
-        overlap=float(torch.cos(principal_angles(a, b, rank)).square().mean()),
-        cosine_floor=float(column_cosines(a, mixed).nanmean()),
-        cka_floor=linear_cka(a, mixed),
     )

@@ -1,4 +1,4 @@
-"""A context as a patch of a real model's feed-forward weights, block by block (Goldwaser et al. 2025, Alg. 1).
+"""A context as a patch of a real model's feed-forward weights, block by block (Goldwaser et al. 2026, Alg. 1).
 
 `implicit` has the theorem for one block; here it is applied to any Hugging Face model, discovered by `feed_forward`:
 
@@ -34,6 +34,7 @@ from dualview.duality.recorder import weight_matrix
 from dualview.duality.rows import forward_row, last_logits
 from dualview.errors import UserError
 from dualview.models.loading import LanguageModel
+from dualview.models.passes import Patch
 
 Token = Literal["last", "every"]
 
@@ -263,6 +264,8 @@ class PatchReport:
     """‖patched − in-context‖ / ‖zero-shot − in-context‖; 0 is equality, 1 what no patch at all leaves."""
     same_token: bool
     """Whether both say the same next token."""
+    largest: float
+    """The largest logit, by size: what rounding is beside."""
 
 
 def patch_report(
@@ -270,7 +273,7 @@ def patch_report(
     context: Sequence[int],
     query: Sequence[int],
     bare: Sequence[int] = (),
-    patch: ContextPatch | None = None,
+    patch: Patch | None = None,
     token: Token = "last",
 ) -> PatchReport:
     """Ask with the demonstrations, without them, and without them but patched; a patch is built if none is given."""
@@ -283,4 +286,5 @@ def patch_report(
         unpatched=float((plain - aim).abs().max()),
         relative=norm(found - aim) / gap if gap else norm(found - aim),
         same_token=bool(found.argmax() == aim.argmax()),
+        largest=float(aim.abs().max()),
     )

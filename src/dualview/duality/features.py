@@ -2,7 +2,7 @@
 
 | features | exact?                     | size          | error                                                      |
 |----------|----------------------------|---------------|------------------------------------------------------------|
-| Gram     | on the given points only   | n points      | rounding · exp(½ max ‖k − q‖²)                             |
+| Gram     | on the given points only   | n points      | rounding, as long as exp(½‖k‖²) and exp(kᵀq) are numbers   |
 | Taylor   | in the limit of the order  | Σ_{n≤p} d^n   | ≤ Σ_{n>p} |kᵀq|^n / n! per kernel value                    |
 | random   | on average                 | m             | falls as m^{−½}; variance grows like exp(‖k + q‖²)         |
 
@@ -27,14 +27,35 @@ LARGEST_FEATURES = 2_000_000
 
 
 def gram_features(points: Float[Tensor, "d point"]) -> Float[Tensor, "point point"]:
-    """Exact features on these points: φ(z_i) = e^{‖z_i‖²/2} √Λ Uᵀ e_i, U Λ Uᵀ the Gaussian Gram matrix of the points.
+    """Exact features on these points, the last of them (an attention's query q) to full relative precision.
 
-    exp(aᵀb) = e^{‖a‖²/2} e^{−‖a−b‖²/2} e^{‖b‖²/2}: factoring the middle kernel, whose diagonal is 1, keeps points of
-    very different norms apart. Kernel values below rounding (½‖a − b‖² above 36 in float64) are lost.
+        φ(q) = (e^{‖q‖²/2}, 0),    φ(k_i) = (e^{k_iᵀq − ‖q‖²/2}, e^{‖k_i‖²/2} √Λ Uᵀ e_i)
+
+    The first step of a Cholesky factorisation, at q, makes φ(k_i)ᵀφ(q) = exp(k_iᵀq) however small it is. The rest,
+    U Λ Uᵀ = G − g gᵀ, is what q does not explain of the keys' Gaussian Gram matrix G_ij = e^{−‖k_i−k_j‖²/2}, with
+    g_i = e^{−‖k_i−q‖²/2}; factored by eigenvectors, because coinciding keys make it singular. Since exp(aᵀb) =
+    e^{‖a‖²/2} e^{−‖a−b‖²/2} e^{‖b‖²/2} and G's diagonal is 1, points of very different norms are kept apart; between
+    two keys, kernel values below rounding (½‖a − b‖² above 36 in float64) are lost.
+
+    Domain: e^{‖z‖²/2} and exp(k_iᵀq) must be numbers of the points' dtype (‖z‖ up to about 26 in float64, 9 in
+    float32); beyond it is an error. Softmax attention depends on less than φ does: `kernel.shortened`.
     """
-    eigen = symmetric_eigen(gaussian_kernel(points, points))
-    root = eigen.vectors * eigen.values.clamp(min=0).sqrt()
-    return root.T * torch.exp(0.5 * points.square().sum(dim=0))
+    keys, query = points[:, :-1], points[:, -1:]
+    half = 0.5 * points.square().sum(dim=0)
+    with_query = gaussian_kernel(keys, query)
+    eigen = symmetric_eigen(gaussian_kernel(keys, keys) - with_query @ with_query.T)
+    rest = (eigen.vectors * eigen.values.clamp(min=0).sqrt()).T * torch.exp(half[:-1])
+    first = torch.cat([keys.T @ query[:, 0] - half[-1], half[-1:]]).exp()
+    found = torch.cat([first[None], torch.cat([rest, rest.new_zeros(rest.shape[0], 1)], dim=1)])
+    rounded = torch.finfo(points.dtype).tiny / torch.finfo(points.dtype).eps  # below, a number has lost its digits
+    lost = keys.shape[1] > 0 and float(first[:-1].max()) < rounded
+    if lost or not bool(torch.isfinite(found).all() and torch.isfinite(torch.exp(keys.T @ query)).all()):
+        longest = float(column_norms(points).max())
+        raise UserError(
+            f"Exact features need exp(‖z‖²/2) to be a number of {points.dtype}, and the longest point has norm "
+            f"{longest:.3g}; shorten keys and query without changing their attention (`kernel.shortened`)."
+        )
+    return found
 
 
 def taylor_exp(t: Float[Tensor, "*shape"], order: int) -> Float[Tensor, "*shape"]:

@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from dualview.duality.identity import NotApplicable
 from dualview.duality.rows import forward_row
-from dualview.errors import UserError
 from dualview.models.loading import LanguageModel
 
 Kind = Literal["bias", "weight", "scale"]
@@ -55,7 +55,7 @@ class _Seen:
 
 
 def feed_forwards(lm: LanguageModel) -> tuple[FeedForward, ...]:
-    """Every block's feed-forward half, in order; a UserError for blocks that have none that a patch could use."""
+    """Every block's feed-forward half, in order; `NotApplicable` for blocks that have none a patch could use."""
     attention = {m for layer in lm.anatomy.layers for m in (*layer.module.modules(), layer.output)}
     linear: dict[nn.Module, list[_Seen]] = {block: [] for block in lm.anatomy.blocks}
     norms: dict[nn.Module, list[_Seen]] = {block: [] for block in lm.anatomy.blocks}
@@ -113,7 +113,7 @@ def _found(
     block: nn.Module, linear: list[_Seen], norms: list[_Seen], order: dict[nn.Module, int], end: Tensor | None
 ) -> FeedForward:
     name = type(block).__name__
-    refusal = UserError(
+    refusal = NotApplicable(
         f"A context cannot be written as a patch of {name}: dualview found no linear map or norm outside attention "
         "whose output is simply added to the block's (mixtures of experts are such a case)."
     )

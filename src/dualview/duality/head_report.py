@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from dualview.duality.demo_tokens import demo_tokens
 from dualview.duality.heads import HeadSplits, record_heads, split_heads
@@ -33,6 +39,64 @@ class HeadReport:
             "weights": self.weights.to_json(),
             "meta_gradients": self.meta_gradients.to_json(),
         }
+
+    def table(self) -> RenderableType:
+        """Three tables of a line a layer, every likeness with its floor beside it."""
+        split, weights, meta = self.split, self.weights, self.meta_gradients
+        masses = [float(mass) for mass in split.mass.nanmean(1)]
+        return Group(
+            _table(
+                "softmax attention = λ · demonstrations + (1 − λ) · the rest, exactly",
+                [("λ, mean over heads", masses, ".3f"), ("error", split.error, ".1e")],
+            ),
+            _table(
+                f"ΔW_ICL beside ΔW_FT of the relaxed linear heads (rank {weights.rank}, {weights.shuffles} shuffles)",
+                [
+                    ("cosine", weights.cosine, "+.3f"),
+                    ("floor", weights.cosine_floor, "+.3f"),
+                    ("±", weights.cosine_floor_sd, ".3f"),
+                    ("value spaces", weights.left_overlap, ".3f"),
+                    ("floor", weights.left_floor, ".3f"),
+                    ("key spaces", weights.right_overlap, ".3f"),
+                    ("floor", weights.right_floor, ".3f"),
+                    ("rank ICL", weights.stable_rank_icl, ".2f"),
+                    ("rank FT", weights.stable_rank_ft, ".2f"),
+                    ("size ICL/FT", weights.norm_ratio, ".3g"),
+                ],
+            ),
+            _table(
+                f"“meta-gradients” W_V x beside error signals e of the same {meta.tokens} tokens",
+                [
+                    ("cosine", meta.cosine, "+.3f"),
+                    ("floor", meta.cosine_floor, "+.3f"),
+                    ("±", meta.cosine_floor_sd, ".3f"),
+                    ("CKA", meta.cka, ".3f"),
+                    ("floor", meta.cka_floor, ".3f"),
+                    ("value spaces", meta.overlap, ".3f"),
+                    ("chance", meta.overlap_chance, ".3f"),
+                    ("token spaces", meta.token_overlap, ".3f"),
+                    ("floor", meta.token_overlap_floor, ".3f"),
+                ],
+            ),
+            Text(_LEGEND),
+        )
+
+
+_LEGEND = (
+    "cosine: 1 the same update, 0 unrelated. spaces: mean squared cosine of the principal angles, 1 shared. rank: "
+    "stable rank. A likeness says something only above its floor, the same with shuffled tokens, or above chance."
+)
+
+
+def _table(title: str, columns: Sequence[tuple[str, Sequence[float], str]]) -> Group:
+    table = Table(box=None)
+    table.add_column("layer", justify="right")
+    for name, _, _ in columns:
+        table.add_column(name, justify="right")
+    for layer, row in enumerate(zip(*(values for _, values, _ in columns), strict=True)):
+        cells = ("" if math.isnan(x) else format(x, style) for x, (_, _, style) in zip(row, columns, strict=True))
+        table.add_row(str(layer), *cells)
+    return Group(Text(f"\n{title}", "bold"), table)
 
 
 def head_report(

@@ -163,10 +163,21 @@ def _linear_split(draws: Draws) -> float:
 
 def _outer_products(draws: Draws) -> float:
     head = linear_head(draws)
-    each = outer_products(head.w_k @ head.demos, head.w_v @ head.demos)
-    expected = linear_weights(head.w_v, head.w_k, head.demos)
-    together = state_weights(head.w_k @ head.demos, head.w_v @ head.demos)
-    return max(relative_error(each.sum(dim=0), expected), relative_error(together, expected))
+    keys, values = head.w_k @ head.demos, head.w_v @ head.demos
+    slow = torch.zeros_like(head.w_v)
+    for i in range(head.demos.shape[1]):  # element by element, with no matrix product
+        for a in range(slow.shape[0]):
+            for b in range(slow.shape[1]):
+                slow[a, b] += values[a, i] * keys[b, i]
+    # And as the change of what the head says: with the demonstrations less without them, for every unit query.
+    both, units = torch.cat([head.demos, head.own], dim=1), torch.eye(head.w_k.shape[0], dtype=head.w_k.dtype)
+    said = lin_attn(head.w_k @ both, head.w_v @ both, units) - lin_attn(head.w_k @ head.own, head.w_v @ head.own, units)
+    found = (
+        outer_products(keys, values).sum(dim=0),
+        state_weights(keys, values),
+        linear_weights(head.w_v, head.w_k, head.demos),
+    )
+    return max(relative_error(update, aim) for update in found for aim in (slow, said))
 
 
 def _four_terms(draws: Draws) -> float:

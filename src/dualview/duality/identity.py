@@ -8,6 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dualview.errors import UserError
+
+
+class NotApplicable(UserError):
+    """This model has no place for an identity: the one reason for which a check is skipped rather than failed."""
+
 
 class Draws:
     """Fresh random shapes and float64 tensors for one identity, from a seed and the identity's name."""
@@ -49,10 +55,31 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What a check found, where its size needs something to be read beside."""
+
+    error: float
+    unpatched: float | None = None
+    """The same difference of the logits without the patch: what there was to explain."""
+    tolerance: float | None = None
+    """Where this model cannot do as well as its precision promises, what is asked of it instead …"""
+    note: str | None = None
+    """… and why."""
+
+
+@dataclass(frozen=True)
 class ModelIdentity:
     """A statement that is checked on a language model's own weights and activations."""
 
     statement: str
     paper: str
-    error: Callable[[Draws, object], float]
+    error: Callable[[Draws, object], float | Measured]
     tolerance: float
+    """In single precision."""
+    wide: float | None = None
+    """In float64; the same if None."""
+
+    def tolerance_for(self, model: object) -> float:
+        """What is asked of this model, by its precision."""
+        in_double = getattr(model, "dtype", None) == torch.float64
+        return self.wide if in_double and self.wide is not None else self.tolerance

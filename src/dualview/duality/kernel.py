@@ -19,7 +19,7 @@ loss) and as on the authors' slides, where the two differ.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -27,7 +27,6 @@ from torch import Tensor
 
 from dualview.duality.algebra import column_norms
 from dualview.duality.features import FeatureMap, gram_features
-from dualview.duality.learners import exponential_kernel
 from dualview.duality.tensors import attention_weights, soft_attn
 from dualview.errors import UserError
 
@@ -80,6 +79,19 @@ def softmax_head(
     )
 
 
+def shortened(head: Head) -> Head:
+    """The same attention by shorter vectors: keys less their mean, and as long (at most) as the query.
+
+    softmax(Kᵀq) stays what it is when one vector is taken from every key and when keys are multiplied by what the query
+    is divided by. The dual model is another one (φ is of other points, D has another factor), its predictions the same.
+    """
+    keys = head.keys - head.keys.mean(dim=1, keepdim=True)
+    longest, of_query = float(column_norms(keys).max()), float(column_norms(head.query[:, None]))
+    scale = math.sqrt(of_query / longest) if longest > 0 and of_query > 0 else 1.0
+    n = head.demo_keys.shape[1]
+    return replace(head, demo_keys=scale * keys[:, :n], own_keys=scale * keys[:, n:], query=head.query / scale)
+
+
 @dataclass(frozen=True)
 class KernelModel:
     """Theorem 3.1's dual model of one query, in explicit features."""
@@ -124,16 +136,26 @@ class KernelModel:
 
 
 def kernel_model(head: Head, features: FeatureMap = gram_features) -> KernelModel:
-    """Theorem 3.1 for one head and query, with the given features: exact by default, or Taylor, or random."""
+    """Theorem 3.1 for one head and query, with the given features: exact by default, or Taylor, or random.
+
+    `features` get the keys and, as the last column, the query. Exact features have a domain (norms up to about 26 in
+    float64, see `features.gram_features`), and D must be a number above 0; outside, `shortened` may bring a head in.
+    """
     phi = features(torch.cat([head.keys, head.query.unsqueeze(1)], dim=1))
     n = head.demo_keys.shape[1]
-    return KernelModel(
+    model = KernelModel(
         demo_features=phi[:, :n],
         demo_values=head.demo_values,
         own_features=phi[:, n:-1],
         own_values=head.own_values,
         query=phi[:, -1],
     )
+    if not 0 < float(model.normaliser) < math.inf:
+        raise UserError(
+            f"The normaliser D = Σ φ(k)ᵀφ(q) is {float(model.normaliser):g}, which nothing can be divided by: keys and "
+            "query are too long for these features (see `kernel.shortened`)."
+        )
+    return model
 
 
 @dataclass(frozen=True)
@@ -272,7 +294,8 @@ class GeneralisationBound:
     confidence: float
     """6 ρ² √(log(2/δ) / 2N)."""
     complexity_order: float
-    """w ρ d_o √(tr K_S) / N, as printed, inside an O(·) of unknown constant."""
+    """w ρ d_o √(tr K_S) / N, as printed, inside an O(·) of unknown constant; d_o is the width of what the layer puts
+    out, d_v here (`softmax_head`'s key width, which the paper also writes d_o, enters only the scale of the logits)."""
     confidence_order: float
     """√(log(1/δ) / N), as printed."""
 
@@ -287,24 +310,32 @@ def generalisation_bound(head: Head, delta: float = 0.05) -> GeneralisationBound
 
     The printed bound is an order; the one with constants follows from |vᵀ W φ| ≤ ρ² and, for ‖W‖_F ≤ w,
     E sup_W (1/N) Σ σ_i v_iᵀ W φ(k_i) = (w/N) E ‖Σ σ_i v_i φ(k_i)ᵀ‖ ≤ (w/N) √(Σ ‖v_i‖² K_ii)  (Mohri et al. 2018, Thm
-    3.3). It needs no d_o. Tr K_S = Σ exp(‖k_i‖²), so the rate is 1/√N for bounded keys.
+    3.3). It needs no d_o. Tr K_S = Σ exp(‖k_i‖²), so the rate is 1/√N for bounded keys; for keys so long that this is
+    no number of their dtype there is no bound, which is an error.
     """
     n = head.demo_keys.shape[1]
     if n == 0 or not 0 < delta < 1:
         raise UserError("The generalisation bound needs at least one demonstration and 0 < delta < 1.")
-    gram = exponential_kernel(head.keys, head.keys)
-    coefficients = head.values / exponential_kernel(head.keys, head.query.unsqueeze(1)).sum()
-    predicted = coefficients @ gram[:, :n]
+    d_v = head.values.shape[0]
+    # Exponents are taken less log D before they are exponentiated: W φ may be moderate where D alone is no number.
+    products, log_d = head.keys.T @ head.keys, torch.logsumexp(head.keys.T @ head.query, 0)
+    predicted = head.values @ torch.exp(products[:, :n] - log_d)
     squares = head.demo_values.square().sum(dim=0)
-    diagonal = torch.diagonal(gram)[:n]
-    norm = float(((coefficients @ gram) * coefficients).sum().clamp(min=0).sqrt())
+    diagonal = torch.exp(torch.diagonal(products)[:n])
+    norm = float((torch.exp(products - 2 * log_d) * (head.values.T @ head.values)).sum().clamp(min=0).sqrt())
     radius = float(torch.maximum(squares.sqrt().max(), column_norms(predicted).max()))
-    return GeneralisationBound(
+    found = GeneralisationBound(
         empirical=-float((head.demo_values * predicted).sum()) / n,
         norm=norm,
         radius=radius,
         complexity=2 * norm * float((squares * diagonal).sum().sqrt()) / n,
         confidence=6 * radius**2 * math.sqrt(math.log(2 / delta) / (2 * n)),
-        complexity_order=norm * radius * head.values.shape[0] * float(diagonal.sum().sqrt()) / n,
+        complexity_order=norm * radius * d_v * float(diagonal.sum().sqrt()) / n,
         confidence_order=math.sqrt(math.log(1 / delta) / n),
     )
+    if not all(math.isfinite(value) for value in vars(found).values()):
+        raise UserError(
+            f"The bound is no number for keys of norm {float(column_norms(head.keys).max()):.3g}: it grows as "
+            "exp(‖k‖²/2); give shorter keys (`shortened`), or float64."
+        )
+    return found

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dualview.duality.algebra import norm
+from dualview.duality.algebra import column_norms, norm
 from dualview.duality.tensors import lin_attn, relative_error
 
 
@@ -128,6 +128,15 @@ class Residual:
     """‖b_T − b̂‖ / ‖b_T − b_0‖; None without a bias."""
     rounding: float
     """ε √steps ‖W_T‖ / ‖W_T − W_0‖: what rounding the weights after every step alone would leave in `weight`."""
+    bias_rounding: float | None
+    """The same for `bias`, whose error signals may cancel: a `bias` of this size says that nothing but rounding moved
+    it (as the bias of a key, which no softmax sees)."""
+
+
+def summing_error(errors: Float[Tensor, "d_out token"], change: Float[Tensor, " d_out"], eps: float) -> float:
+    """ε Σ_t ‖e_t‖ / ‖Σ_t e_t‖: what rounding leaves of a sum whose terms cancel; ε Σ_t ‖e_t‖ where nothing is left."""
+    size, left = eps * float(column_norms(errors.double()).sum()), norm(change)
+    return size / left if left else size
 
 
 def residual(
@@ -137,9 +146,12 @@ def residual(
     rebuilt, bias_rebuilt = form.weight(), form.bias()
     moved = norm(weight - form.weight0)
     eps = torch.finfo(weight.dtype).eps
-    bias_error = None
+    bias_error = bias_rounding = None
     if bias is not None and form.bias0 is not None and bias_rebuilt is not None:
-        bias_error = relative_error(bias_rebuilt - form.bias0, bias - form.bias0)
+        change = bias - form.bias0
+        bias_error = relative_error(bias_rebuilt - form.bias0, change)
+        stored = eps * math.sqrt(max(steps, 1)) * norm(bias)
+        bias_rounding = summing_error(form.bias_errors, change, eps) + stored / (norm(change) or 1.0)
     return Residual(
         layer=name,
         steps=steps,
@@ -148,6 +160,7 @@ def residual(
         weight_total=relative_error(rebuilt, weight),
         bias=bias_error,
         rounding=eps * math.sqrt(max(steps, 1)) * norm(weight) / moved if moved else 0.0,
+        bias_rounding=bias_rounding,
     )
 
 

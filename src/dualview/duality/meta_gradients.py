@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor
 from dualview.duality.algebra import norm
 from dualview.duality.compare import column_cosines, linear_cka, orthonormal_basis
 from dualview.duality.demo_tokens import DemoTokens
+from dualview.duality.per_layer import PerLayer
 from dualview.duality.rows import forward_row
 from dualview.duality.tuning import role_factors
 from dualview.learning.factors import TrainingTrace
@@ -62,7 +62,7 @@ def token_vectors(
 
 
 @dataclass(frozen=True)
-class MetaGradients:
+class MetaGradients(PerLayer):
     """ "Meta-gradients" beside true error signals, layer by layer; the floors are means over shuffles of the tokens."""
 
     cosine: tuple[float, ...]
@@ -83,28 +83,19 @@ class MetaGradients:
     tokens: int
     shuffles: int
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            name: [None if np.isnan(x) else x for x in value] if isinstance(value, tuple) else value
-            for name, value in vars(self).items()
-        }
-
 
 def compare_meta_gradients(
     vectors: Sequence[TokenVectors], rank: int = 8, shuffles: int = 5, seed: int = 0
 ) -> MetaGradients:
     """Measure the likeness on every layer, with `shuffles` random orders of the error signals as the floor."""
     rows = [_layer(layer, rank, shuffles, seed + number) for number, layer in enumerate(vectors)]
-    columns = {name: tuple(row[name] for row in rows) for name in (rows[0] if rows else {})}
-    return MetaGradients(**columns, tokens=vectors[0].meta.shape[1] if vectors else 0, shuffles=shuffles)
+    return MetaGradients.from_rows(rows, tokens=vectors[0].meta.shape[1] if vectors else 0, shuffles=shuffles)
 
 
 def _layer(vectors: TokenVectors, rank: int, shuffles: int, seed: int) -> dict[str, float]:
     meta, error = vectors.meta.double(), vectors.error.double()
     if norm(error) == 0 or norm(meta) == 0:
-        names = ("cosine", "cosine_floor", "cosine_floor_sd", "cka", "cka_floor", "cka_floor_sd", "overlap")
-        names += ("overlap_chance", "token_overlap", "token_overlap_floor")
-        return dict.fromkeys(names, float("nan"))
+        return {}
     values, error_values = orthonormal_basis(meta, rank), orthonormal_basis(error, rank)
     over_tokens, error_over_tokens = orthonormal_basis(meta.T, rank), orthonormal_basis(error.T, rank)
     generator = torch.Generator().manual_seed(seed)

@@ -12,13 +12,12 @@ from dualview.duality.context_patch import BlockPatch, ContextPatch, context_pat
 from dualview.duality.heads import record_heads
 from dualview.duality.identities_implicit import DHERIN, GOLDWASER
 from dualview.duality.identities_linear import DAI, IRIE
-from dualview.duality.identity import Draws, ModelIdentity
+from dualview.duality.identity import Draws, ModelIdentity, NotApplicable
 from dualview.duality.implicit import RankOne
-from dualview.duality.model_identities import Trial, trial
+from dualview.duality.model_identities import Moved, Trial, judged, trial
 from dualview.duality.rows import last_logits
 from dualview.duality.tensors import relative_error
 from dualview.duality.tuning import DualPatch, dual_patch
-from dualview.errors import UserError
 
 
 def _patch(setup: Trial) -> ContextPatch:
@@ -26,7 +25,7 @@ def _patch(setup: Trial) -> ContextPatch:
 
 
 def _error(setup: Trial, patch: ContextPatch) -> float:
-    return patch_report(setup.lm, setup.prompts.prefix, setup.query.ids, setup.bare, patch).error
+    return judged(setup, patch_report(setup.lm, setup.prompts.prefix, setup.query.ids, setup.bare, patch)).error
 
 
 def _wrong_token(draws: Draws, model: object) -> float:
@@ -49,7 +48,7 @@ def _without_norm(draws: Draws, model: object) -> float:
     ]
     ranked = [d for b in patch.blocks for d in (*b.inputs, b.output) if isinstance(d, RankOne)]
     if all(norm(delta.left) < 1e-4 for delta in ranked):
-        raise UserError("its blocks are parallel and have biases, so there is no rank-1 patch to get wrong")
+        raise NotApplicable("its blocks are parallel and have biases, so there is no rank-1 patch to get wrong")
     return _error(setup, ContextPatch(tuple(blocks), patch.token))
 
 
@@ -71,29 +70,28 @@ def _without_masses(draws: Draws, model: object) -> float:
     layers = record_heads(setup.lm, setup.in_context_ids)
     splits = [layer.split(setup.demo_places) for layer in layers]
     if all(float(split.mass.max()) == 0 for split in splits):
-        raise UserError("its windows are so short that no layer sees the demonstrations")
+        raise NotApplicable("its windows are so short that no layer sees the demonstrations")
     return max(relative_error(s.demos + s.own, layer.out) for s, layer in zip(splits, layers, strict=True))
 
 
-def _dual_error(setup: Trial, dual: DualPatch, tuned: torch.Tensor) -> float:
-    base = last_logits(setup.lm, setup.zero_shot_ids)
-    return norm(last_logits(setup.lm, setup.zero_shot_ids, dual) - tuned) / norm(tuned - base)
+def _dual_error(setup: Trial, moved: Moved, dual: DualPatch) -> float:
+    return moved.miss(last_logits(setup.lm, setup.zero_shot_ids, dual))
 
 
 def _wrong_sign(draws: Draws, model: object) -> float:
     setup = trial(draws, model)
-    trace = setup.train()
-    flipped = DualPatch(tuple(replace(f, errors=-f.errors) for f in dual_patch(setup.lm, trace).factors))
-    return _dual_error(setup, flipped, last_logits(setup.lm, setup.zero_shot_ids, trace.tuned.patch))
+    moved = setup.move()
+    right = dual_patch(setup.lm, moved.trace)
+    return _dual_error(setup, moved, DualPatch(tuple(replace(f, errors=-f.errors) for f in right.factors)))
 
 
 def _errors_at_start(draws: Draws, model: object) -> float:
     setup = trial(draws, model)
-    rate = 1e-2
-    # A rate of 0 keeps the gradients of the base weights.
-    trace, still = setup.train(rate, epochs=3), setup.train(0.0, epochs=3)
-    stale = DualPatch(tuple(replace(f, errors=rate * f.errors) for f in still.factors))
-    return _dual_error(setup, stale, last_logits(setup.lm, setup.zero_shot_ids, trace.tuned.patch))
+    # Far enough for the gradients of the later steps to be others than those of the first.
+    moved = setup.move(share=0.1, epochs=3)
+    still = setup.train(0.0, epochs=3)  # a rate of 0 keeps the gradients of the base weights
+    rate = moved.trace.tuned.lr
+    return _dual_error(setup, moved, DualPatch(tuple(replace(f, errors=rate * f.errors) for f in still.factors)))
 
 
 MODEL_MISPRINTS = (

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualview.errors import UserError
+from dualview.duality.identity import NotApplicable
 from dualview.models.dispatch import run_forward
 from dualview.models.loading import LanguageModel
 from dualview.models.packing import Pack, Tree, grow, pack, plan
@@ -98,7 +98,7 @@ def branched(query: Query, copies: int) -> Tree:
 
 def _packable(lm: LanguageModel) -> None:
     if lm.slow_because is not None:
-        raise UserError(
+        raise NotApplicable(
             f"Reusable patches and task vectors need a model whose queries can be packed; {lm.name} cannot be: "
             f"{lm.slow_because}."
         )

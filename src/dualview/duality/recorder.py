@@ -107,7 +107,8 @@ class DualRecorder:
 
     layers           nn.Linear or transformers' Conv1D modules by name (or one module, named "layer")
     optimizer        torch.optim.SGD; without it, call `step(rule)` yourself just before each update
-    decoupled_decay  λ, if the loop multiplies the weights by 1 − lr·λ before each step (torch's SGD never does)
+    decoupled_decay  λ, if the loop multiplies the weights by 1 − lr·λ before each step (torch's SGD never does), even
+                     one that brings a layer no gradient
     rows             per layer, which output features train (fused matrices): the others' error signals are set to 0
     check            compare the recorded gradient with the real one at each step, and find the clipping scalar
     store_on         device that keeps the tokens (default: where they are)
@@ -206,8 +207,11 @@ class DualRecorder:
 
     def _rule(self, optimizer: Optimizer, parameter: Tensor | None) -> StepRule | None:
         group = None if parameter is None else _group_of(optimizer, parameter)
-        if parameter is None or group is None or parameter.grad is None:
+        if parameter is None or group is None:
             return None
+        if parameter.grad is None:  # torch leaves it alone, but the loop's own decay does not
+            decay = self._decoupled_decay
+            return StepRule(lr=float(group["lr"]), decoupled_decay=decay, clip=0.0) if decay else None
         return StepRule(
             lr=float(group["lr"]),
             momentum=float(group["momentum"]),

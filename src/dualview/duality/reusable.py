@@ -1,7 +1,7 @@
 """A context as one patch for every query: the rank-1 patches of `context_patch`, fitted by least squares on many.
 
 One query's patch solves D z = z_C − z and ΔW h = δ at its last token. With queries i = 1 … n, ridge μ and tokens as
-columns, block by block, each reading the patched states of the block before it (Goldwaser et al. 2025, Alg. 1):
+columns, block by block, each reading the patched states of the block before it (Goldwaser et al. 2026, Alg. 1):
 
     readers    ΔW = W D,   D = (Z_C − Z)(ZᵀZ + μI)⁻¹ Zᵀ
     carrier    ΔW = Δ (HᵀH + μI)⁻¹ Hᵀ                Δ = (O_C − O)/s

@@ -27,13 +27,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dualview.duality.linear import DualForm, Residual, TokenIndex, aggregate, residual
+from dualview.duality.algebra import norm
+from dualview.duality.linear import DualForm, Residual, TokenIndex, aggregate, summing_error
 from dualview.duality.rows import forward_row
-from dualview.duality.tensors import lin_attn
+from dualview.duality.tensors import lin_attn, relative_error
 from dualview.errors import UserError
 from dualview.learning.factors import Factors, TrainingTokens, TrainingTrace
 from dualview.learning.finetune import Tape
-from dualview.learning.update import Deltas, added
+from dualview.learning.update import Deltas, Linearised, added
 from dualview.models.anatomy import Projection, Role
 from dualview.models.loading import LanguageModel
 
@@ -69,21 +70,49 @@ def _bias(projection: Projection, dtype: torch.dtype) -> Tensor | None:
 def reconstruct(trace: TrainingTrace) -> tuple[Residual, ...]:
     """Every tuned projection rebuilt from its factors, against the one training made (T1c): errors per projection.
 
-    Summed in float64, so that what is reported is training's own rounding, which `rounding` estimates.
+    Summed in float64, so that what is reported is training's own rounding, which `rounding` estimates. Training sums
+    the update apart from the weights, so it is compared, and rounded, beside its own size and not theirs.
     """
     deltas = _deltas(trace)
     steps = int(trace.tokens.step.max()) + 1 if len(trace.tokens.step) else 0
     index = {projection.name: i for i, projection in enumerate(deltas.projections)}
     found: list[Residual] = []
-    for factors in trace.factors:
+    for factors in _made(trace):
         form = dual_form(factors, trace.tokens, torch.float64)
         at = index[factors.projection.name]
         weight, change = deltas.weights[at][0], deltas.biases[at]
-        bias = None if form.bias0 is None or change is None else form.bias0 + change[0].double()
-        each = residual(factors.projection.name, form, form.weight0 + weight.double(), bias, steps)
-        # The update is summed apart from the weights, so it is rounded beside its own size, not theirs.
-        found.append(replace(each, rounding=torch.finfo(weight.dtype).eps * math.sqrt(max(steps, 1))))
+        eps = torch.finfo(weight.dtype).eps
+        bias = None if form.bias0 is None or change is None else change[0]
+        found.append(
+            Residual(
+                layer=factors.projection.name,
+                steps=steps,
+                tokens=form.keys.shape[1],
+                weight=relative_error(form.delta(), weight),
+                weight_total=norm(form.delta() - weight.double()) / norm(form.weight0 + weight.double()),
+                bias=None if bias is None else relative_error(form.bias_errors.sum(1), bias),
+                rounding=eps * math.sqrt(max(steps, 1)),
+                bias_rounding=None if bias is None else summing_error(form.bias_errors, bias, eps),
+            )
+        )
     return tuple(found)
+
+
+def _made(trace: TrainingTrace) -> tuple[Factors, ...]:
+    """The factors of the update that was made: a rate of 0 made none, whatever gradients its trace keeps."""
+    if trace.tuned.lr != 0:
+        return trace.factors
+    return tuple(replace(factors, errors=torch.zeros_like(factors.errors)) for factors in trace.factors)
+
+
+def _followed(trace: TrainingTrace) -> TrainingTrace:
+    """The trace of a model that follows its tuned weights; the first-order expansion of one does not."""
+    if isinstance(trace.tuned.patch, Linearised):
+        raise UserError(
+            "A linearised fine-tuning answers by the model's first-order expansion, not with tuned weights, so it has "
+            "no dual form; use the rule sgd or layer-causal."
+        )
+    return replace(trace, factors=_made(trace))
 
 
 def _deltas(trace: TrainingTrace) -> Deltas:
@@ -135,7 +164,7 @@ class DualPatch:
 
 def dual_patch(lm: LanguageModel, trace: TrainingTrace) -> DualPatch:
     """The fine-tuned model of a traced run, in dual form, to be worn by `lm`."""
-    return DualPatch(worn_by(lm, trace).factors)
+    return DualPatch(worn_by(lm, _followed(trace)).factors)
 
 
 def worn_by(lm: LanguageModel, trace: TrainingTrace) -> TrainingTrace:
@@ -161,13 +190,13 @@ def role_factors(lm: LanguageModel, trace: TrainingTrace, role: Role) -> tuple[F
         if not own:
             raise UserError(f"Layer {number} of {lm.name} has no trained {role} projection; train k and v.")
         whole = known[own[-1].name]
-        columns = _within(own[-1], whole.projection)
+        columns = rows_within(own[-1], whole.projection)
         errors = whole.errors if columns is None else whole.errors[:, columns]
         found.append(Factors(own[-1], whole.inputs, errors))
     return tuple(found)
 
 
-def _within(part: Projection, whole: Projection) -> Int[Tensor, " row"] | None:
+def rows_within(part: Projection, whole: Projection) -> Int[Tensor, " row"] | None:
     """Where a role's rows lie among the trained rows of the same map."""
     if part.rows is None:
         return None
@@ -222,21 +251,22 @@ def score_contributions(
     against: Sequence[int],
     nodes: int = 8,
     tolerance: float = 1e-3,
+    least: float = 0.01,
 ) -> ScoreContributions:
     """Each training token's share of the change of s = score(candidate) − score(against) after the prompt `ids`.
 
     A candidate's score is the mean log-prob of its tokens, so for single tokens s is the difference of their logits.
     The quadrature begins with `nodes` points and doubles them (at most to 64) until what it misses is less than
-    `tolerance` of the change (or of 0.01, if the change is smaller). Where experts are routed, the score jumps along
+    `tolerance` of the change (or of `least`, if the change is smaller). Where experts are routed, the score jumps along
     the path and no quadrature sees the jump: `residual` tells.
     """
     if not candidate or not against:
         raise UserError("Contributions need two candidates of at least one token each.")
     if nodes < 1:
         raise UserError(f"The quadrature needs at least one node, not {nodes}.")
-    trace = worn_by(lm, trace)
+    trace = worn_by(lm, _followed(trace))
     found = _quadrature(lm, trace, _Lead(ids, candidate, against), nodes)
-    while nodes < _MOST_NODES and found.residual > tolerance * max(abs(found.tuned - found.base), 0.01):
+    while nodes < _MOST_NODES and found.residual > tolerance * max(abs(found.tuned - found.base), least):
         nodes *= 2
         found = _quadrature(lm, trace, _Lead(ids, candidate, against), nodes)
     return found

@@ -1,12 +1,17 @@
 """Every identity on fresh random data, and on a model if one is given, as a table; and the misprints, which must fail.
 
-verify(seed=0, model=lm)        → a Check per identity, all passed
+verify(seed=0, model=lm)        → a Check per identity, none failed
 verify_wrong(seed=0, model=lm)  → a Check per misprint, none passed
+
+An identity for which an architecture has no place is a Check too: skipped, with the reason.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
+from rich.markup import escape
 from rich.table import Table
 
 from dualview.duality import (
@@ -17,7 +22,7 @@ from dualview.duality import (
     misprints,
     misprints_implicit,
 )
-from dualview.duality.identity import Draws, Identity, ModelIdentity
+from dualview.duality.identity import Draws, Identity, Measured, ModelIdentity, NotApplicable
 from dualview.errors import UserError
 
 IDENTITIES: tuple[Identity, ...] = (
@@ -30,20 +35,55 @@ IDENTITIES: tuple[Identity, ...] = (
 MISPRINTS: tuple[Identity, ...] = (*misprints.MISPRINTS, *misprints_implicit.MISPRINTS)
 
 
+Status = Literal["passed", "failed", "skipped"]
+
+
 @dataclass(frozen=True)
 class Check:
-    """One row of the table; its fields are the keys of `dualview verify --json`."""
+    """One row of the table."""
 
     statement: str
     paper: str
-    error: float
+    error: float | None
+    """None if it was skipped."""
     tolerance: float
-    passed: bool
+    passed: bool | None
+    """None if it was skipped."""
+    unpatched: float | None = None
+    """For a patch, the difference of the logits without it: what there was to explain."""
+    note: str | None = None
+    """Why it was skipped, could not be computed, or has a tolerance of its own."""
+
+    @property
+    def status(self) -> Status:
+        return "skipped" if self.passed is None else "passed" if self.passed else "failed"
+
+    def to_json(self) -> dict[str, Any]:
+        """The row of `dualview verify --json`; an error that is no number is null."""
+        error = None if self.error is None or not math.isfinite(self.error) else self.error
+        return {**vars(self), "error": error, "status": self.status}
 
 
-def _check(identity: Identity | ModelIdentity, error: float) -> Check:
+def _check(identity: Identity, error: float) -> Check:
     # a NaN passes nothing, because every comparison with it is false
     return Check(identity.statement, identity.paper, error, identity.tolerance, passed=error <= identity.tolerance)
+
+
+def _check_on(model: object, identity: ModelIdentity, seed: int) -> Check:
+    tolerance = identity.tolerance_for(model)
+
+    def row(error: float | None, passed: bool | None, unpatched: float | None = None, note: str | None = None) -> Check:
+        return Check(identity.statement, identity.paper, error, tolerance, passed, unpatched, note)
+
+    try:
+        found = identity.error(Draws(seed, identity.statement), model)
+    except NotApplicable as reason:
+        return row(None, None, note=str(reason))
+    except UserError as problem:
+        return row(float("nan"), False, note=str(problem))
+    measured = found if isinstance(found, Measured) else Measured(found)
+    tolerance = tolerance if measured.tolerance is None else measured.tolerance
+    return row(measured.error, measured.error <= tolerance, measured.unpatched, measured.note)
 
 
 def verify(
@@ -51,13 +91,11 @@ def verify(
     model: object | None = None,
     identities: Sequence[Identity] = IDENTITIES,
     model_identities: Sequence[ModelIdentity] | None = None,
-    skipped: Callable[[str], None] | None = None,
 ) -> list[Check]:
     """Run every identity on data drawn from `seed`; with a model, also the identities that need one.
 
     model             a `LanguageModel`
     model_identities  what to check on it (by default all of `model_identities.MODEL_IDENTITIES`)
-    skipped           told, in one sentence each, which of them this architecture has no place for
     """
     if model is not None and model_identities is None:
         # Imported here: the identities on paper need no transformers.
@@ -68,18 +106,10 @@ def verify(
     checks = [_check(identity, identity.error(Draws(seed, identity.statement))) for identity in identities]
     if model is None:
         return checks
-    for each in model_identities or ():
-        try:
-            checks.append(_check(each, each.error(Draws(seed, each.statement), model)))
-        except UserError as reason:
-            if skipped is not None:
-                skipped(f"Not checked: {each.statement} ({str(reason).rstrip('.')}).")
-    return checks
+    return checks + [_check_on(model, each, seed) for each in model_identities or ()]
 
 
-def verify_wrong(
-    seed: int = 0, model: object | None = None, skipped: Callable[[str], None] | None = None
-) -> list[Check]:
+def verify_wrong(seed: int = 0, model: object | None = None) -> list[Check]:
     """Run the common misprints on data drawn from `seed`, and on a model if one is given: none may pass."""
     if model is None:
         return verify(seed, identities=MISPRINTS)
@@ -87,20 +117,29 @@ def verify_wrong(
     from dualview.duality.model_misprints import MODEL_MISPRINTS
 
     require_model(model)
-    return verify(seed, model, MISPRINTS, MODEL_MISPRINTS, skipped)
+    return verify(seed, model, MISPRINTS, MODEL_MISPRINTS)
+
+
+_VERDICTS: dict[Status, str] = {"passed": "[green]pass[/]", "failed": "[red]FAIL[/]", "skipped": "[yellow]skipped[/]"}
 
 
 def render(checks: Sequence[Check], title: str | None = None) -> Table:
-    """The table as rich prints it: statement, paper, error found, tolerance, pass or fail."""
+    """The table as rich prints it: statement, paper, error found, tolerance, and passed, failed or skipped.
+
+    Where a patch was checked, what the logits differ by without it stands beside; what was skipped says why.
+    """
+    beside = any(check.unpatched is not None for check in checks)
     table = Table(title=title, expand=False)
     table.add_column("statement", ratio=3)
     table.add_column("paper", ratio=1)
-    table.add_column("error", justify="right", no_wrap=True)
-    table.add_column("tolerance", justify="right", no_wrap=True)
+    for name in ("error", *(["unpatched"] if beside else []), "tolerance"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", justify="center", no_wrap=True)
     for check in checks:
-        verdict = "[green]pass[/]" if check.passed else "[red]FAIL[/]"
         # brackets in a statement are mathematics, not rich's markup
-        statement = check.statement.replace("[", "\\[")
-        table.add_row(statement, check.paper, f"{check.error:.1e}", f"{check.tolerance:g}", verdict)
+        statement = escape(check.statement) + ("" if check.note is None else f"\n[dim]{escape(check.note)}[/]")
+        numbers = ["" if check.error is None else f"{check.error:.1e}"]
+        if beside:
+            numbers.append("" if check.unpatched is None else f"{check.unpatched:.2g}")
+        table.add_row(statement, check.paper, *numbers, f"{check.tolerance:g}", _VERDICTS[check.status])
     return table

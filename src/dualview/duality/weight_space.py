@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +27,9 @@ from torch import Tensor
 
 from dualview.duality.algebra import norm
 from dualview.duality.attention import FourTerms, state_weights
-from dualview.duality.compare import compare_weights, cosine
+from dualview.duality.compare import compare_weights
 from dualview.duality.heads import Heads
+from dualview.duality.per_layer import PerLayer
 from dualview.duality.rows import forward_row, whole_row
 from dualview.learning.update import Deltas
 from dualview.models.dispatch import Call, Strategy
@@ -44,6 +44,10 @@ class KeyValues:
     base_values: Float[Tensor, "kv_head token d_value"]
     tuned_keys: Float[Tensor, "kv_head token d_head"]
     tuned_values: Float[Tensor, "kv_head token d_value"]
+
+    def double(self) -> KeyValues:
+        """The same states, for sums in float64."""
+        return KeyValues(*(x.double() for x in vars(self).values()))
 
     def four_terms(self) -> FourTerms:
         """The fine-tuned linear head's four parts, one matrix for each key/value head (T2, from states)."""
@@ -94,7 +98,7 @@ def _demo_states(heads: Heads, demos: range) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class WeightSpace:
+class WeightSpace(PerLayer):
     """ΔW_ICL beside ΔW_FT, layer by layer, means over key/value heads; every likeness with its shuffled floor."""
 
     cosine: tuple[float, ...]
@@ -119,12 +123,6 @@ class WeightSpace:
     rank: int
     shuffles: int
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            name: [None if np.isnan(x) else x for x in value] if isinstance(value, tuple) else value
-            for name, value in vars(self).items()
-        }
-
 
 def compare_updates(
     icl: Sequence[Heads],
@@ -139,8 +137,7 @@ def compare_updates(
         _layer(heads, demos, states.four_terms(), rank, shuffles, seed + number)
         for number, (heads, states) in enumerate(zip(icl, ft, strict=True))
     ]
-    columns = {name: tuple(row[name] for row in rows) for name in (rows[0] if rows else {})}
-    return WeightSpace(**columns, rank=rank, shuffles=shuffles)
+    return WeightSpace.from_rows(rows, rank=rank, shuffles=shuffles)
 
 
 def _layer(heads: Heads, demos: range, terms: FourTerms, rank: int, shuffles: int, seed: int) -> dict[str, float]:
@@ -160,7 +157,7 @@ def _layer(heads: Heads, demos: range, terms: FourTerms, rank: int, shuffles: in
         floors.append([other.cosine for other in others])
         per_head.append(
             {
-                "cosine": cosine(update, aim),
+                "cosine": found.cosine,
                 "left_overlap": found.left_overlap,
                 "left_floor": _mean([other.left_overlap for other in others]),
                 "right_overlap": found.right_overlap,
@@ -173,13 +170,12 @@ def _layer(heads: Heads, demos: range, terms: FourTerms, rank: int, shuffles: in
                 "cross": norm(terms.cross[head]) / size,
             }
         )
-    names = ("cosine", "left_overlap", "left_floor", "right_overlap", "right_floor", "stable_rank_icl")
-    names += ("stable_rank_ft", "norm_ratio", "from_key", "from_value", "cross")
-    row = {name: _mean([head[name] for head in per_head]) for name in names}
-    by_shuffle = np.asarray(floors, dtype=np.float64).reshape(len(floors), shuffles)
-    floor = by_shuffle.mean(0) if len(floors) and shuffles else np.array([np.nan])
-    return row | {"cosine_floor": float(floor.mean()), "cosine_floor_sd": float(floor.std())}
+    if not per_head:
+        return {}
+    floor = np.asarray(floors).mean(0)  # over heads, so that its spread is that of a layer's mean
+    row = {name: _mean([head[name] for head in per_head]) for name in per_head[0]}
+    return row | {"cosine_floor": _mean(floor), "cosine_floor_sd": float(floor.std()) if shuffles else float("nan")}
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float] | np.ndarray) -> float:
     return float(np.mean(values)) if len(values) else float("nan")

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
@@ -65,10 +65,6 @@ class Manifest(BaseModel):
     identity: dict[str, Any]
     run: Run
     files: dict[str, FileNote]
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        return cls.model_validate_json((folder / MANIFEST).read_bytes())
 
     @property
     def records(self) -> bool:
@@ -150,8 +146,8 @@ def stamp_of(folder: str, names: Sequence[str] = (MANIFEST, RESULT, RECORDS, *RO
     return " ".join(map(str, parts))
 
 
-def checked(folder: Path) -> Manifest:
-    """The manifest of a cell that is all it says; raises `Damage` that says what is wrong.
+def read_manifest(folder: Path) -> Manifest:
+    """What a cell says it is; raises `Damage` if it cannot be read.
 
     A cell that a later dualview wrote is not damaged: it is refused, for the user to decide.
     """
@@ -167,10 +163,15 @@ def checked(folder: Path) -> Manifest:
             raise UserError(f"{folder} has schema {schema}, this dualview knows {SCHEMA}; update dualview to use it.")
         raise Damage(f"{MANIFEST} has schema {schema!r} instead of {SCHEMA!r}")
     try:
-        manifest = Manifest.model_validate(content)
+        return Manifest.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         raise Damage(f"{MANIFEST}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def checked(folder: Path) -> Manifest:
+    """The manifest of a cell that is all it says; raises `Damage` that says what is wrong."""
+    manifest = read_manifest(folder)
     if manifest.key != folder.name:
         raise Damage(f"{MANIFEST} is that of cell {manifest.key[:12]}")
     for name in (RESULT, *ROWS):

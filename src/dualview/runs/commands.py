@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json as jsonlib
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,13 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON, for machines
 CellArgument = Annotated[str, typer.Argument(help="a cell: its key, or the beginning of it")]
 
 INTERRUPTED, SOME_FAILED, DIFFERENT = 130, 1, 1
+
+
+class Stopped(SystemExit):
+    """A sweep that was interrupted, has kept what was finished, and has said so."""
+
+    def __init__(self) -> None:
+        super().__init__(INTERRUPTED)
 
 
 def add(app: typer.Typer) -> None:
@@ -32,9 +40,13 @@ def sweep(
     engine: Annotated[str, typer.Option(help="where cells are computed", metavar="local|ray")] = "local",
     address: Annotated[str | None, typer.Option(help="of a Ray cluster; none: Ray on this machine")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Ray: at most so many cells at once")] = None,
-    cpus: Annotated[float, typer.Option(help="Ray: processors a cell")] = 1,
-    gpus: Annotated[float | None, typer.Option(help="Ray: GPUs a cell [default: 1 if the cluster has any]")] = None,
-    retries: Annotated[int, typer.Option(min=0, help="Ray: how often a cell may lose its worker")] = 3,
+    cpus: Annotated[float | None, typer.Option(min=0, help="Ray: processors a cell [default: 1]")] = None,
+    gpus: Annotated[
+        float | None, typer.Option(min=0, help="Ray: GPUs a cell [default: 1 if the cluster has any]")
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option(min=0, help="Ray: how often a cell may lose its worker [default: 3]")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="processor threads a cell; they decide rounding")] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: compute only the i-th of n parts", metavar="I/N")] = None,
     track: Annotated[list[str] | None, typer.Option(help="also tell tensorboard, trackio or wandb")] = None,
@@ -45,23 +57,26 @@ def sweep(
     from dualview.progress import Bars, Silent
     from dualview.runs import runner
 
-    with _terminated_as_interrupted():
-        summary = runner.sweep(
-            spec,
-            store,
-            engine=engine,  # pyright: ignore[reportArgumentType]
-            address=address,
-            workers=workers,
-            cpus=cpus,
-            gpus=gpus,
-            retries=retries,
-            threads=threads,
-            shard=shard,
-            track=track or (),
-            dry_run=dry_run,
-            say=_say,
-            progress=Bars() if sys.stderr.isatty() else Silent(),
-        )
+    ray = {"address": address, "workers": workers, "cpus": cpus, "gpus": gpus, "retries": retries}
+    given = {"engine": None if engine == "local" else engine, **ray, "threads": threads, "shard": shard}
+    again = _command(spec, store, given, track or ())
+    try:
+        with _terminated_as_interrupted():
+            summary = runner.sweep(
+                spec,
+                store,
+                engine=engine,  # pyright: ignore[reportArgumentType]
+                **ray,  # pyright: ignore[reportArgumentType]
+                threads=threads,
+                shard=shard,
+                track=track or (),
+                dry_run=dry_run,
+                say=_say,
+                progress=Bars() if sys.stderr.isatty() else Silent(),
+            )
+    except KeyboardInterrupt:  # before the first cell, or twice
+        _say(f"stopped; every finished cell is kept. Continue with: {again}")
+        raise Stopped from None
     if json:
         _print_json(_summary_json(summary))
     elif not dry_run:
@@ -69,12 +84,18 @@ def sweep(
         for given_up in _grouped(summary.failed):
             print(f"  failed: {given_up}")
     if summary.stopped:
-        given = {"shard": shard, "engine": None if engine == "local" else engine, "address": address}
-        more = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
-        _say(f"stopped; every finished cell is kept. Continue with: dualview sweep {spec} --store {store}{more}")
-        raise typer.Exit(INTERRUPTED)
+        _say(f"stopped; every finished cell is kept. Continue with: {again}")
+        raise Stopped
     if summary.failed:
         raise typer.Exit(SOME_FAILED)
+
+
+def _command(spec: Path, store: Path, given: Mapping[str, Any], track: Sequence[str]) -> str:
+    """The command that goes on with a sweep, for a shell."""
+    words = ["dualview", "sweep", str(spec), "--store", str(store)]
+    for name, value in (*given.items(), *(("track", name) for name in track)):
+        words += [] if value is None else [f"--{name}", str(value)]
+    return shlex.join(words)
 
 
 def ls(
@@ -125,7 +146,7 @@ def diff(
     """Say where two cells, or two stores, differ; exit code 1 if they do."""
     from dualview.runs import reading, rendering
 
-    found = reading.diff(left, right, store)
+    found = reading.diff(left, right, store, say=_say)
     if json:
         _print_json(rendering.diff_json(found))
     else:
@@ -143,7 +164,7 @@ def export(
     """Write a table of a store to a file."""
     from dualview.runs import reading
 
-    print(f"wrote {reading.export(out, store, table=table, all=all)}")
+    print(f"wrote {reading.export(out, store, table=table, all=all, say=_say)}")
 
 
 def query(
@@ -154,7 +175,7 @@ def query(
     """Ask a store in SQL (DuckDB)."""
     from dualview.runs import reading
 
-    rows = reading.query(sql, store)
+    rows = reading.query(sql, store, say=_say)
     if json:
         _print_json(rows.to_pylist())
         return

@@ -12,7 +12,7 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,13 @@ from typing import Any
 from dualview.errors import UserError
 from dualview.options import RunOptions
 from dualview.runs.engine import PAUSE_SECONDS, Deliver, Failed, Finished, IsKnown, Jobs, Known, Outcome, failed
-from dualview.runs.identity import Identity
+from dualview.runs.identity import Identity, code_version
 from dualview.runs.spec import MODEL_OPTIONS
 
+CPUS, RETRIES = 1.0, 3
+"""What a cell may use, and how often it may lose its worker, if nothing is said."""
 _END = object()
+_ROUNDING = 1e-9
 
 
 @dataclass(eq=False)
@@ -87,12 +90,12 @@ class RayEngine:
     def __init__(
         self,
         *,
-        address: str | None,
-        workers: int | None,
-        cpus: float,
-        gpus: float | None,
-        retries: int,
-        threads: int | None,
+        address: str | None = None,
+        workers: int | None = None,
+        cpus: float = CPUS,
+        gpus: float | None = None,
+        retries: int = RETRIES,
+        threads: int | None = None,
     ) -> None:
         self._ray = _import_ray()
         self._address, self._at_most = address, workers
@@ -141,26 +144,29 @@ class RayEngine:
             ready, _ = self._ray.wait(list(busy), num_returns=1, timeout=PAUSE_SECONDS if waiting else None)
             for reference in ready:
                 task = busy.pop(reference)
-                outcome = self._got(reference, task, pool)
-                if isinstance(outcome, Identity) and not is_known(task.job.options, outcome):
+                outcome = _settled(task.job.options, self._got(reference, task, pool), is_known)
+                if isinstance(outcome, Identity):
                     busy[task.actor.handle.compute.remote(vars(task.job.options))] = task
                     continue
                 pool.give_back(task.actor)
-                deliver(task.job, Known(outcome) if isinstance(outcome, Identity) else outcome)
+                deliver(task.job, outcome)
 
     def _room(self) -> int:
-        """How many cells fit the cluster at once."""
-        there: dict[str, float] = self._ray.cluster_resources()
+        """How many cells fit the cluster's nodes at once; a cell is never split over two."""
+        nodes: list[Mapping[str, float]] = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if self._gpus is None:
-            self._gpus = 1.0 if there.get("GPU", 0) >= 1 else 0.0
-        wanted = {"CPU": self._cpus, "GPU": self._gpus}
-        fitting = [int(there.get(name, 0) / amount) for name, amount in wanted.items() if amount > 0]
-        if min(fitting, default=1) < 1:
+            self._gpus = 1.0 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0.0
+        wanted = {name: amount for name, amount in (("CPU", self._cpus), ("GPU", self._gpus)) if amount > 0}
+        if not wanted:
+            return self._at_most or 1
+        room = sum(_fitting(node, wanted) for node in nodes)
+        if room < 1:
+            held = "; ".join(sorted({f"{node.get('CPU', 0):g} and {node.get('GPU', 0):g}" for node in nodes}))
             raise UserError(
-                f"The cluster has {there.get('CPU', 0):g} processors and {there.get('GPU', 0):g} GPUs, which does not "
-                f"hold one cell of {self._cpus:g} and {self._gpus:g}; lower --cpus or --gpus."
+                f"No node of the cluster holds one cell of {self._cpus:g} processors and {self._gpus:g} GPUs "
+                f"(they have {held or 'nothing'}); lower --cpus or --gpus."
             )
-        return min([*fitting, self._at_most or max(fitting, default=1)])
+        return min(room, self._at_most or room)
 
     def _start(self) -> _Actor:
         remote = self._ray.remote(
@@ -202,6 +208,27 @@ class RemoteWorker:
             return Finished(found.identity, found.result, found.records_bytes())
         except Exception as error:
             return failed(error)
+
+
+def _settled(options: RunOptions, found: Identity | Outcome, is_known: IsKnown) -> Identity | Outcome:
+    """What a worker's answer comes to here: a cell it identified may be in the store, or not be the same cell to us."""
+    if not isinstance(found, Identity):
+        return found
+    ours = code_version(patched=options.patch is not None)
+    if found.code != ours:
+        return Failed(
+            f"Its worker runs other code than this process ({found.code[:8]}, not {ours[:8]}); install the same "
+            "dualview, torch, transformers, numpy and scipy on every node."
+        )
+    try:
+        return Known(found) if is_known(options, found) else found
+    except Exception as error:  # as anything else that is wrong with one cell
+        return failed(error)
+
+
+def _fitting(node: Mapping[str, float], wanted: Mapping[str, float]) -> int:
+    """How many cells fit one node."""
+    return min(int(node.get(name, 0) / amount + _ROUNDING) for name, amount in wanted.items())
 
 
 def _root_cause(error: BaseException) -> str:

@@ -14,12 +14,13 @@ _SECONDS = 10.0
 def commit_of(name: str, kind: Kind) -> str | None:
     """The commit that loading `name` would read: the hub's, or offline the cached one; None where neither is known."""
     hub: Any = importlib.import_module("huggingface_hub")
-    if not hub.constants.HF_HUB_OFFLINE:
+    constants: Any = importlib.import_module("huggingface_hub.constants")  # the package itself does not load it
+    if not constants.HF_HUB_OFFLINE:
         try:
             return str(hub.HfApi().repo_info(name, repo_type=kind, timeout=_SECONDS).sha)
         except Exception:  # no network, no such name, no right to read it: loading will say which
             pass
-    return _cached(Path(os.fspath(hub.constants.HF_HUB_CACHE)), name, kind)
+    return _cached(Path(os.fspath(constants.HF_HUB_CACHE)), name, kind)
 
 
 def _cached(cache: Path, name: str, kind: Kind) -> str | None:

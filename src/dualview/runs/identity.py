@@ -1,12 +1,14 @@
 """Which cell is which: a key that holds everything that decides a cell's numbers, and a cheap one to plan with.
 
 The *cell key* is made once the model is loaded and the prompts are made: the model's name, weights and configuration,
-dtype, kind of device, attention path, every token id, the task's rows, the settings, and the code that computes. Where
-results are written, and how many threads compute them, are no part of it.
+dtype, kind of device, attention path, every token id, the tokenizer, the task's rows, the settings, and the code that
+computes: dualview's with the tasks of its library, and the model's own where it brings some. Where results are
+written, and how many threads compute them, are no part of it.
 
 The *plan key* is made from the options and the hashes of the files behind them, without reading a model: the store
 remembers which plan key led to which cell key, so that ten thousand finished cells are known at a glance. A file that
-changes changes the plan key; the cell key then says whether anything that matters did.
+changes changes the plan key, and so does a machine on which `--device auto` is another; the cell key then says whether
+anything that matters did.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +28,9 @@ from dualview import assets
 from dualview._download import sha256_of
 from dualview.errors import UserError
 from dualview.options import RunOptions
+from dualview.runs.devices import auto_kind
 from dualview.runs.hub import commit_of
+from dualview.runs.loaded import remote_code_hash, tokenizer_hash
 from dualview.tasks.sources import hub_addresses
 from dualview.tasks.task import SPLITS, Task, load_task
 
@@ -80,12 +84,27 @@ def asked_id(options: RunOptions) -> str:
     return digest(canonical(options))
 
 
-@lru_cache
 def code_version(*, patched: bool = False) -> str:
-    """A hash of the source that computes numbers, and of the libraries under it."""
-    sources = computing_sources(patched=patched)
+    """A hash of the source that computes numbers, of the tasks that come with it, and of the libraries under it.
+
+    A control asks another task than the cell's, so those of the library, and the rows behind them, are part of the
+    code.
+    """
+    return _code_version(patched)
+
+
+@lru_cache
+def _code_version(patched: bool) -> str:
+    sources = {**computing_sources(patched=patched), **library_sources()}
     parts = [f"{name} {hashlib.sha256(sources[name].encode()).hexdigest()}" for name in sorted(sources)]
-    return digest(*parts, *(f"{name} {version(name).partition('+')[0]}" for name in _LIBRARIES))
+    libraries = [f"{name} {version(name).partition('+')[0]}" for name in _LIBRARIES]
+    return digest(*parts, f"rows {assets.DATA.pin.sha256}", *libraries)
+
+
+def library_sources() -> dict[str, str]:
+    """The tasks of the library, as they are written."""
+    folder = resources.files("dualview") / "tasks" / "library"
+    return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".yaml")}
 
 
 def computing_sources(*, patched: bool = False) -> dict[str, str]:
@@ -113,11 +132,18 @@ def computing_sources(*, patched: bool = False) -> dict[str, str]:
 class Fingerprints:
     """Hashes of what is behind a cell's names, each read once; None where it cannot be known without loading."""
 
-    def __init__(self, hash_file: HashFile = sha256_of) -> None:
+    def __init__(self, hash_file: HashFile = sha256_of, auto: str | None = None) -> None:
         self._read = hash_file
+        self._auto = auto
         self._known: dict[tuple[str, ...], str | None] = {}
+        self._behind: dict[tuple[Any, ...], str | None] = {}
         self._stamps: dict[Path, str] = {}
         """Every file that was hashed, as it was then."""
+
+    @cached_property
+    def auto(self) -> str:
+        """The kind of device that `auto` is taken for."""
+        return self._auto or auto_kind()
 
     def unchanged(self) -> bool:
         """Whether every file is still as it was hashed; a model may be saved anew while a sweep runs."""
@@ -130,8 +156,20 @@ class Fingerprints:
         self._stamps[path] = file_stamp(path)
         return self._read(path)
 
-    def plan_key(self, options: RunOptions, asked: str | None = None) -> str | None:
-        """What a cell is planned by: its options (by their id, `asked`, where it is at hand) and their files."""
+    def plan_key(self, options: RunOptions, asked: str | None = None, *, auto: str | None = None) -> str | None:
+        """What a cell is planned by: its options (by their id, `asked`, where it is at hand) and their files.
+
+        `auto` is the kind of device that an automatic one turned out to be, if not what it was taken for.
+        """
+        device = (auto or self.auto) if options.device == "auto" else "given"
+        named = (options.model, options.task, options.data, options.demos, options.queries, options.patch, device)
+        if named not in self._behind:
+            self._behind[named] = self._files_of(options, device)
+        behind = self._behind[named]
+        return None if behind is None else digest(asked or asked_id(options), behind)
+
+    def _files_of(self, options: RunOptions, device: str) -> str | None:
+        """All that is behind a cell's names; many cells share it."""
         parts = [self._once(("model", options.model), lambda: self._model_or_none(options.model))]
         where = (options.task, str(options.data))
         parts.append(self._once(("task", *where), lambda: self._task(options.task, options.data)))
@@ -141,7 +179,7 @@ class Fingerprints:
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return None
-        return digest(asked or asked_id(options), *known, code_version(patched=options.patch is not None))
+        return digest(*known, device, code_version(patched=options.patch is not None))
 
     def _once(self, key: tuple[str, ...], make: Callable[[], str | None]) -> str | None:
         if key not in self._known:
@@ -212,6 +250,10 @@ class Identity:
     attention: str
     prompts: str
     """Every token id, and which candidates are right."""
+    tokenizer: str
+    """What turns the texts of selection, calibration and controls into tokens."""
+    remote_code: str | None
+    """The Python files that came with the model."""
     task: str
     settings: dict[str, Any]
     patch: str | None
@@ -237,6 +279,8 @@ def identify(prepared: Prepared, hash_file: HashFile = sha256_of) -> Identity:
         device=lm.device.type,
         attention=attention_path(lm),
         prompts=digest(prompts_hash(prompts), golds),
+        tokenizer=prepared.recall("tokenizer", (lm.tokenizer,), lambda: tokenizer_hash(lm.tokenizer)),
+        remote_code=remote_code_hash(lm),
         task=prepared.recall("task rows", (prepared.task,), lambda: _rows(prepared.task)),
         settings={name: _plain(value) for name, value in vars(options).items() if name not in _BY_CONTENT},
         patch=None if options.patch is None else hash_file(options.patch),

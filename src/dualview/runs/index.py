@@ -131,6 +131,14 @@ class Index:
     def entries(self) -> dict[str, Entry]:
         return {row[0]: _entry(row) for row in self.connection.execute(f"SELECT {_COLUMNS} FROM cells ORDER BY key")}
 
+    def stamps(self) -> dict[str, str]:
+        """Every cell's key and its files' stamp: of ten thousand cells, what a look at all of them needs."""
+        return dict(self.connection.execute("SELECT key, stamp FROM cells ORDER BY key"))
+
+    def with_records(self) -> set[str]:
+        """The keys of the cells that have their tensors."""
+        return {row[0] for row in self.connection.execute("SELECT key FROM cells WHERE records")}
+
     def entry(self, key: str) -> Entry | None:
         row = self.connection.execute(f"SELECT {_COLUMNS} FROM cells WHERE key = ?", (key,)).fetchone()
         return None if row is None else _entry(row)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualview.runs import claims
-from dualview.runs.cell import Damage, checked, foreign_files, stamp_of
+from dualview.runs.cell import Damage, checked, foreign_files, read_manifest, stamp_of
 
 if TYPE_CHECKING:
     from dualview.runs.store import Store
@@ -34,14 +36,18 @@ def mend(store: Store) -> None:
     its manifest.
     """
     store.problems[:] = [problem for problem in store.problems if problem.moved_to is not None]
+    named = {note.pack for note in store.index.packs()}
+    for path in store.places.strangers():
+        if path.parent != store.places.packs or path.name not in named:
+            store.set_aside(path, "it is no part of a store")
     _clear_unfinished(store)
-    found, entries, cells = store.places.listing(), store.index.entries(), os.fspath(store.places.cells)
+    found, stamps, cells = store.places.listing(), store.index.stamps(), os.fspath(store.places.cells)
     for path in found.strangers:
         store.set_aside(path, "it is no part of a store")
     for key in found.keys:
-        entry = entries.get(key)
-        if entry is None or stamp_of(f"{cells}/{key[:2]}/{key}") != entry.stamp:
-            _examine(store, key, known=entry is not None)
+        stamp = stamps.get(key)
+        if stamp is None or stamp_of(f"{cells}/{key[:2]}/{key}") != stamp:
+            _examine(store, key, known=stamp is not None)
     store.problems += [Problem(path.name, "it is no part of a store; left alone") for path in store.places.foreign()]
 
 
@@ -64,8 +70,30 @@ def _examine(store: Store, key: str, *, known: bool) -> None:
 def _clear_unfinished(store: Store) -> None:
     """Remove what a killed process left half-written; what a living one is writing is under its claim."""
     for path in store.places.unfinished.iterdir():
-        claim = claims.take(store.places.claims, path.name)
+        claim = claims.take(store.places.claims, store.places.claimed(path))
         if claim is not None:
             with claim:
-                shutil.rmtree(path, ignore_errors=True)
-                path.unlink(missing_ok=True)
+                if store.places.is_replaced(path):
+                    _restore(store, path)
+                elif path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+
+def _restore(store: Store, path: Path) -> None:
+    """A process was killed while it put a cell in place of this one: if it did not get that far, this one is good."""
+    try:
+        put_back(path, store.places.cell(read_manifest(path).key))
+    except Damage as error:
+        store.set_aside(path, str(error))
+
+
+def put_back(replaced: Path, final: Path) -> None:
+    """Settle the replacement of a cell: the old one goes, or goes back where the new one did not come."""
+    if final.is_dir():
+        shutil.rmtree(replaced, ignore_errors=True)
+    else:
+        with suppress(OSError):  # whatever is in the way, it is kept, and tried again by the next sweep
+            final.parent.mkdir(exist_ok=True)
+            replaced.rename(final)

@@ -9,15 +9,18 @@ from __future__ import annotations
 import importlib
 import secrets
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualview._download import sha256_of
+from dualview.errors import UserError
 from dualview.runs import claims
-from dualview.runs.cell import ROWS, stamp_of
+from dualview.runs.cell import ROWS, Damage, checked, stamp_of
 from dualview.runs.identity import digest
 from dualview.runs.index import Entry, PackNote
+from dualview.runs.mending import Problem
 from dualview.runs.tables import TABLES, TableName
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ def pack(store: Store, *, at_least: int = AT_LEAST) -> int:
 
 def _write(store: Store, entries: Sequence[Entry]) -> int:
     """One pack of cells; one whose files are not as they were is left to the next sweep, which looks into it."""
-    keys = [entry.key for entry in entries if stamp_of(str(store.places.cell(entry.key))) == entry.stamp]
+    keys = [entry.key for entry in entries if _is_as_it_was(store, entry)]
     if not keys:
         return 0
     name = secrets.token_hex(8)
@@ -70,6 +73,13 @@ def _write(store: Store, entries: Sequence[Entry]) -> int:
     return len(keys)
 
 
+def _is_as_it_was(store: Store, entry: Entry) -> bool:
+    try:
+        return stamp_of(str(store.places.cell(entry.key))) == entry.stamp
+    except FileNotFoundError:
+        return False
+
+
 def read_files(files: Iterable[Path]) -> str:
     """Parquet files as a table of DuckDB; columns that only some of them have are null in the others."""
     return f"read_parquet([{', '.join(map(quoted, files))}], union_by_name = true)"
@@ -80,10 +90,11 @@ def quoted(path: Path) -> str:
 
 
 def _remove_unnamed(store: Store) -> None:
-    named = {note.pack for note in store.index.packs()}
+    """Remove packs of our making that nobody knows of; whatever else lies there is not ours to remove."""
+    kept = {note.pack for note in store.index.packs()} | {path.name for path in store.places.strangers()}
     if store.places.packs.is_dir():
         for folder in store.places.packs.iterdir():
-            if folder.name not in named:
+            if folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -112,11 +123,40 @@ def _sha256(folder: Path) -> str:
     return digest(*(sha256_of(folder / name) for name in ROWS))
 
 
-def files_of(store: Store, table: TableName) -> list[Path]:
-    """The Parquet files that hold every row of a table once."""
+def damaged_loose(store: Store) -> set[str]:
+    """Cells in no pack whose files are not what was written: named among the store's problems, and not to be read."""
+    found: set[str] = set()
+    for entry in store.index.entries().values():
+        folder = store.places.cell(entry.key)
+        if entry.pack is None and (why := _damage(store, entry, folder)) is not None:
+            found.add(entry.key)
+            problem = Problem(store.shown(folder), why)
+            if folder.is_dir() and problem not in store.problems:  # one that has gone was set aside this very moment
+                store.problems.append(problem)
+    return found
+
+
+def _damage(store: Store, entry: Entry, folder: Path) -> str | None:
+    """What is wrong with a cell; it is looked into only if its files' sizes or times have changed."""
+    try:
+        stamp = stamp_of(str(folder))
+        if stamp == entry.stamp:
+            return None
+        checked(folder)
+    except (Damage, UserError) as error:
+        return str(error)
+    except OSError as error:
+        return str(error.strerror or error)
+    with suppress(OSError):
+        store.index.restamp(entry.key, stamp)
+    return None
+
+
+def files_of(store: Store, table: TableName, *, but: Collection[str] = ()) -> list[Path]:
+    """The Parquet files that hold every row of a table once, `but` those of some loose cells."""
     entries = store.index.entries()
     packs = sorted({entry.pack for entry in entries.values() if entry.pack is not None})
-    loose = [own_file(store, key, table) for key, entry in entries.items() if entry.pack is None]
+    loose = [own_file(store, key, table) for key, entry in entries.items() if entry.pack is None and key not in but]
     return [*(store.places.packs / pack / f"{table}.parquet" for pack in packs), *loose]
 
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KEY, _SHELF = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{2}")
+_OWN_PACK = re.compile(r"\.?[0-9a-f]{16}")
+_OWN_UNFINISHED = re.compile(r"[0-9a-f]{64}(\.old)?|probe\.\d+")
+_REPLACED = ".old"
 _MOUNTS = Path("/proc/self/mountinfo")
 _NETWORKS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "afs", "panfs", "9p", "fuse.sshfs", "glusterfs")
 
@@ -69,6 +72,25 @@ class Places:
     @property
     def tracked(self) -> Path:
         return self.root / "tracked"
+
+    def replaced(self, asked: str) -> Path:
+        """Where a cell lies while one with its tensors takes its place."""
+        return self.unfinished / f"{asked}{_REPLACED}"
+
+    @staticmethod
+    def claimed(unfinished: Path) -> str:
+        """The claim under which something unfinished is being written."""
+        return unfinished.name.removesuffix(_REPLACED)
+
+    @staticmethod
+    def is_replaced(unfinished: Path) -> bool:
+        return unfinished.name.endswith(_REPLACED)
+
+    def strangers(self) -> list[Path]:
+        """What lies among the packs and what is unfinished, and was not made there by dualview."""
+        own = {self.packs: _OWN_PACK, self.unfinished: _OWN_UNFINISHED}
+        found = [path for folder in own if folder.is_dir() for path in folder.iterdir()]
+        return sorted(path for path in found if not own[path.parent].fullmatch(path.name))
 
     def cell(self, key: str) -> Path:
         return self.cells / key[:2] / key

@@ -56,13 +56,13 @@ class Shard:
 
 def make_plan(cells: Sequence[RunOptions], store: Store, fingerprints: Fingerprints) -> list[Cell]:
     """Which cells are done, and which are to be computed."""
-    known, entries = store.index.plans(), store.index.entries()
+    known, with_records = store.index.plans(), store.index.with_records()
     planned: list[Cell] = []
     for options in cells:
         asked = asked_id(options)
         plan = fingerprints.plan_key(options, asked)
         key = None if plan is None else known.get(plan)
-        if key is not None and options.save_records and not entries[key].records:
+        if options.save_records and key not in with_records:
             key = None
         planned.append(Cell(options, asked, plan, key))
     return planned

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.errors import UserError
-from dualview.runs.packs import check_packs, files_of, pack, quoted, read_files
+from dualview.runs.packs import check_packs, damaged_loose, files_of, pack, quoted, read_files
 from dualview.runs.tables import TABLES, TableName, schema
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def _ask(store: Store, sql: str) -> Any:
         # Making a view opens its files: only those the question names. One that names none asks what there is.
         named: list[TableName] = [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
         _make_views(connection, store, named or TABLES)
-        return connection.sql(sql).to_arrow_table()
+        answer = connection.sql(sql).to_arrow_table()
+        return answer.rename_columns(distinct(answer.column_names))
     except duckdb.Error as error:
         message = " ".join(str(error).split())
         if ".parquet" in message:
@@ -65,6 +66,23 @@ def _ask(store: Store, sql: str) -> Any:
         raise UserError(f"The query failed: {message}.") from error
     finally:
         connection.close()
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Column names, each once: a row that becomes a mapping keeps all its values.
+
+    >>> distinct(["seed", "lr", "seed", "seed_2", "seed"])
+    ['seed', 'lr', 'seed_3', 'seed_2', 'seed_4']
+    """
+    taken, found = set(names), list[str]()
+    for name in names:
+        number = 2
+        unique = name
+        while unique in found or (unique != name and unique in taken):
+            unique = f"{name}_{number}"
+            number += 1
+        found.append(unique)
+    return found
 
 
 def _must_only_read(connection: Any, sql: str) -> None:
@@ -77,21 +95,30 @@ def _make_views(connection: Any, store: Store, names: Sequence[TableName]) -> No
     check_packs(store)
     if len(files_of(store, "cells")) > _FILES_ENOUGH:
         pack(store)
-    files = {name: files_of(store, name) for name in names}
+    damaged = damaged_loose(store)
+    files = {name: files_of(store, name, but=damaged) for name in names}
     allowed = ", ".join(quoted(path) for paths in files.values() for path in paths)
     connection.execute(f"SET allowed_paths = [{allowed}]")
     for setting in ("python_enable_replacements", "enable_progress_bar", "enable_external_access"):
         connection.execute(f"SET {setting} = false")
-    connection.register("now", pa.table({"key": pa.array(sorted(store.index.current().values()), pa.string())}))
-    connection.register("runs", _runs(store))
-    connection.register("failures", _failures(store))
+    connection.execute("CREATE SCHEMA own")  # what the views stand on, and SHOW TABLES need not show
+    answering = pa.array(sorted(store.index.current().values()), pa.string())
+    _make_table(connection, "own.now", pa.table({"key": answering}))
+    _make_table(connection, "runs", _runs(store))
+    _make_table(connection, "failures", _failures(store))
     for name in names:
         # An empty table of all columns stands under the files: those of an older dualview may lack some.
-        connection.register(f"no_{name}", schema(name).empty_table())
+        _make_table(connection, f"own.{name}", schema(name).empty_table())
         rows = f"UNION ALL BY NAME SELECT * FROM {read_files(files[name])}" if files[name] else ""
-        current = ", key IN (SELECT key FROM now) AS current" if name == "cells" else ""
-        connection.execute(f"CREATE VIEW {name} AS SELECT *{current} FROM (SELECT * FROM no_{name} {rows})")
+        current = ", key IN (SELECT key FROM own.now) AS current" if name == "cells" else ""
+        connection.execute(f"CREATE VIEW {name} AS SELECT *{current} FROM (SELECT * FROM own.{name} {rows})")
     connection.execute("SET lock_configuration = true")
+
+
+def _make_table(connection: Any, name: str, rows: Any) -> None:
+    connection.register("given", rows)
+    connection.execute(f"CREATE TABLE {name} AS SELECT * FROM given")
+    connection.unregister("given")
 
 
 def _runs(store: Store) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from dualview.errors import UserError
 from dualview.files import must_be_writable, whole
 from dualview.runs import query as sql_query
+from dualview.runs.packs import own_file
 from dualview.runs.store import Store, Stored
-from dualview.runs.tables import TABLES
+from dualview.runs.tables import TABLES, TableName
 
 if TYPE_CHECKING:
     from dualview.runs.index import Failure
@@ -23,10 +25,28 @@ Where = str | os.PathLike[str]
 FORMATS = (".csv", ".parquet", ".json")
 
 
+Say = Callable[[str], None]
+
+
+def _warn(problem: str) -> None:
+    warnings.warn(problem, stacklevel=3)
+
+
 def load(store: Where, *, current: bool = True) -> Any:
-    """One row a cell, as a pandas frame; `current` leaves out cells that were computed again since (other weights)."""
+    """One row a cell, as a pandas frame; `current` leaves out cells that were computed again since (other weights).
+
+    A cell that cannot be read is left out with a warning that names it; so it is in `query`, `export` and `diff`.
+    """
     with Store(store) as opened:
-        return opened.frame(current=current)
+        frame = opened.frame(current=current)
+        _tell(opened, _warn)
+        return frame
+
+
+def _tell(store: Store, say: Say) -> None:
+    """Name what could not be read."""
+    for problem in store.problems:
+        say(str(problem))
 
 
 @dataclass(frozen=True)
@@ -53,13 +73,18 @@ def show(cell: str, store: Where) -> Stored:
         return Stored(key, opened.result(key))
 
 
-def query(sql: str, store: Where) -> Any:
-    """The answer to a SELECT over the views `cells`, `layers`, `queries`, `controls`, `runs` and `failures`."""
+def query(sql: str, store: Where, *, say: Say = _warn) -> Any:
+    """The answer to a SELECT over the views `cells`, `layers`, `queries`, `controls`, `runs` and `failures`.
+
+    Columns of one name are told apart: `seed`, `seed_2`.
+    """
     with Store(store) as opened:
-        return sql_query.query(opened, sql)
+        answer = sql_query.query(opened, sql)
+        _tell(opened, say)
+        return answer
 
 
-def export(out: Where, store: Where, *, table: str = "cells", all: bool = False) -> Path:
+def export(out: Where, store: Where, *, table: str = "cells", all: bool = False, say: Say = _warn) -> Path:
     """Write a table to a .csv, .parquet or .json file, whole or not at all."""
     path = Path(out)
     if path.suffix not in FORMATS:
@@ -67,6 +92,7 @@ def export(out: Where, store: Where, *, table: str = "cells", all: bool = False)
     must_be_writable(path)
     with Store(store) as opened:
         rows = sql_query.table(opened, table, current=not all)
+        _tell(opened, say)
     with whole(path) as temporary:
         temporary.write_bytes(_encoded(rows, path.suffix))
     return path
@@ -119,13 +145,21 @@ class StoreDifference:
         return not (self.only_left or self.only_right or self.differing)
 
 
-def diff(left: str, right: str, store: Where | None = None) -> list[Difference] | StoreDifference:
+def diff(left: str, right: str, store: Where | None = None, *, say: Say = _warn) -> list[Difference] | StoreDifference:
     """How two cells of a store differ, by the beginnings of their keys; or, without `store`, two whole stores."""
     if store is None:
-        return _diff_stores(Path(left), Path(right))
+        return _diff_stores(Path(left), Path(right), say)
     with Store(store) as opened:
         rows = {row["key"]: row for row in sql_query.table(opened, "cells").to_pylist()}
-        return _differences(rows[opened.find(left)], rows[opened.find(right)])
+        _tell(opened, say)
+        return _differences(*(_row_of(rows, opened, each) for each in (left, right)))
+
+
+def _row_of(rows: Mapping[str, Any], store: Store, start: str) -> Mapping[str, Any]:
+    key = store.find(start)
+    if key not in rows:
+        raise UserError(f"The cell {key[:12]} cannot be read; run the sweep again, which computes it anew.")
+    return rows[key]
 
 
 _NAMES_ONLY = ("key", "asked", "current")
@@ -139,17 +173,19 @@ def _differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Diff
     ]
 
 
-def _diff_stores(left: Path, right: Path) -> StoreDifference:
+def _diff_stores(left: Path, right: Path, say: Say) -> StoreDifference:
     with Store(left) as first, Store(right) as second:
         rows = [
             {row["asked"]: row for row in sql_query.table(store, "cells", current=True).to_pylist()}
             for store in (first, second)
         ]
+        for store in (first, second):
+            _tell(store, say)
         differing: dict[str, list[Difference]] = {}
         same = 0
         for asked in rows[0].keys() & rows[1].keys():
             ours, theirs = rows[0][asked], rows[1][asked]
-            found = _differences(ours, theirs) + _other_tables(first, second, ours["key"], theirs["key"])
+            found = _differences(ours, theirs) + _beyond_the_row(first, second, ours["key"], theirs["key"])
             if found:
                 differing[ours["key"]] = found
             else:
@@ -162,14 +198,21 @@ def _diff_stores(left: Path, right: Path) -> StoreDifference:
     )
 
 
-def _other_tables(first: Store, second: Store, left: str, right: str) -> list[Difference]:
-    """The further tables that differ, told by their files' sha256."""
-    ours, theirs = first.manifest(left).files, second.manifest(right).files
-    names = [f"{table}.parquet" for table in TABLES[1:]]
-    if left != right:  # their keys stand in the rows
-        return []
-    return [
-        Difference(name, ours[name].sha256[:12], theirs[name].sha256[:12])
-        for name in names
-        if ours[name].sha256 != theirs[name].sha256
-    ]
+def _beyond_the_row(first: Store, second: Store, left: str, right: str) -> list[Difference]:
+    """The further tables that differ, and what two keys differ in: weights, tokenizer, configuration, code."""
+    ours, theirs = first.manifest(left), second.manifest(right)
+    names = ours.identity.keys() | theirs.identity.keys()
+    parts = {name: (ours.identity.get(name), theirs.identity.get(name)) for name in sorted(names)}
+    found = [Difference(f"identity.{name}", *pair) for name, pair in parts.items() if pair[0] != pair[1]]
+    for table in TABLES[1:]:
+        notes = [manifest.files[f"{table}.parquet"].sha256 for manifest in (ours, theirs)]
+        if notes[0] != notes[1] and _rows(first, left, table) != _rows(second, right, table):
+            found.append(Difference(f"{table}.parquet", notes[0][:12], notes[1][:12]))
+    return found
+
+
+def _rows(store: Store, key: str, table: TableName) -> list[dict[str, Any]]:
+    """A cell's rows of a table without its key, which stands in every one of them."""
+    import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
+
+    return pq.read_table(own_file(store, key, table)).drop_columns(["key"]).to_pylist()

@@ -1,4 +1,7 @@
-"""A store's rows as tables for a terminal, and as plain values for JSON."""
+"""A store's rows as tables for a terminal, and as plain values for JSON.
+
+What comes out of a store is wrapped in `Text`: to rich a bare string is markup, and `m[v2]` a style.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from dualview.runs.index import Failure
 from dualview.runs.reading import Difference, StoreDifference
@@ -39,7 +43,7 @@ def cells_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for title, _, style in _SHOWN:
         table.add_column(title, justify="right" if style and title != "key" else "left", no_wrap=title == "key")
     for row in rows:
-        table.add_row(*(_written(row[column], style) for _, column, style in _SHOWN))
+        table.add_row(*(Text(_written(row[column], style)) for _, column, style in _SHOWN))
     return table
 
 
@@ -56,31 +60,31 @@ def rows_table(rows: Any) -> Table:
     """The answer to a query."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows.column_names:
-        table.add_column(name)
-    for row in rows.to_pylist():
-        table.add_row(*(_written(value, ".6g" if isinstance(value, float) else "") for value in row.values()))
+        table.add_column(Text(name))
+    for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        table.add_row(*(Text(_written(value, ".6g" if isinstance(value, float) else "")) for value in row))
     return table
 
 
 def diff_table(found: list[Difference] | StoreDifference, left: str, right: str) -> Any:
     if isinstance(found, list):
-        return _differences_table(found, left, right) if found else "the two cells have the same row"
+        return _differences_table(found, left, right) if found else Text("the two cells have the same row")
     lines = [f"{found.same} cells are the same in both"]
     for where, keys in ((left, found.only_left), (right, found.only_right)):
         lines += [f"{len(keys)} only in {where}: {', '.join(key[:12] for key in keys[:8])}"] if keys else []
     for key, differences in found.differing.items():
         lines.append(f"{key[:12]} differs in {', '.join(d.name for d in differences[:8])}")
-    return "\n".join(lines)
+    return Text("\n".join(lines))
 
 
 def _differences_table(found: Sequence[Difference], left: str, right: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("", left, right, "difference"):
-        table.add_column(title, overflow="fold")
+        table.add_column(Text(title), overflow="fold")
     for each in found:
         style = ".6g" if each.by is not None else ""
         by = "" if each.by is None else f"{each.by:+.3g}"
-        table.add_row(each.name, _written(each.left, style), _written(each.right, style), by)
+        table.add_row(*map(Text, (each.name, _written(each.left, style), _written(each.right, style), by)))
     return table
 
 

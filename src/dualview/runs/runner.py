@@ -19,13 +19,13 @@ from dualview.options import RunOptions
 from dualview.progress import Progress, Silent
 from dualview.runs.cell import NewCell
 from dualview.runs.claims import Claim
-from dualview.runs.engine import Engine, Failed, Finished, Known, Local, Outcome
+from dualview.runs.engine import Engine, Failed, Finished, Known, Local, Outcome, failed
 from dualview.runs.identity import Fingerprints, Identity
 from dualview.runs.mending import Problem
 from dualview.runs.packs import pack
 from dualview.runs.plan import Cell, Shard, make_current, make_plan
 from dualview.runs.spec import Spec
-from dualview.runs.store import Store
+from dualview.runs.store import Store, is_nothing
 from dualview.runs.trackers import Tracker, must_be_trackers, open_trackers
 
 EngineName = Literal["local", "ray"]
@@ -77,9 +77,9 @@ def sweep(
     engine: EngineName = "local",
     address: str | None = None,
     workers: int | None = None,
-    cpus: float = 1,
+    cpus: float | None = None,
     gpus: float | None = None,
-    retries: int = 3,
+    retries: int | None = None,
     threads: int | None = None,
     shard: str | None = None,
     track: Sequence[str] = (),
@@ -93,16 +93,17 @@ def sweep(
     cells = read.cells() if shard is None else Shard.parse(shard).of_cells(read.cells())
     must_be_trackers(track)
     ray = {"address": address, "workers": workers, "cpus": cpus, "gpus": gpus, "retries": retries}
-    _must_be_an_engine(engine, address)
+    _must_be_an_engine(engine, ray)
     with ExitStack() as stack:
-        nothing_yet = dry_run and not (Path(store) / "store.json").exists()
+        nothing_yet = dry_run and is_nothing(Path(store))
         where = stack.enter_context(tempfile.TemporaryDirectory()) if nothing_yet else store
         opened = stack.enter_context(Store(where, create=nothing_yet or not dry_run))
         if not dry_run:
             opened.mend()
         for problem in opened.problems:
             say(str(problem))
-        run = Sweep(opened, read, cells, say)
+        # Where GPUs are asked of Ray, that is what its workers will find, whatever this machine has.
+        run = Sweep(opened, read, cells, say, auto="cuda" if gpus else None)
         run.announce()
         if not dry_run:
             make_current(run.planned, opened)
@@ -112,11 +113,12 @@ def sweep(
         return run.summary()
 
 
-def _must_be_an_engine(name: str, address: str | None) -> None:
+def _must_be_an_engine(name: str, ray: Mapping[str, Any]) -> None:
     if name not in get_args(EngineName):
         raise UserError(f"There is no engine {name!r}; the engines are {' and '.join(get_args(EngineName))}.")
-    if name == "local" and address is not None:
-        raise UserError("--address is where a Ray cluster is; give --engine ray with it.")
+    given = [f"--{option}" for option, value in ray.items() if value is not None]
+    if name == "local" and given:
+        raise UserError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for Ray; give --engine ray too.")
 
 
 def _engine(name: EngineName, store: Store, threads: int | None, ray: Mapping[str, Any]) -> Engine:
@@ -124,7 +126,7 @@ def _engine(name: EngineName, store: Store, threads: int | None, ray: Mapping[st
         return Local(threads=threads, hash_file=store.index.sha256)
     from dualview.runs.engine_ray import RayEngine
 
-    return RayEngine(**ray, threads=threads)
+    return RayEngine(**{name: value for name, value in ray.items() if value is not None}, threads=threads)
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,11 @@ class Held:
 class Sweep:
     """One sweep under way."""
 
-    def __init__(self, store: Store, spec: Spec, cells: Sequence[RunOptions], say: Say) -> None:
+    def __init__(
+        self, store: Store, spec: Spec, cells: Sequence[RunOptions], say: Say, auto: str | None = None
+    ) -> None:
         self.store, self.spec, self.say = store, spec, say
-        self._fingerprints = Fingerprints(store.index.sha256)
+        self._fingerprints = Fingerprints(store.index.sha256, auto)
         self.planned = make_plan(cells, store, self._fingerprints)
         self._done_before = sum(cell.done for cell in self.planned)
         self.trackers: list[Tracker] = []
@@ -182,14 +186,13 @@ class Sweep:
                 engine.run(
                     self._jobs(todo, advance), lambda held, outcome: self._take(held, outcome, advance), self._known
                 )
+            with suppress(OSError):
+                pack(self.store)
         except KeyboardInterrupt:
             self._stopped = True
         finally:
             for held in list(self._held):
                 self._let_go(held)
-        if not self._stopped:
-            with suppress(OSError):
-                pack(self.store)
 
     # -------------------------------------------------------------------------------------------------- giving out
 
@@ -229,7 +232,10 @@ class Sweep:
 
     def _done_meanwhile(self, cell: Cell) -> bool:
         key = None if cell.plan is None else self.store.index.planned(cell.plan)
-        return key is not None and self.store.has(key, records=cell.options.save_records)
+        try:
+            return key is not None and self.store.has(key, records=cell.options.save_records)
+        except UserError:  # of a later dualview: putting it says so
+            return False
 
     def _known(self, options: RunOptions, identity: Identity) -> bool:
         return self.store.has(identity.key, records=options.save_records)
@@ -253,8 +259,9 @@ class Sweep:
     def _take(self, held: Held, outcome: Outcome, advance: Callable[[int], None]) -> None:
         options = held.options
         if isinstance(outcome, Known):
+            plan = self._plan_of(held, outcome.identity)
             with suppress(OSError):
-                self.store.index.remember(self._plan_of(held), held.cell.asked, outcome.identity.key)
+                self.store.index.remember(plan, held.cell.asked, outcome.identity.key)
             self._elsewhere += 1
         elif isinstance(outcome, Finished):
             outcome = self._put(held, outcome)
@@ -267,12 +274,16 @@ class Sweep:
         self._estimate()
 
     def _put(self, held: Held, found: Finished) -> Outcome:
-        cell = NewCell(found.identity, self._plan_of(held), held.options, found.result, found.records)
+        plan = self._plan_of(held, found.identity)
+        cell = NewCell(found.identity, plan, held.options, found.result, found.records)
         try:
             self.store.put(cell)
-        except (OSError, UserError) as error:
-            self._unwritten = max(1 << 16, 2 * len(json.dumps(found.result)))
-            return Failed(f"It was computed but could not be written ({_cause(error)}).")
+        except Exception as error:
+            if isinstance(error, OSError):
+                self._unwritten = max(1 << 16, 2 * len(json.dumps(found.result)))
+            expected = isinstance(error, OSError | UserError)
+            why = Failed(_cause(error)) if expected else failed(error)
+            return Failed(f"It was computed but could not be written ({why.reason.rstrip('.')}).", why.trace)
         self._computed += 1
         self._first_seconds = self._first_seconds or sum(found.result["provenance"]["run"]["seconds"].values())
         for tracker in self.trackers:
@@ -282,9 +293,13 @@ class Sweep:
                 pack(self.store)
         return found
 
-    def _plan_of(self, held: Held) -> str | None:
+    def _plan_of(self, held: Held, identity: Identity) -> str | None:
         """The plan that a cell may be found by from now on; none if a file has changed since the plan was made."""
-        return held.cell.plan if self._fingerprints.unchanged() else None
+        if not self._fingerprints.unchanged():
+            return None
+        if held.options.device == "auto" and identity.device != self._fingerprints.auto:  # a worker has what we lack
+            return self._fingerprints.plan_key(held.options, held.cell.asked, auto=identity.device)
+        return held.cell.plan
 
     def _let_go(self, held: Held) -> None:
         with suppress(OSError):

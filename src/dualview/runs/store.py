@@ -5,6 +5,7 @@ The cells' folders are the truth. The index and the packs are made from them, an
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -29,12 +30,13 @@ from dualview.runs.cell import (
     NewCell,
     checked,
     is_newer,
+    read_manifest,
     stamp_of,
     write_cell,
 )
 from dualview.runs.identity import asked_id
 from dualview.runs.index import Entry, Failure, Index, Unusable
-from dualview.runs.mending import Problem, mend
+from dualview.runs.mending import Problem, mend, put_back
 from dualview.runs.places import Places
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ class Store:
         if not self.path.is_dir() and not create:
             raise UserError(f"There is no store {self.path}; `dualview sweep SPEC --store {self.path}` makes one.")
         marker, cells = self.places.marker, self.places.cells
-        if not marker.exists() and not cells.is_dir() and (not create or _has_something(self.path)):
+        if not marker.exists() and not cells.is_dir() and (not create or not is_nothing(self.path)):
             raise UserError(f"{self.path} is not a store: it has no {marker.name}; name a store or an empty folder.")
         why = _unknown(marker)
         if not create:
@@ -125,7 +127,7 @@ class Store:
 
     def refresh(self) -> None:
         """Bring the index up to date with the cells' folders: kills, copies and other machines go past it."""
-        known, there = self.index.entries(), set(self.places.listing().keys)
+        known, there = self.index.stamps(), set(self.places.listing().keys)
         gone = known.keys() - there
         if gone:
             self.index.remove(gone)
@@ -166,6 +168,7 @@ class Store:
         """Add a finished cell, whole or not at all; False if it was there already. The caller holds its claim."""
         key, asked = cell.identity.key, asked_id(cell.options)
         temporary = self.places.unfinished / asked
+        put_back(self.places.replaced(asked), self.places.cell(key))
         shutil.rmtree(temporary, ignore_errors=True)
         try:
             manifest = write_cell(cell, temporary)
@@ -173,11 +176,11 @@ class Store:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         with suppress(OSError):  # no room for the index: the cell is there, and found when it is read
-            self.enter(manifest if added else Manifest.read(self.places.cell(key)), cell.plan, asked)
+            self.enter(manifest if added else self.manifest(key), cell.plan, asked)
         return added
 
     def _move_in(self, temporary: Path, key: str, *, records: bool) -> bool:
-        final, replaced = self.places.cell(key), temporary.with_suffix(".old")
+        final, replaced = self.places.cell(key), self.places.replaced(temporary.name)
         final.parent.mkdir(exist_ok=True)
         try:
             if final.is_dir():
@@ -188,12 +191,12 @@ class Store:
                 except Damage as error:
                     self.set_aside(final, str(error))
             temporary.rename(final)
-        except OSError:
-            if not final.is_dir():
-                raise
-            return False  # another process, under another name for the same thing, was faster
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and final.is_dir():
+                return False  # another process, under another name for the same thing, was faster
+            raise
         finally:
-            shutil.rmtree(replaced, ignore_errors=True)
+            put_back(replaced, final)
         return True
 
     def set_aside(self, path: Path, why: str) -> None:
@@ -225,27 +228,31 @@ class Store:
 
     def keys(self, *, current: bool = True) -> list[str]:
         """The keys of all cells; `current`: only those that answer what was asked last under the same options."""
-        return sorted(set(self.index.current().values()) if current else self.index.entries())
+        return sorted(set(self.index.current().values()) if current else self.index.stamps())
 
     def find(self, start: str) -> str:
         """The one key that begins so."""
-        found = [key for key in self.index.entries() if key.startswith(start)]
+        found = [key for key in self.index.stamps() if key.startswith(start)]
         if len(found) != 1:
             how_many = f"{len(found)} cells begin" if found else "No cell begins"
             raise UserError(f"{how_many} with {start!r} in {self.path}; see `dualview ls --store {self.path}`.")
         return found[0]
 
     def manifest(self, key: str) -> Manifest:
+        """What a cell is, as it says itself."""
         try:
-            return Manifest.read(self.places.cell(key))
-        except (OSError, ValueError) as error:
+            return read_manifest(self.places.cell(key))
+        except Damage as error:
             raise UserError(self._unreadable(key, error)) from error
 
     def result(self, key: str) -> Result:
         """A cell's result, exactly as the run gave it."""
         from dualview.result import Result
 
-        return Result.load(self.places.cell(key) / RESULT)
+        try:
+            return Result.load(self.places.cell(key) / RESULT)
+        except (UserError, ValueError) as error:
+            raise UserError(self._unreadable(key, error)) from error
 
     def results(self, *, keys: Iterable[str] | None = None, current: bool = True) -> Iterator[Stored]:
         """Every cell's result with its key, one after another."""
@@ -273,12 +280,13 @@ class Store:
         return str(path.relative_to(self.path))
 
     def _unreadable(self, key: str, error: Exception) -> str:
-        where = self.shown(self.places.cell(key))
-        return f"{where} cannot be read ({error}); run the sweep again, which sets it aside and computes it anew."
+        where, why = self.shown(self.places.cell(key)), " ".join(str(error).split()).rstrip(".")
+        return f"{where} cannot be read ({why}); run the sweep again, which sets it aside and computes it anew."
 
 
-def _has_something(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
+def is_nothing(path: Path) -> bool:
+    """Whether a store may be made here: there is nothing yet, or an empty folder."""
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
 def _unknown(marker: Path) -> str | None:

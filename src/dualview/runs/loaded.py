@@ -1,0 +1,81 @@
+"""What of a loaded model decides numbers beside its weights and configuration: its tokenizer, and code of its own.
+
+The prompts' token ids are in a cell's key already; the tokenizer's hash stands for every text that is made into tokens
+later on (selection rows, content-free texts, the controls' demonstrations).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from dualview.models.loading import LanguageModel
+
+_REMOTE = "transformers_modules."
+"""Under this name transformers imports the Python files that come with a model."""
+_SETTINGS = ("bos_token_id", "eos_token_id", "unk_token_id", "add_bos_token", "add_eos_token", "split_special_tokens")
+_PER_CALL = ("padding", "truncation")
+"""Parts of a fast tokenizer that each call sets anew; dualview never asks for either."""
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """sha256 of all that decides how a tokenizer turns text into ids; how it is asked to chat is no part of it."""
+    settings = {name: getattr(tokenizer, name, None) for name in _SETTINGS}
+    settings["special"] = sorted(tokenizer.all_special_ids)
+    settings["length"] = len(tokenizer)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = _slow(tokenizer) if backend is None else _fast(backend)
+    return hashlib.sha256(json.dumps([settings, content], sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _fast(backend: Any) -> dict[str, Any]:
+    stated = cast("dict[str, Any]", json.loads(backend.to_str()))
+    return {name: value for name, value in stated.items() if name not in _PER_CALL}
+
+
+def _slow(tokenizer: Any) -> dict[str, Any]:
+    """A tokenizer written in Python: its class, words, merges, and what it was made with, less where it came from."""
+    made = cast("dict[str, Any]", getattr(tokenizer, "init_kwargs", {}))
+    pieces = getattr(tokenizer, "sp_model", None)
+    merges = cast("dict[Any, int]", getattr(tokenizer, "bpe_ranks", {}))
+    return {
+        "class": type(tokenizer).__name__,
+        "words": sorted(tokenizer.get_vocab().items()),
+        "merges": sorted((rank, str(pair)) for pair, rank in merges.items()),
+        "pieces": None if pieces is None else hashlib.sha256(pieces.serialized_model_proto()).hexdigest(),
+        "made with": {name: str(value) for name, value in made.items() if not _says_where(name)},
+    }
+
+
+def _says_where(name: str) -> bool:
+    return name.endswith(("_file", "_path")) or name in ("chat_template", "tokenizer_object", "_commit_hash")
+
+
+def remote_code_hash(lm: LanguageModel) -> str | None:
+    """sha256 of the Python files that came with the model and that it is made of; None where there are none."""
+    found = {str(name): file for name, file in _remote_files(lm)}
+    if not found:
+        return None
+    parts = [f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in sorted(found.items())]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _remote_files(lm: LanguageModel) -> Iterator[tuple[Path, Path]]:
+    """The files of the model's own classes and what they import of their neighbours, each with its name among them."""
+    things = (lm.model.config, lm.tokenizer, *lm.model.modules())
+    kinds = {kind for thing in things for kind in type(thing).__mro__ if kind.__module__.startswith(_REMOTE)}
+    if not kinds:
+        return
+    from transformers.dynamic_module_utils import get_relative_import_files
+
+    for module in {kind.__module__ for kind in kinds}:
+        file = sys.modules[module].__file__
+        assert file is not None
+        folder = Path(file).parent
+        for each in (file, *get_relative_import_files(file)):
+            yield Path(each).relative_to(folder), Path(each)
