@@ -6,7 +6,8 @@ Softmax attention over [demonstrations, query tokens] is the mass-weighted mean 
 
 (the exact form of Dai et al. 2022, section 3.2, for softmax). Every function here therefore returns an output together
 with the log-sum-exp of its logits, so that a prefix shared by all queries is attended to once, densely, and the
-queries' own tokens apart. No function builds a full query × key map for more than a bounded slice of queries.
+queries' own tokens apart. No function builds a full query × key map of logits for more than a bounded slice of queries;
+of layers with a window, or chunks, the mask is built whole.
 """
 
 from __future__ import annotations
@@ -114,6 +115,11 @@ def with_sinks(part: Part, sinks: Float[Tensor, " head"] | None) -> Part:
         return part
     lse = torch.logaddexp(part.lse, sinks.to(part.lse.dtype)[None, :, None])
     return Part(part.out * torch.exp(part.lse - lse).to(part.out.dtype)[..., None], lse)
+
+
+def by_token(part: Part) -> Float[Tensor, "batch query head d_value"]:
+    """The output as architectures expect it, in one piece: some of them go on to view it in another shape."""
+    return part.out.transpose(1, 2).contiguous()
 
 
 def final_logits(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, eager_mask
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dualview.models import bypass
@@ -42,7 +42,11 @@ class Call:
     rule: Rule
     native: Callable[[], Float[Tensor, "batch query head d_value"]] | None
     """The model's own attention on these tensors, in a pass that keeps it."""
+    mask: Tensor | None = None
+    """What the model's own attention masks or adds, [batch_or_1, head_or_1, query, key], in such a pass."""
     unknown: tuple[str, ...] = ()
+    guessed: bool = False
+    """Whether the rule's window is the configuration's, for want of anything nearer."""
     """Arguments that change the attention in a way `Rule` does not know."""
 
 
@@ -73,9 +77,10 @@ def engaged(model: PreTrainedModel, strategy: Strategy, *, native: bool = False)
     turn = _Turn(strategy)
     token = _turn.set(turn)
     undo = bypass.redirect(model, _watched)
+    watching = native and not undo
     try:
         for key, config in configs.items():
-            config._attn_implementation_internal = _watching(before[key]) if native and not undo else FAST
+            config._attn_implementation_internal = _watching(before[key], undo) if watching else FAST
         yield turn
     finally:
         for key, config in configs.items():
@@ -85,14 +90,26 @@ def engaged(model: PreTrainedModel, strategy: Strategy, *, native: bool = False)
         _turn.reset(token)
 
 
-def _watching(implementation: str | None) -> str:
-    """The name under which a model's own attention is watched, its masks and kernels as they are."""
+def _watching(implementation: str | None, undo: list[Callable[[], None]]) -> str:
+    """The name under which a model's own attention is watched, its masks and kernels as they are.
+
+    Where the model looks its attention up, the name stays, since some models (sparse attention) ask for it; the
+    function behind it is another one for the length of the pass. `eager` is looked up nowhere and gets a new name.
+    """
     own = implementation or "eager"
-    name = f"dualview_watching_{own}"
-    if name not in ALL_ATTENTION_FUNCTIONS:
-        AttentionInterface.register(name, _native(own))
-        AttentionMaskInterface.register(name, eager_mask if own == "eager" else ALL_MASK_ATTENTION_FUNCTIONS[own])
-    return name
+    if own == "eager":
+        if _EAGER not in ALL_ATTENTION_FUNCTIONS:
+            AttentionInterface.register(_EAGER, _native(None))
+            AttentionMaskInterface.register(_EAGER, eager_mask)
+        return _EAGER
+    before = ALL_ATTENTION_FUNCTIONS[own]
+    if not getattr(before, "watches", False):
+        AttentionInterface.register(own, _native(before))
+        undo.append(lambda: AttentionInterface.register(own, before))
+    return own
+
+
+_EAGER = "dualview_watching_eager"
 
 
 def _watched(
@@ -113,7 +130,9 @@ def _watched(
     unknown = tuple(name for name in _UNKNOWN if kwargs.get(name) is not None)
     if attention_mask is not None and native is None:
         unknown = (*unknown, "attention_mask")
-    call = Call(module, query, key, value, rule, native, unknown)
+    mask = attention_mask if native is not None and attention_mask is not None and attention_mask.dim() == 4 else None
+    guessed = rule.window is not None and window_is_untold(getattr(module, "config", None), kwargs)
+    call = Call(module, query, key, value, rule, native, mask, unknown, guessed)
     out = turn.strategy.attend(turn.layer, call)
     turn.layer += 1
     return out, None
@@ -121,6 +140,11 @@ def _watched(
 
 # Named arguments of some attention functions that change which keys are seen or how.
 _UNKNOWN = ("position_bias", "indices", "block_indices", "block_mask", "attn_bias", "attention_bias")
+
+
+def window_is_untold(config: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a model's attention is not told its window: if it has one, it lives in the model's masks alone."""
+    return "sliding_window" not in kwargs and not getattr(config, "layer_types", None)
 
 
 def _rule(module: nn.Module, query: Tensor, kwargs: dict[str, Any]) -> Rule:
@@ -131,8 +155,7 @@ def _rule(module: nn.Module, query: Tensor, kwargs: dict[str, Any]) -> Rule:
     kinds = getattr(config, "layer_types", None)
     at = getattr(module, "layer_idx", None)
     kind = kinds[at] if kinds and isinstance(at, int) and at < len(kinds) else None
-    untold = "sliding_window" not in kwargs and not kinds  # then a window lives in the model's masks alone
-    if window is None and (kind == "sliding_attention" or untold):
+    if window is None and (kind == "sliding_attention" or window_is_untold(config, kwargs)):
         window = getattr(config, "sliding_window", None)
     if kind == "chunked_attention":
         chunk = getattr(config, "attention_chunk_size", None)
@@ -146,19 +169,22 @@ def _rule(module: nn.Module, query: Tensor, kwargs: dict[str, Any]) -> Rule:
     )
 
 
-def _native(implementation: str) -> Callable[..., tuple[Tensor, None]]:
+def _native(inner: Callable[..., Any] | None) -> Callable[..., Any]:
+    """An attention function under watch; None stands for the architecture's eager one."""
+
     def function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, None]:
+    ) -> Any:
+        used: Callable[..., Any] = inner or sys.modules[type(module).__module__].eager_attention_forward
+        if _turn.get() is None:  # another thread's model, which nobody watches
+            return used(module, query, key, value, attention_mask, **kwargs)
+
         def own() -> Tensor:
-            if implementation == "eager":
-                inner = sys.modules[type(module).__module__].eager_attention_forward
-            else:
-                inner = ALL_ATTENTION_FUNCTIONS[implementation]
-            return inner(module, query, key, value, attention_mask, **kwargs)[0]
+            return used(module, query, key, value, attention_mask, **kwargs)[0]
 
         return _watched(module, query, key, value, attention_mask, native=own, **kwargs)
 
+    function.watches = True  # pyright: ignore[reportFunctionMemberAccess]
     return function
 
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import transformers
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dualview import assets
@@ -21,7 +24,8 @@ from dualview.errors import UserError
 from dualview.gguf import read_gguf
 from dualview.models.anatomy import Anatomy, dissect
 from dualview.models.cpu import mind_amx
-from dualview.models.dispatch import Unsupported, run_forward
+from dualview.models.dispatch import Call, Unsupported, run_forward
+from dualview.models.prefix import Causal
 from dualview.models.probe import Whole
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
@@ -75,18 +79,20 @@ class LanguageModel:
                 return found
         return None
 
-    def shares_prefix(self, prefix: int, longest: int) -> bool:
-        """Whether queries of up to `longest` tokens may share a prefix of so many.
+    def shares_prefix(self, prefix: int, longest: int, shift: int = 0) -> bool:
+        """Whether queries of up to `longest` tokens, moved on by `shift`, may share a prefix of so many.
 
-        Not where rotary positions are scaled by the length of what is read (longrope, dynamic) and the queries go past
-        the length at which the scaling changes while the prefix does not: it would be rotated otherwise than in a
-        whole prompt.
+        Not where rotary positions are scaled by the length of what is read and the scaling differs between the prefix
+        by itself and a whole prompt: with longrope, if the prompt goes past the length at which it changes and the
+        prefix does not; with dynamic scaling, if the prompt goes past it at all.
         """
         rope = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
-        if rope.get("rope_type") not in ("longrope", "dynamic"):
-            return self.fast
-        turn = rope.get("original_max_position_embeddings") or self.context or 0
-        return self.fast and not prefix <= turn < prefix + longest
+        for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+            kind = each.get("rope_type")
+            turn = each.get("original_max_position_embeddings") or self.context or 0
+            if kind in ("longrope", "dynamic") and prefix + shift + longest > turn:
+                return self.fast and kind == "longrope" and prefix > turn
+        return self.fast
 
     @property
     def weights_hash(self) -> str:
@@ -253,27 +259,63 @@ def _slow_because(lm: LanguageModel) -> str | None:
 
     In half precision a small difference drowns, so what mixes tokens outside of attention is looked for as well.
     """
-    from dualview.models.passes import Plan, ask
-    from dualview.tasks.prompt import Query
-
     attentive = {layer.module for layer in lm.anatomy.layers}
     for block in lm.anatomy.blocks:
         inside = list(block.modules())
         if not attentive.intersection(inside) or any(isinstance(module, nn.Conv1d) for module in inside):
             return f"{type(block).__name__} mixes tokens by other means than attention"
+        if any("Indexer" in type(module).__name__ for module in inside):
+            return f"{type(block).__name__} chooses the tokens it attends to"
+    try:
+        with _small_window(lm):
+            worst = _packed_against_whole(lm)
+    except (Unsupported, RuntimeError, ValueError, TypeError, IndexError) as error:
+        return f"its attention cannot be packed ({_first_line(error)})"
+    tolerance = 2e-4 if lm.dtype in (torch.float32, torch.float64) else 0.2
+    return None if worst <= tolerance else f"packed and whole prompts differ by {worst:.2g} in log-probability"
+
+
+def _packed_against_whole(lm: LanguageModel) -> float:
+    """The largest difference of the two ways to ask, on random tokens."""
+    from dualview.models.passes import Plan, ask
+    from dualview.tasks.prompt import Query
+
     draw = torch.Generator().manual_seed(0)
     tokens = [int(t) for t in torch.randint(lm.vocab, (17,), generator=draw)]
     queries = [Query(tuple(tokens[5:9]), ((tokens[0],), (tokens[1], tokens[2])), 0)]
     queries.append(Query(tuple(tokens[9:17]), ((tokens[3], tokens[4]), (tokens[3],)), 0))
     how = Plan(prefix=tuple(tokens[:5]), special=1, record=False)
-    try:
-        fast = ask(lm, queries, how).settings[0].log_probs
-    except (Unsupported, RuntimeError, ValueError, TypeError, IndexError) as error:
-        return f"its attention cannot be packed ({_first_line(error)})"
+    fast = ask(lm, queries, how).settings[0].log_probs
     whole = ask(replace(lm, slow_because="on trial"), queries, how).settings[0].log_probs
-    worst = float(abs(fast - whole).max())
-    tolerance = 2e-4 if lm.dtype in (torch.float32, torch.float64) else 0.2
-    return None if worst <= tolerance else f"packed and whole prompts differ by {worst:.2g} in log-probability"
+    return float(abs(fast - whole).max())
+
+
+@contextmanager
+def _small_window(lm: LanguageModel) -> Generator[None]:
+    """Shrink a window that only the configuration tells of, so that a short trial shows whether the model has it."""
+    config: Any = lm.model.config.get_text_config()
+    at = torch.arange(6, device=lm.device)
+    looking = _Looking(at)
+    with torch.no_grad():
+        run_forward(lm.model, looking, at[None] % lm.vocab, at[None], None)
+    if not looking.guessed:
+        yield
+        return
+    window, config.sliding_window = config.sliding_window, 4
+    try:
+        yield
+    finally:
+        config.sliding_window = window
+
+
+class _Looking(Causal):
+    """Sees whether any layer's window was guessed."""
+
+    guessed = False
+
+    def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]:
+        self.guessed = self.guessed or call.guessed
+        return super().attend(layer, call)
 
 
 def _quiet() -> None:

@@ -92,7 +92,7 @@ def ask(
     trees = [grow(query, how.at) for query in queries]
     sink = _Sink(lm, queries, trees, how, 1 if patch is None else patch.rows)
     with torch.no_grad(), nullcontext() if patch is None else patch.applied():
-        if lm.shares_prefix(len(how.prefix), max((len(tree.ids) for tree in trees), default=0)):
+        if lm.shares_prefix(len(how.prefix), max((len(tree.ids) for tree in trees), default=0), how.shift):
             _ask_packed(lm, trees, how, sink, progress)
         else:
             _ask_whole(lm, queries, how, sink, progress)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualview.models.attention import attend, with_sinks
+from dualview.models.attention import attend, by_token, with_sinks
 from dualview.models.dispatch import Call, Unsupported
 
 
@@ -42,7 +42,7 @@ class Causal:
         self.positions = self.positions.to(call.q.device)
         allowed = call.rule.visible(self.positions, self.positions)
         part = attend(call.q, call.k, call.v, call.rule, causal=True, allowed=allowed, key_at=self.positions)
-        return with_sinks(part, call.rule.sinks).out.transpose(1, 2)
+        return by_token(with_sinks(part, call.rule.sinks))
 
 
 def as_row(ids: Sequence[int], device: torch.device, batch: int = 1) -> Int[Tensor, "batch token"]:

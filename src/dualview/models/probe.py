@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from dualview.models.anatomy import Anatomy, Projection
-from dualview.models.attention import Part, Rule, attend, final_logits, merge, with_sinks
+from dualview.models.attention import Part, Rule, attend, by_token, final_logits, merge, with_sinks
 from dualview.models.dispatch import Call, Unsupported
 from dualview.models.packing import Pack
 from dualview.models.prefix import Prefix
@@ -93,7 +93,7 @@ class Packed:
         part = with_sinks(part, rule.sinks)
         if self.trace is not None:
             self._record(self.trace, layer, call, part.lse, None if shared is None else shared.lse)
-        return part.out.transpose(1, 2)
+        return by_token(part)
 
     def _on(self, device: torch.device) -> Packed:
         """The same for the layers that lie on another device."""
@@ -185,7 +185,7 @@ class Whole:
             return call.native()
         allowed = call.rule.visible(self.positions, self.positions)
         part = attend(call.q, call.k, call.v, call.rule, causal=True, allowed=allowed, key_at=self.positions)
-        return with_sinks(part, call.rule.sinks).out.transpose(1, 2)
+        return by_token(with_sinks(part, call.rule.sinks))
 
     def _record(self, trace: Trace, call: Call) -> None:
         at, rule = self.own[-1], call.rule
@@ -193,9 +193,7 @@ class Whole:
         row = _row_logits(q, seen[:, :, None], rule.scale).transpose(1, 2)  # [batch, head, 1, key]
         trace.m.append(row[..., self.own.start : self.own.stop].transpose(1, 2))
         logits = final_logits(row, rule, self.positions[: at + 1])
-        visible = rule.visible(self.positions[at : at + 1], self.positions[: at + 1])
-        if visible is not None:
-            logits = logits.masked_fill(~visible, -torch.inf)
+        logits = self._masked(logits, call, at)
         if rule.sinks is not None:
             sinks = rule.sinks.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
             logits = torch.cat([logits, sinks], -1)
@@ -203,6 +201,14 @@ class Whole:
         trace.demo_mass.append(weights[..., self.special : self.own.start].sum(-1).transpose(1, 2))
         if trace.demo_logits is not None:
             trace.demo_logits.append(_summed_logits(q, seen[:, :, : self.own.start], rule.scale))
+
+    def _masked(self, logits: Float[Tensor, "batch head 1 key"], call: Call, at: int) -> Tensor:
+        """One row of logits as the model's own mask leaves it, or, where it has none to show, as the rule has it."""
+        if call.mask is None:
+            visible = call.rule.visible(self.positions[at : at + 1], self.positions[: at + 1])
+            return logits if visible is None else logits.masked_fill(~visible, -torch.inf)
+        row = call.mask[:, :, at : at + 1, : at + 1]
+        return logits.masked_fill(~row, -torch.inf) if row.dtype == torch.bool else logits + row.to(logits.dtype)
 
 
 def _take(
