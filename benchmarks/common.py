@@ -39,6 +39,12 @@ def timed(work: Callable[[], T], repeats: int = 1) -> Timed:
     return Timed(best, found)
 
 
+def must_agree(what: str, difference: float, tolerance: float) -> None:
+    """No ratio of two programs that do not do the same."""
+    if not difference <= tolerance:
+        raise SystemExit(f"{what}: the two sides differ by {difference:.2g}, more than {tolerance:g}")
+
+
 def in_turn(works: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, float]:
     """The fastest of some repeats of each, taken in turn, so that all of them meet the same machine."""
     best = dict.fromkeys(works, float("inf"))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from common import embedded, in_turn, peak_of, prepared, report
+from common import embedded, in_turn, must_agree, peak_of, prepared, report
 
 from dualview.models.passes import ask
 
@@ -30,7 +30,8 @@ def main() -> None:
     which = prepared(lm, QUERIES)
     queries = which.prompts.queries
     without, with_records = replace(which.in_context, record=False), which.in_context
-    ask(lm, queries, with_records)  # warm
+    both = [ask(lm, queries, how).settings[0].log_probs for how in (without, with_records)]  # warm
+    must_agree("log-probabilities", float(abs(both[0] - both[1]).max()), 0.0)
     works = {"without": lambda: ask(lm, queries, without), "with": lambda: ask(lm, queries, with_records)}
     seconds = in_turn(works, 12)
     memory = {"without": peak("0"), "with": peak("1")}
