@@ -73,6 +73,8 @@ class Explanation:
     log_probs: Mapping[str, tuple[float, ...]]
     """Mean log-prob of each candidate for zsl, icl and ft."""
     lr: float
+    seed: int | None
+    """Of the drawn demonstrations; None where they were given."""
     favoured: str
     """The candidate that the fine-tuned model favours."""
     against: str
@@ -105,6 +107,7 @@ class Explanation:
             "candidates": list(self.candidates),
             "log_probs": {name: list(scores) for name, scores in self.log_probs.items()},
             "lr": self.lr,
+            "seed": self.seed,
             "favoured": self.favoured,
             "against": self.against,
             "lead": dict(self.lead),
@@ -232,6 +235,7 @@ def _explained(prepared: Prepared, row: Row, trace: TrainingTrace, nodes: int, a
         candidates=candidates,
         log_probs={name: tuple(float(x) for x in each[: len(candidates)]) for name, each in scores.items()},
         lr=trace.tuned.lr,
+        seed=prepared.seed,
         favoured=candidates[favoured],
         against=candidates[against],
         lead={"zsl": lead.base, "ft": lead.tuned},

@@ -174,3 +174,33 @@ def test_the_policy_stops_what_should_ever_get_in(browser: Any, tmp_path: Path) 
     assert page.evaluate("window.hacked === undefined")
     assert len([text for text in said if "Content Security Policy" in text]) == 2
     page.close()
+
+
+def test_nothing_is_drawn_beyond_the_plot(browser: Any, tmp_path: Path) -> None:
+    """Whiskers and bands that go on end at the plot's edge, a whisker in an arrow; ticks of layers are whole."""
+    bars = {"groups": ["a"], "series": [{"name": "s", "values": [0.5], "lo": [-3.0], "hi": [0.8]}]}
+    bars |= {"title": "bars", "y": {"label": "y", "min": 0, "max": 1}}
+    wide = [{"name": "s", "x": list(range(30)), "values": [0.1 + 0.001 * i for i in range(30)]}]
+    wide[0] |= {"lo": [-50.0] * 30, "hi": [50.0] * 30}
+    lines = {"title": "lines", "x": {"label": "layer", "values": []}, "y": {"label": "y"}, "series": wide}
+    body = tag("main", tag("div", data_chart=0), tag("div", data_chart=1), id="content")
+    charts = [{"kind": "bars", "spec": bars}, {"kind": "lines", "spec": lines}]
+    (tmp_path / "x.html").write_text(document("x", body, {"charts": charts, "prompts": None}), encoding="utf-8")
+    inside = """(chart) => {
+      const svg = chart.querySelector("svg[role=img]");
+      const clips = [...svg.querySelectorAll("g[clip-path]")];
+      const frame = svg.getBoundingClientRect();
+      const cut = clips.map((g) => svg.querySelector(g.getAttribute("clip-path").slice(4, -1) + " rect").getBBox());
+      return clips.length > 0 && cut.every((box) => box.y >= 0 && box.y + box.height <= frame.height)
+        && [...svg.querySelectorAll("path")].every((path) => path.closest("g[clip-path], pattern"));
+    }"""
+    with watched(browser, tmp_path.as_uri(), path="/x.html") as page:
+        for number in (0, 1):
+            assert page.locator(f"[data-chart='{number}']").evaluate(inside)
+        whisker = page.locator("[data-chart='0'] .whisker")
+        assert whisker.get_attribute("d").count("L") == 2  # one arrow, one cap
+        box = whisker.evaluate("(path) => { const b = path.getBBox(); return [b.y, b.y + b.height]; }")
+        assert box[0] >= 0 and box[1] <= 310
+        ticks = page.locator("[data-chart='1'] svg text[text-anchor=middle]").all_text_contents()
+        assert ticks[-1] == "layer" and all(float(tick).is_integer() for tick in ticks[:-1])
+        assert page.locator("[data-chart='1'] svg text[text-anchor=end]").first.text_content() != "−40"

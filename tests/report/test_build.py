@@ -6,7 +6,10 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
@@ -92,10 +95,10 @@ def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path) -> None:
     content = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     content["controls"]["sim_aou"] = {"value": 1}
     (tmp_path / "odd.json").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(UserError, match="lacks what a report needs"):
+    with pytest.raises(UserError, match=r"lacks what a report needs .controls.sim_aou.ci"):
         ask(tmp_path / "odd.json")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=r"empty holds neither result.json nor seeds.json and is no store; give"):
         ask(tmp_path / "empty")
     with pytest.raises(UserError, match="folder"):
         ask(folder, "--out", tmp_path)
@@ -116,3 +119,101 @@ def test_help_is_light() -> None:
         "print(sorted({'torch', 'matplotlib', 'pandas', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def bent(folder: Path, change: Change) -> Path:
+    path = folder / "result.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_a_later_schema_is_refused(folder: Path) -> None:
+    bent(folder, lambda content: content.update(schema="dualview.result/99"))
+    with pytest.raises(UserError, match=r"is of schema dualview.result/99 and this dualview reads dualview.result/1"):
+        ask(folder)
+
+
+LACKING: list[tuple[Change, str]] = [
+    (lambda c: c["provenance"].pop("weights_hash"), "provenance.weights_hash"),
+    (lambda c: c["provenance"].pop("seeds"), "provenance.seeds"),
+    (lambda c: c.update(queries=[]), "queries"),
+    (lambda c: c["queries"][1].update(gold=9), "queries.1"),
+    (lambda c: c["queries"][1]["ft"].pop(), "queries.1"),
+    (lambda c: c["verdict"].pop("limits"), "verdict.limits"),
+    (lambda c: c["demo_mass"].update(per_head=[]), "demo_mass.per_head"),
+    (lambda c: c["controls"]["sim_aou"]["per_layer"]["quantiles"]["q50"].pop(), "controls.sim_aou.per_layer"),
+    (lambda c: c["controls"]["sim_aou"]["floors_p"].clear(), "controls.sim_aou"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), LACKING)
+def test_what_a_file_lacks_is_named(folder: Path, change: Change, said: str) -> None:
+    bent(folder, change)
+    with pytest.raises(UserError, match=f"lacks what a report needs .{said}"):
+        ask(folder)
+
+
+def test_a_mistake_of_ours_is_not_told_as_the_file_s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_given: object, **_named: object) -> None:
+        raise IndexError("ours")
+
+    monkeypatch.setattr("dualview.report.html.render", broken)
+    with pytest.raises(IndexError, match="ours"):
+        report(folder)
+    monkeypatch.setattr("dualview.report.store.render_store", broken)
+    with pytest.raises(IndexError, match="ours"):
+        report(seeds_file(folder))
+
+
+def seeds_file(folder: Path, **changes: Any) -> Path:
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    content = {
+        "schema": "dualview.seeds/1",
+        "seeds": [1],
+        "summary": {},
+        "verdicts": {},
+        "results": [result],
+        **changes,
+    }
+    (folder / "several.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder / "several.json"
+
+
+def test_mistakes_in_a_file_of_seeds_are_one_sentence(folder: Path) -> None:
+    with pytest.raises(UserError, match="holds no results"):
+        report(seeds_file(folder, results=[]))
+    with pytest.raises(UserError, match="result 0, is not a dualview result"):
+        report(seeds_file(folder, results=[{}]))
+    with pytest.raises(UserError, match=r"dualview.seeds/2"):
+        report(seeds_file(folder, schema="dualview.seeds/2"))
+
+
+def test_a_stored_result_that_lacks_something_is_named(
+    run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OneCell:
+        """A store of a cell that another version wrote."""
+
+        def __init__(self, _path: Path) -> None:
+            pass
+
+        def __enter__(self) -> OneCell:
+            return self
+
+        def __exit__(self, *_given: object) -> None:
+            pass
+
+        def results(self) -> list[Any]:
+            content = run.result.to_json()
+            del content["provenance"]["seeds"]
+            return [SimpleNamespace(key="ab" * 32, result=type(run.result).model_validate(content))]
+
+    (tmp_path / "cells").mkdir()
+    monkeypatch.setattr("dualview.runs.store.Store", OneCell)
+    with pytest.raises(UserError, match=r"cell abababababab, lacks what a report needs .provenance.seeds"):
+        report(tmp_path)

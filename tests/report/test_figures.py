@@ -237,3 +237,31 @@ def test_looks_differ_without_colour() -> None:
 def test_no_global_state_is_touched() -> None:
     code = "import sys, dualview.report.figures; print(sorted({'matplotlib.pyplot', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=120).stdout == b"[]\n"
+
+
+def test_a_similarity_that_is_undefined_throughout_leaves_its_panel_empty(bend: Bend) -> None:
+    """SimAM of a one-layer rotary model has no value at any rate; the others are drawn all the same."""
+
+    def one_layer(content: dict[str, Any]) -> None:
+        with_norms(content)
+        for point in content["norm_curve"]:
+            point["sim_am_delta"] = None
+
+    raw, _, delta = figures.norm_curve(bend(one_layer)).axes
+    assert len([line for line in raw.lines if line.get_label() in ("sgd", "layer-causal")]) == 2
+    assert not [line for line in delta.lines if line.get_label() in ("sgd", "layer-causal")]
+    assert [text.get_text() for text in delta.texts] == ["undefined"]
+
+
+def test_whole_numbers_have_whole_ticks() -> None:
+    figure = curves({"a": Curve([0, 1], [0.1, 0.2]), "b": Curve([0, 1], [0.3, 0.1])}, "t", "layer", "y", "")
+    figure.canvas.draw()
+    ticks = [float(tick) for tick in figure.axes[0].get_xticks()]
+    assert ticks and all(tick.is_integer() for tick in ticks)
+    halves = curves({"a": Curve([0.0, 0.5], [0.1, 0.2])}, "t", "share", "y", "").axes[0].get_xticks()
+    assert not all(float(tick).is_integer() for tick in halves)
+
+
+def test_an_explanation_s_figure_says_how_many_and_which_seed() -> None:
+    assert "3 demonstrations, n = 1 query" in text_of(figures.attention(explained()))
+    assert "3 demonstrations (seed 7), n = 1 query" in text_of(figures.attention({**explained(), "seed": 7}))

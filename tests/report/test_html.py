@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dualview.comparison import prepare
+from dualview.metrics.representation import noise_floor
 from dualview.options import RunOptions
 from dualview.report.html import render, write_report
 from dualview.report.prompts import Missing, ShownPrompts, prompts_of
@@ -19,6 +21,7 @@ from dualview.result import Result
 from dualview.tasks.show import describe_prompt
 from report.made import Bend, TinyRun
 from report.parsed import Element, data_of, parse
+from report.test_figures import with_norms
 
 HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">{{7*7}}\'"&lt;'
 
@@ -237,3 +240,49 @@ def test_a_run_in_memory_brings_its_own_prompts(run: TinyRun, bend: Bend) -> Non
     assert isinstance(prompts_of(result), Missing)
     result._asked = AskedPrompts(prepared.prompts, prepared.lm.tokenizer)  # pyright: ignore[reportPrivateUsage]
     assert prompts_of(result) == prompts_of(run.result)
+
+
+def charts_of(result: Result) -> dict[str, Any]:
+    return {chart["spec"]["title"]: chart["spec"] for chart in data_of(parse(render(result)))["charts"]}
+
+
+def test_charts_show_what_the_figures_show(run: TinyRun, bend: Bend) -> None:
+    charts = charts_of(bend(with_norms))
+    content = run.result.to_json()
+    after = charts["SimAM, after, by layer"]
+    assert after["lines"] == [{"name": "before fine-tuning", "values": content["sim_am"]["before_per_layer"]}]
+    ceilings = content["controls"]["sim_aou"]["per_layer"]["ceilings"].values()
+    band = charts["SimAOU, raw, by layer"]["ceiling"]
+    assert band["from"] == [min(column) for column in zip(*ceilings, strict=True)]
+    assert band["values"] == [max(column) for column in zip(*ceilings, strict=True)]
+    norms = charts["SimAOU, normalised, by size of the update"]
+    assert norms["rules"] == [{"name": "ICL's own update norm", "x": content["update_norm"]["icl"], "colour": "--icl"}]
+    series = {one["name"]: one for one in norms["series"]}
+    assert series["sgd"]["crossed"] == [False, False, False, True]
+    sizes, noise = np.array(series["noise alone"]["x"]), series["noise alone"]["values"]
+    assert noise == pytest.approx(noise_floor(np.full(len(sizes), content["update_norm"]["icl"]), sizes))
+    assert charts["Accuracy"]["rules"] == [{"name": "one of 3 labels", "value": pytest.approx(1 / 3)}]
+    assert "noise alone" not in {one["name"] for one in charts["SimAOU, raw, by size of the update"]["series"]}
+
+
+def test_a_report_of_very_many_queries_stays_small(run: TinyRun, bend: Bend, tmp_path: Path) -> None:
+    """As many queries as fit are shown, the rest is counted and its place named."""
+
+    def many(content: dict[str, Any]) -> None:
+        content["queries"] = content["queries"] * 1000
+        content["task"]["n_queries"] = len(content["queries"])
+
+    shown = prompts_of(run.result)
+    assert isinstance(shown, ShownPrompts)
+    prompts = replace(shown, queries=shown.queries * 1000)
+    for given in (prompts, Missing("gone.")):
+        path = write_report(bend(many), tmp_path / "report.html", prompts=given)
+        assert 3_000_000 < path.stat().st_size < 5_000_000
+        page = parse(path.read_text(encoding="utf-8"))
+        rows = len(page.by_id("query-rows").all("tr"))
+        said = text(page.by_id("queries"))
+        assert f"The first {rows} of 20000 queries" in said and "JSON file has them all" in said
+        if isinstance(given, ShownPrompts):
+            data = data_of(page)
+            assert len(data["queries"]) == len(data["prompts"]["queries"]) == rows
+            assert page.by_id("prompt-number").attributes["max"] == str(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dualview.errors import UserError
+from dualview.report.extracts import NORM_KEYS, NormPoint
 from dualview.report.figures_store import accuracy_by_task, similarity_against_norm, similarity_by_layer
 from dualview.report.overview import Run, groups_of, mean_of, tasks_of
 from dualview.report.published import SIX_TASKS, published
@@ -20,6 +22,7 @@ from dualview.report.store import render_store, store_report, write_store_figure
 from dualview.result import Result
 from report.made import TinyRun
 from report.parsed import Element, data_of, parse
+from report.test_figures import text_of
 from report.test_html import HOSTILE, hostile
 
 
@@ -174,3 +177,86 @@ def test_a_thousand_runs_stay_small(results: list[Result], tmp_path: Path) -> No
     runs = [Run.of(result) for result in results] * 60
     path = store_report(runs, tmp_path / "report.html")
     assert path.stat().st_size < 5_000_000
+
+
+def two_seeds(base: Result, changes: list[dict[str, Any]]) -> list[Result]:
+    """Runs of one task that differ in what is given."""
+    made: list[Result] = []
+    for result, change in zip(planted(base, ("mr",), len(changes)), changes, strict=False):
+        content = result.to_json()
+        for key, value in change.items():
+            outer, inner = key.split(".")
+            content[outer][inner] = value
+        made.append(Result.model_validate(content))
+    return made
+
+
+def test_intervals_are_cut_to_what_a_number_can_be(run: TinyRun) -> None:
+    wide = [
+        {"accuracy.icl": 0.1, "sim_aou.raw": -0.3, "sim_aou.raw_per_layer": [-0.5, 0.1, 0.2], "update_norm.ft": 0.1},
+        {"accuracy.icl": 0.9, "sim_aou.raw": 0.6, "sim_aou.raw_per_layer": [0.5, 0.2, 0.2], "update_norm.ft": 9.0},
+    ]
+    results = two_seeds(run.result, wide)
+    (group,) = groups_of([Run.of(result) for result in results])
+
+    def ends(key: str) -> tuple[float | None, float | None]:
+        mean = group.mean("mr", key)
+        assert mean is not None
+        return mean.low, mean.high
+
+    assert ends("accuracy.icl") == (0, 1) and ends("sim_aou.raw") == (-1, 1)
+    assert ends("update_norm.ft")[0] == 0
+    charts = data_of(parse(render_store(results)))["charts"]
+    for chart, low, high in ((charts[0], 0, 1), (charts[1], -1, 1)):
+        drawn = [x for one in chart["spec"]["series"] for x in (*one["lo"], *one["hi"]) if x is not None]
+        assert drawn and min(drawn) >= low and max(drawn) <= high
+    axes = similarity_by_layer(group, "sim_aou.raw", "SimAOU").axes[0]
+    bottom, top = axes.get_ylim()
+    assert -1.2 < bottom < -0.3 and 0.5 < top < 1.2  # the means, from 0 to 0.2, stay legible
+    band = axes.collections[0].get_paths()[0].vertices
+    assert band[:, 1].min() == -1 and band[:, 1].max() == 1  # pyright: ignore
+    bars = accuracy_by_task(group).axes[0]
+    ys = [y for line in bars.collections for path in line.get_paths() for y in path.vertices[:, 1]]  # pyright: ignore
+    assert min(ys) >= 0 and max(ys) <= 1
+
+
+def test_the_table_says_over_how_many_seeds_and_tasks(run: TinyRun) -> None:
+    some = [
+        {"rec2ftp.value": 0.8, "rec2ftp.chance": 0.3},
+        {"rec2ftp.value": None, "rec2ftp.chance": 0.9},
+        {"rec2ftp.value": 0.6, "rec2ftp.chance": 0.5},
+    ]
+    page = parse(render_store(two_seeds(run.result, some)))
+    rows = rows_of(page.by_id("table").all("table")[0])
+    at = SIX_TASKS.index("mr")
+    assert rows["Rec2FTP"][at].startswith("0.700") and rows["Rec2FTP"][at].endswith("2 of 3 seeds")
+    assert rows["chance"][at].startswith("0.400") and rows["chance"][at].endswith("2 of 3 seeds")
+    assert rows["Rec2FTP"][-1] == "0.700of 1 task" and rows["chance"][-1] == "0.400of 1 task"
+    assert "seeds" not in rows["accuracy, in-context"][at]
+    papers = published("mr")["Dai et al., 1.3B"]
+    assert papers and rows["Dai et al., 1.3B"][-1].count("of") <= 1
+
+
+def test_figures_are_named_after_their_group_and_say_n(
+    results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dualview.report.figures_style.FORMATS", ("svg",))
+    runs = [Run.of(result) for result in results]
+    names = {path.name for path in write_store_figures(runs, tmp_path)}
+    assert {"accuracy-model.svg", "accuracy-model-ft_rule-layer-causal.svg", "update_norm.svg"} <= names
+    group = groups_of(runs)[0]
+    caption = text_of(accuracy_by_task(group))
+    assert "3 seeds on every task" in caption and "n = 20 queries" in caption
+    assert "number of seeds: 3 on mr, 1 on sst2" in text_of(accuracy_by_task(groups_of(runs[:4])[0]))
+    assert "n = 20 queries each" in text_of(similarity_against_norm(runs))
+
+
+def test_a_store_of_everything_stays_small(results: list[Result], tmp_path: Path) -> None:
+    """Three thousand runs of as many groups, each with a grid of rates."""
+    points = [NormPoint("sgd", 0.01, 0.1 + i, "ok", 0.5, dict.fromkeys(NORM_KEYS, 0.123456789)) for i in range(12)]
+    one = replace(Run.of(results[0]), points=points)
+    runs = [replace(one, options={**one.options, "lr": 0.001 * i}, lr=0.001 * i) for i in range(3000)]
+    path = store_report(runs, tmp_path / "report.html")
+    assert path.stat().st_size < 5_000_000
+    text = path.read_text(encoding="utf-8")
+    assert "The first 60 of 3000 groups" in text and "The first 2000 of 36000 points" in text

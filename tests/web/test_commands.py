@@ -89,9 +89,25 @@ def test_mistakes(app: typer.Typer, started: dict[str, Any], tmp_path: Path) -> 
         (("--data", tmp_path / "none"), "not a folder"),
         (("--token", "short"), "--token"),
         (("--dtype", "float8"), "dtype"),
+        (("--device", "foo"), "'foo' cannot be used here"),
+        (("--model", "/nope"), "There is no model '/nope'"),
+        (("--model", tmp_path), "config.json"),
+        (("--model", "nope.gguf"), "There is no model 'nope.gguf'"),
+        (("--model", "embedded", "--model", " "), "There is no model ' '"),
+        (("--store", tmp_path), "is no store"),
+        (("--store", tmp_path / "none"), "is no store"),
+        (("--allow-host", "http://x y"), "--allow-host 'http://x y'"),
+        (("--allow-host", "box.example/"), "--allow-host"),
     ):
         result = call(app, *arguments)
         assert isinstance(result.exception, UserError) and said in str(result.exception)
+    assert "bound" not in started
+
+
+def test_a_hub_s_model_and_hosts_are_taken_as_they_are(app: typer.Typer, started: dict[str, Any]) -> None:
+    hosts = [part for host in ("box.example:8765", "[::1]:80", "10.0.0.1", "box") for part in ("--allow-host", host)]
+    assert call(app, "--port", 0, "--model", "gpt2", "--model", "org/name", *hosts).exit_code == 0
+    assert "bound" in started
 
 
 def test_help_is_light() -> None:

@@ -25,6 +25,7 @@ from dualview.models.passes import ask
 from dualview.web.attention import groups_of, head_shares
 from dualview.web.experiment import answer
 from dualview.web.folder import files, query_text, written
+from dualview.web.jobs import Cancelled
 from dualview.web.shelf import Shelf
 from dualview.web.state import DrawQuery, State
 from equivalence import tiny
@@ -170,7 +171,7 @@ def test_a_head_s_share_is_that_of_its_own_rows(
         hook.remove()
     patch: Any = trace.tuned.patch
     deltas = {p.name: w[0] for p, w in zip(patch.projections, patch.weights, strict=True)}
-    shares = head_shares(lm, trace, ids)
+    shares = head_shares(lm, trace, ids, lambda _steps: None)
     assert shares.shape[:2] == (3, 2) and events["attention"]["groups"] == [2, 2, 2]
     shared = demo_tokens(prepared.prompts)
     for layer in range(3):
@@ -363,3 +364,31 @@ def test_narrow_models_step_too(model: Path) -> None:
     events = told(shelf_of(model, dtype="bfloat16"), document(model))
     first, last = events["setting"]["zsl"]["log_probs"], events["step"][-1]["log_probs"]
     assert events["step"] and last != first
+
+
+def test_attention_tells_of_every_step_and_layer_and_can_be_left(shelf: Shelf, given: dict[str, Any]) -> None:
+    parts: list[dict[str, Any]] = []
+
+    def emit(event: dict[str, Any]) -> None:
+        if event.get("part", "").startswith("attention"):
+            parts.append(event)
+            if event["done"] == leave:
+                raise Cancelled
+
+    leave = -1
+    answer(State.model_validate(given), shelf, emit)
+    steps, layers, rates = 6, 3, 2
+    assert parts[-1]["done"] == parts[-1]["total"] == 1 + rates * (steps + layers)
+    assert len(parts) == 2 + steps + rates * layers  # both rates are trained in one batch
+    for leave in (1, 5, 14):
+        parts.clear()
+        with pytest.raises(Cancelled):
+            answer(State.model_validate(given), shelf, emit)
+        assert parts[-1]["done"] == leave
+
+
+def test_advice_is_what_the_page_can_do(model: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dualview.models.loading.LanguageModel.context", 12)
+    with pytest.raises(UserError) as error:
+        told(shelf_of(model), given)
+    assert "--max-context" not in str(error.value) and "shorten" in str(error.value)

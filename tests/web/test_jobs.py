@@ -149,3 +149,25 @@ def test_progress_becomes_events_and_stops_the_work_of_the_gone() -> None:
 
     with pytest.raises(Cancelled), Telling(gone).part("training", 3):
         raise AssertionError("the part must not begin")
+
+
+def test_a_running_job_that_was_left_is_not_waited_behind() -> None:
+    """It ends at its next word: whoever left it and asks again is not told of another before."""
+
+    async def test(worker: Worker) -> None:
+        started, go = threading.Event(), threading.Event()
+
+        def first(emit: Any) -> None:
+            started.set()
+            go.wait(10)
+            emit({"told": "nobody"})
+
+        running = worker.submit(first)
+        await asyncio.to_thread(started.wait, 10)
+        assert worker.submit(lambda emit: None).ahead == 1
+        running.cancel()
+        assert worker.submit(lambda emit: None).ahead == 1  # the one that waits
+        go.set()
+        await all_events(running)
+
+    with_worker(test)

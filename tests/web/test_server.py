@@ -17,7 +17,8 @@ import pytest
 
 from dualview.web import app
 from dualview.web.jobs import Cancelled
-from dualview.web.state import LIMITS
+from dualview.web.shelf import Shelf
+from dualview.web.state import LIMITS, DrawQuery
 from web.live import document, row, serving, shelf_of
 
 JSON = {"content-type": "application/json"}
@@ -307,3 +308,32 @@ def test_with_a_token(model: Path) -> None:
         loaded = ask(address, "POST", "/api/load", {"model": str(model)}, cookie)
         assert loaded.events[-1]["event"] == "loaded"
         assert ask(address, "POST", "/api/load", {"model": str(model)}, {**cookie, "origin": "http://x"}).status == 403
+
+
+def test_the_hub_does_not_hold_up_other_draws_and_a_draw_that_was_left_is_cancelled(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go, drawn = threading.Event(), threading.Event(), list[str]()
+
+    def slow(self: Shelf, wanted: DrawQuery) -> dict[str, Any]:
+        drawn.append(f"{wanted.task} {wanted.seed}")
+        if wanted.task == "sst2":  # on the hub
+            began.set()
+            go.wait(20)
+        return {"demos": [], "query": None}
+
+    monkeypatch.setattr(Shelf, "draw", slow)
+    with serving(shelf_of(model)) as address:
+        calls = [http.client.HTTPConnection(urlsplit(address).netloc, timeout=30) for _ in range(2)]
+        for seed, call in enumerate(calls, start=1):
+            call.request("POST", "/api/draw", json.dumps({"task": "sst2", "seed": seed}), JSON)
+            assert began.wait(10)
+        start = time.monotonic()
+        assert ask(address, "POST", "/api/draw", {"task": "movie"}).status == 200
+        assert time.monotonic() - start < 5
+        for call in calls:
+            call.close()
+        time.sleep(1)  # the server looks a few times a second
+        go.set()
+        assert ask(address, "POST", "/api/draw", {"task": "sst2", "seed": 3}).status == 200
+    assert drawn == ["sst2 1", "movie 1", "sst2 3"]

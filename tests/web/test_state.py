@@ -43,17 +43,18 @@ def state_of(**changes: Any) -> State:
         ({"demos": []}, "demos"),
         ({"demos": [row("x", 0)] * (MOST_DEMOS + 1)}, "demos"),
         ({"demos": [row("x", 2)]}, "label 2"),
-        ({"demos": [row("x", -1)]}, "demos.0.label"),
+        ({"demos": [row("x", -1)]}, "demonstration 1, label: must be at least 0"),
         ({"demos": [row("x", None)]}, "no label"),
         ({"demos": [row("x\0y", 0)]}, "NUL"),
         ({"demos": [row("x" * (MOST_CHARACTERS + 1), 0)]}, "characters"),
         ({"demos": [{**row("x", 0), "choices": ["a", "b"]}]}, "choices"),
         ({"query": row("x", 5)}, "query"),
-        ({"lr": -1}, "lr"),
-        ({"lr": 1.5}, "lr"),
-        ({"lr": "fast"}, "lr"),
-        ({"epochs": 6}, "epochs"),
-        ({"ft_loss": "some"}, "ft_loss"),
+        ({"lr": -1}, "lr: must be at least 0"),
+        ({"lr": 1.5}, "lr: must be at most 1"),
+        ({"lr": "fast"}, "lr: must be a number"),
+        ({"epochs": 6}, "epochs: must be at most 5"),
+        ({"epochs": 1.5}, "epochs: must be a whole number"),
+        ({"ft_loss": "some"}, "ft_loss: must be 'all' or 'label'"),
         ({"drawn": {"task": "movie", "shots": 65}}, "shots"),
         ({"surprise": 1}, "surprise"),
         ({"model": None}, "model"),
@@ -64,6 +65,7 @@ def test_mistakes_are_one_sentence(changes: dict[str, Any], said: str) -> None:
         read(State, json.dumps({**document("embedded"), **changes}).encode())
     sentence = str(error.value)
     assert said in sentence and sentence.endswith(".") and "\n" not in sentence
+    assert "Input should" not in sentence and "Field required" not in sentence and "_length}" not in sentence
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ step (Irie et al. 2022: a trained linear layer is attention over its training da
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,17 +58,18 @@ def trace_training(
     rates: Sequence[float],
     recipe: Recipe,
     taps: Sequence[Projection] = (),
+    progress: Callable[[int], None] | None = None,
 ) -> list[TrainingTrace]:
     """Fine-tune once more, keeping every projection's inputs and error signals; one trace for each rate.
 
     At a rate of 0 the weights stay the base's and the error signals are those of a rate of 1: what the gradient says
-    at the first pass.
+    at the first pass. `progress` hears of every step, once for each rate.
     """
     wide = in_single_precision(lm)  # a narrower model is copied here, so that its copy is what is watched
     own = {p.name: p.module for p in wide.anatomy.projections(("q", "k", "v"))}
     tapped = tuple(Projection(p.name, own[p.name], p.rows) for p in taps)
     groups = rate_groups(wide, sequences, rates, recipe)
-    return [trace for group in groups for trace in _trace_group(wide, sequences, group, recipe, tapped)]
+    return [trace for group in groups for trace in _trace_group(wide, sequences, group, recipe, tapped, progress)]
 
 
 def _trace_group(
@@ -77,6 +78,7 @@ def _trace_group(
     rates: Sequence[float],
     recipe: Recipe,
     taps: tuple[Projection, ...],
+    progress: Callable[[int], None] | None,
 ) -> list[TrainingTrace]:
     inputs: dict[int, list[Tensor]] = {}
     errors: dict[int, list[Tensor]] = {}
@@ -90,7 +92,7 @@ def _trace_group(
         for tap in tape.tapped:
             outputs[tap.projection.name].append(tap.y.expand(len(rates), -1, -1))
 
-    tuned = finetune(lm, sequences, rates, recipe, watch=Watch(told, taps))
+    tuned = finetune(lm, sequences, rates, recipe, progress, Watch(told, taps))
     patch = tuned[0].patch
     assert isinstance(patch, Deltas)
     x, e = ({index: torch.cat(parts, 1) for index, parts in side.items()} for side in (inputs, errors))

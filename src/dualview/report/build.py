@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dualview.errors import UserError
 from dualview.files import must_be_writable
 from dualview.records import Records, load_records
+from dualview.report.needs import checked, holds_seeds, read_results
 from dualview.result import Result
+from dualview.runs.places import Places
 
 RESULT, SEEDS, RECORDS, REPORT = "result.json", "seeds.json", "records.safetensors", "report.html"
 
@@ -33,20 +33,28 @@ def report(source: Path | str, out: Path | str | None = None, figures: Path | st
     folder = None if figures is None else Path(figures)
     if file is None:
         return _many(_stored(source), where, folder, source.name)
-    try:
-        if _schema(file).startswith("dualview.seeds/"):
-            return _many(_seeds(file), where, folder, file.parent.name or "several seeds")
-        return _one(Result.load(file), _records_of(file), where, folder)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UserError(f"{file} lacks what a report needs ({said}); another version may have written it.") from error
+    if holds_seeds(file):
+        return _many(read_results(file), where, folder, file.parent.name or "several seeds")
+    (result,) = read_results(file)
+    return _one(result, _records_of(file, result), where, folder)
 
 
 def _file_of(source: Path) -> Path | None:
     """The JSON file that is meant; None for a store."""
     if source.is_file():
         return source
-    return next((source / name for name in (RESULT, SEEDS) if (source / name).is_file()), None)
+    found = next((source / name for name in (RESULT, SEEDS) if (source / name).is_file()), None)
+    if found is None and not is_store(source):
+        raise UserError(
+            f"{source} holds neither {RESULT} nor {SEEDS} and is no store; give a result, a run's folder or a store."
+        )
+    return found
+
+
+def is_store(folder: Path) -> bool:
+    """Whether a folder is a store, whole or without its marker."""
+    places = Places.of(folder)
+    return places.marker.exists() or places.cells.is_dir()
 
 
 def _beside(source: Path, file: Path | None) -> Path:
@@ -55,20 +63,12 @@ def _beside(source: Path, file: Path | None) -> Path:
     return file.with_suffix(".html")
 
 
-def _schema(file: Path) -> str:
-    try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read as JSON ({error}); give a result's JSON file.") from None
-    return str(content.get("schema", "")) if isinstance(content, dict) else ""  # pyright: ignore
-
-
-def _records_of(file: Path) -> Records | None:
+def _records_of(file: Path, result: Result) -> Records | None:
     """What lies beside a result, if it is of the same run."""
     path = file.parent / RECORDS
     if file.name != RESULT or not path.is_file():
         return None
-    records, result = load_records(path), Result.load(file)
+    records = load_records(path)
     same = records.n_queries == len(result.queries)
     if same:
         told = [[np.nan if x is None else x for x in query.zsl] for query in result.queries]
@@ -90,16 +90,11 @@ def _one(result: Result, records: Records | None, where: Path, figures: Path | N
     return written
 
 
-def _seeds(file: Path) -> Iterable[Result]:
-    content = json.loads(file.read_text(encoding="utf-8"))
-    return [Result.model_validate(result) for result in content["results"]]
-
-
 def _stored(folder: Path) -> Iterable[Result]:
     from dualview.runs.store import Store
 
     with Store(folder) as store:
-        yield from (stored.result for stored in store.results())
+        yield from (checked(stored.result, f"{folder}, cell {stored.key[:12]},") for stored in store.results())
 
 
 def _many(results: Iterable[Result], where: Path, figures: Path | None, title: str) -> list[Path]:

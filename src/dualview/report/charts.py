@@ -9,12 +9,17 @@ from typing import Any, Literal
 from dualview.report.extracts import (
     KENDALL_FORMS,
     NORM_KEYS,
+    TITLES,
     NormPoint,
     accuracies,
     kendall_layers,
+    n_candidates,
+    noise_at,
     norm_points,
+    norm_series,
 )
 from dualview.report.numbers import at
+from dualview.report.overview import Group
 from dualview.report.profiles import Profile
 from dualview.report.published import published_values
 from dualview.result import Result
@@ -37,7 +42,7 @@ class Chart:
 def accuracy_chart(result: Result) -> Chart:
     shares = accuracies(result)
     sources = list(dict.fromkeys(source for share in shares for source in share.papers))
-    spec = {
+    spec: dict[str, Any] = {
         "title": "Accuracy",
         "y": {"label": f"share of {result.task.n_queries} queries", "min": 0, "max": 1},
         "groups": [share.name for share in shares],
@@ -52,6 +57,8 @@ def accuracy_chart(result: Result) -> Chart:
         ],
         "marks": [{"name": s, "values": [share.papers.get(s) for share in shares]} for s in sources],
     }
+    if labels := n_candidates(result):
+        spec["rules"] = [{"name": f"one of {labels} labels", "value": 1 / labels}]
     return Chart("bars", spec, "Whiskers: 95 % intervals over queries (Wilson).")
 
 
@@ -64,29 +71,31 @@ def profile_chart(profile: Profile) -> Chart:
             {"label": i, "mean": mean, **{name: row[i] for name, row in profile.quantiles.items()}}
             for i, mean in enumerate(profile.mean)
         ]
-        spec = {"title": title, "x": {"label": "layer"}, "y": {"label": "cosine"}, "boxes": boxes, "marks": marks}
-        spec |= {
-            name: {"name": label, "values": values}
-            for name, label, values in (
-                ("floor", "highest floor", profile.floor),
-                ("ceiling", "ceiling", profile.ceiling),
-            )
-            if any(value is not None for value in values)
-        }
+        layers: dict[str, Any] = {"label": "layer"}
+        spec: dict[str, Any] = {"title": title, "x": layers, "y": {"label": "cosine"}, "boxes": boxes, "marks": marks}
+        if profile.before is not None:
+            spec["lines"] = [{"name": "before fine-tuning", "values": list(profile.before)}]
+        if _any(profile.floor):
+            spec["floor"] = {"name": "highest floor", "values": profile.floor}
+        if _any(profile.ceiling):
+            spec["ceiling"] = {"name": "ceiling", "values": profile.ceiling, "from": profile.lowest_ceiling}
         return Chart("boxes", spec, "Boxes: quartiles over queries; whiskers: 5 to 95 %; diamonds: means.")
-    flat = {"highest floor": profile.floor, "ceiling": profile.ceiling} | {
-        source: [value] * profile.layers for source, value in profile.papers.items()
-    }
+    flat = {"before fine-tuning": profile.before or (), "highest floor": profile.floor, "ceiling": profile.ceiling}
+    flat |= {source: [value] * profile.layers for source, value in profile.papers.items()}
     colours = {"highest floor": "--floor", "ceiling": "--ceiling"}
     series: list[dict[str, Any]] = [{"name": "mean over queries", "values": list(profile.mean), "colour": "--icl"}]
     series += [
         {"name": name, "values": list(values), "dashed": True, "colour": colours.get(name, "--fg")}
         for name, values in flat.items()
-        if any(value is not None for value in values)
+        if _any(values)
     ]
     layers = {"label": "layer", "values": list(range(profile.layers))}
     spec = {"title": title, "x": layers, "y": {"label": "cosine"}, "series": series}
     return Chart("lines", spec, "Means over queries; floor and ceiling are those of all layers together.")
+
+
+def _any(values: Sequence[float | None]) -> bool:
+    return any(value is not None for value in values)
 
 
 def demo_mass_chart(result: Result) -> Chart | None:
@@ -129,24 +138,30 @@ def kendall_chart(result: Result) -> Chart | None:
     return Chart("lines", spec, "Each form is to be read against itself at a learning rate of 0.")
 
 
-def norm_charts(points: Sequence[NormPoint], said: str) -> list[Chart]:
-    """Each similarity against the size of fine-tuning's update, a series for each rule."""
-    names = {"sim_aou.raw": "SimAOU, raw", "sim_aou.normalised": "SimAOU, normalised", "sim_am.delta": "SimAM, delta"}
+def norm_charts(points: Sequence[NormPoint], said: str, *, icl: float | None = None) -> list[Chart]:
+    """Each similarity against the size of fine-tuning's update, a series for each rule; `icl`: ICL's own size."""
     charts: list[Chart] = []
     for key in NORM_KEYS:
-        series: list[dict[str, Any]] = []
-        for rule in dict.fromkeys(point.rule for point in points):
-            own = sorted((p for p in points if p.rule == rule and p.sims[key] is not None), key=lambda p: p.norm)
-            if own:
-                series.append({"name": rule, "x": [p.norm for p in own], "values": [p.sims[key] for p in own]})
-        if series:
-            spec = {
-                "title": f"{names[key]}, by size of the update",
-                "x": {"label": "update norm of FT, relative", "values": [], "log": True},
-                "y": {"label": "cosine"},
-                "series": series,
-            }
-            charts.append(Chart("lines", spec, said))
+        series: list[dict[str, Any]] = [
+            {"name": one.rule, "x": one.norms, "values": list(one.values), "crossed": one.crossed, "look": one.index}
+            for one in norm_series(points, key)
+        ]
+        if not series:
+            continue
+        if icl is not None and key == "sim_aou.normalised":
+            sizes = sorted({point.norm for point in points})
+            noise = {"name": "noise alone", "x": sizes, "values": noise_at(sizes, icl), "colour": "--muted"}
+            series.append({**noise, "bare": True})
+        spec: dict[str, Any] = {
+            "title": f"{TITLES[key]}, by size of the update",
+            "x": {"label": "update norm of FT, relative", "values": [], "log": True},
+            "y": {"label": "cosine"},
+            "series": series,
+        }
+        if icl is not None:
+            spec["rules"] = [{"name": "ICL's own update norm", "x": icl, "colour": "--icl"}]
+        crossed = any(any(one.get("crossed", ())) for one in series)
+        charts.append(Chart("lines", spec, f"{said} Crossed: diverged or collapsed." if crossed else said))
     return charts
 
 
@@ -166,6 +181,63 @@ def loss_chart(result: Result) -> Chart | None:
 def run_charts(result: Result, found: Sequence[Profile]) -> list[Chart]:
     """Every chart of a run's report, in order, but that of its loss."""
     said = "A point a learning rate, on the first queries; rules compare at equal size only."
-    optional = [demo_mass_chart(result), kendall_chart(result), *norm_charts(norm_points(result), said)]
-    charts = [accuracy_chart(result), *(profile_chart(profile) for profile in found), *optional]
-    return [chart for chart in charts if chart is not None]
+    norms = norm_charts(norm_points(result), said, icl=result.update_norm.icl)
+    charts = [accuracy_chart(result), *(profile_chart(profile) for profile in found)]
+    return [*charts, *(chart for chart in (demo_mass_chart(result), kendall_chart(result)) if chart), *norms]
+
+
+# ---------------------------------------------------------------------------------------------------- of many runs
+
+
+def group_charts(group: Group) -> list[Chart]:
+    """Accuracy by task, and each similarity by layer."""
+    charts = [_accuracy_by_task(group)]
+    for key in NORM_KEYS:
+        series: list[dict[str, Any]] = [
+            {"name": of.task, "x": list(range(len(of.means))), "values": of.values, "lo": of.low, "hi": of.high}
+            for of in group.layered(key)
+        ]
+        if series:
+            spec = {
+                "title": f"{TITLES[key]}, by layer: {group.label}",
+                "x": {"label": "layer", "values": []},
+                "y": {"label": "cosine"},
+                "series": series,
+            }
+            said = "Means over seeds; bands: 95 % intervals over seeds, cut at ±1."
+            charts.append(Chart("lines", spec, said))
+    return charts
+
+
+def _accuracy_by_task(group: Group) -> Chart:
+    found = group.accuracies()
+    spec = {
+        "title": f"Accuracy by task: {group.label}",
+        "y": {"label": "accuracy", "min": 0, "max": 1},
+        "groups": group.tasks,
+        "series": [
+            {
+                "name": bars.name,
+                "colour": COLOURS[bars.setting],
+                "values": [None if mean is None else mean.value for mean in bars.means],
+                "lo": [None if mean is None else mean.low for mean in bars.means],
+                "hi": [None if mean is None else mean.high for mean in bars.means],
+            }
+            for bars in found
+        ],
+        "marks": [
+            {"name": source, "values": list(values), "series": bars.name}
+            for bars in found
+            for source, values in bars.papers.items()
+        ],
+    }
+    said = "Means over seeds; whiskers: 95 % intervals over seeds, cut at 0 and 1; marks: the papers' models."
+    return Chart("bars", spec, said)
+
+
+def scattered(chart: Chart, more: str = "") -> Chart:
+    """The same chart with points that are not joined: they are runs, not a curve."""
+    spec = dict(chart.spec)
+    spec["series"] = [{**one, "points": True} for one in spec["series"]]
+    spec["title"] = f"{spec['title']}, {more}" if more else spec["title"]
+    return Chart(chart.kind, spec, chart.said)

@@ -6,12 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dualview.errors import UserError
+from dualview.metrics.representation import noise_floor
 from dualview.metrics.statistics import wilson_interval
 from dualview.report.numbers import EMBEDDED, at, how_tuned, what_ran
 from dualview.report.published import published_values
 from dualview.result import Result
 
+TITLES = {
+    "sim_aou.raw": "SimAOU, raw",
+    "sim_aou.normalised": "SimAOU, normalised",
+    "sim_am.delta": "SimAM, delta",
+    "sim_am.after": "SimAM, after",
+}
+"""What each similarity is called, by its key in the result file."""
 SETTING_NAMES = {"zsl": "zero-shot", "icl": "in-context", "ft": "fine-tuned", "patch": "patched"}
 
 
@@ -93,6 +103,46 @@ def norm_points(result: Result) -> list[NormPoint]:
     ]
 
 
+@dataclass(frozen=True)
+class NormSeries:
+    """One rule's points that have the similarity, by size of the update; `index` is the rule's among all rules."""
+
+    rule: str
+    index: int
+    points: Sequence[NormPoint]
+    values: Sequence[float]
+
+    @property
+    def norms(self) -> list[float]:
+        return [point.norm for point in self.points]
+
+    @property
+    def crossed(self) -> list[bool]:
+        """Which points are of a fine-tuning that diverged or collapsed."""
+        return [point.status != "ok" for point in self.points]
+
+    @property
+    def joined(self) -> bool:
+        """Points of one run make a curve; those of several do not."""
+        return not self.points[0].where
+
+
+def norm_series(points: Sequence[NormPoint], key: str) -> list[NormSeries]:
+    """The similarity `key` of every rule that has any: one may be undefined throughout (SimAM of a first layer)."""
+    found: list[NormSeries] = []
+    for index, rule in enumerate(dict.fromkeys(point.rule for point in points)):
+        own = [(p, value) for p in points if p.rule == rule and (value := p.sims[key]) is not None]
+        own.sort(key=lambda pair: pair[0].norm)
+        if own:
+            found.append(NormSeries(rule, index, [point for point, _ in own], [value for _, value in own]))
+    return found
+
+
+def noise_at(sizes: Sequence[float], icl: float) -> list[float]:
+    """Normalised SimAOU of two independent random updates: one of ICL's size, one of each of these sizes."""
+    return [float(value) for value in noise_floor(np.full(len(sizes), icl), np.array(sizes))]
+
+
 KENDALL_FORMS = {
     "dual_v": "dual form of W_V",
     "dual_v_lr0": "W_V at lr 0",
@@ -130,6 +180,19 @@ class DemoParts:
     lr: float
     demos: Sequence[DemoPart]
     tau: float | None
+    seed: int | None = None
+    """Of the demonstrations, where the explanation tells it."""
+
+    @property
+    def caption(self) -> str:
+        """The small print: model, task, demonstrations, seed, n and how far the two rankings agree."""
+        many = f"{len(self.demos)} demonstration{'' if len(self.demos) == 1 else 's'}"
+        drawn = "" if self.seed is None else f" (seed {self.seed})"
+        tau = "undefined" if self.tau is None else f"{self.tau:+.2f}"
+        return (
+            f"{self.model} on {self.task}; {many}{drawn}, n = 1 query; fine-tuning at lr {self.lr:g}; "
+            f"Kendall's tau over demonstrations {tau}."
+        )
 
 
 def demo_parts(explanation: Any) -> DemoParts:
@@ -140,8 +203,7 @@ def demo_parts(explanation: Any) -> DemoParts:
             DemoPart(part["text"], part["label"] or "", part["icl"], part["ft_v"], part["ft_k"])
             for part in content["demos"]
         ]
-        return DemoParts(
-            content["query"], content["model"], content["task"], content["lr"], demos, content["tau"]["demo"]
-        )
+        told = {name: content[name] for name in ("query", "model", "task", "lr")}
+        return DemoParts(**told, demos=demos, tau=content["tau"]["demo"], seed=content.get("seed"))
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(f"This is no explanation ({error}); `dualview explain --json` writes one.") from None

@@ -16,13 +16,17 @@ from dualview.records import Records
 from dualview.report.extracts import (
     KENDALL_FORMS,
     NORM_KEYS,
+    TITLES,
     NormPoint,
+    NormSeries,
     accuracies,
     caption,
     demo_parts,
     kendall_layers,
     n_candidates,
+    noise_at,
     norm_points,
+    norm_series,
 )
 from dualview.report.figures_lab import Curve, curves
 from dualview.report.figures_style import (
@@ -129,8 +133,9 @@ def _by_layer(result: Result, found: Sequence[Profile], family: str, title: str)
     for axes, profile in zip(panels, chosen, strict=True):
         dress(axes, ylabel=f"{profile.metric.title} (cosine)")
         _draw_profile(axes, profile)
-        if profile.metric.key == "sim_am.after" and (before := result.sim_am.before_per_layer):
-            axes.plot(range(len(before)), finite(before), color=BLACK, linewidth=1.1, linestyle=":", label="before")
+        if profile.before is not None:
+            before = finite(profile.before)
+            axes.plot(range(len(before)), before, color=BLACK, linewidth=1.1, linestyle=":", label="before")
         legend(axes)
     panels[-1].set_xlabel("layer", fontsize=SMALL + 1)
     spread = "Boxes: quartiles over queries; whiskers: 5 to 95 %; diamonds: means."
@@ -198,11 +203,9 @@ def _bands(axes: Axes, profile: Profile) -> None:
         axes.fill_between(edges, bottom, top, step="post", linewidth=0, label="up to the highest floor", **shade)
         axes.step(edges, top, where="post", color=GREY, linewidth=1.1)
     if any(value is not None for value in profile.ceiling):
-        least = [
-            min((value for row in profile.ceilings.values() if (value := row[i]) is not None), default=None)
-            for i in range(profile.layers)
-        ]
-        axes.fill_between(edges, steps(least), steps(profile.ceiling), step="post", color=CEILING, alpha=0.25, lw=0)
+        axes.fill_between(
+            edges, steps(profile.lowest_ceiling), steps(profile.ceiling), step="post", color=CEILING, alpha=0.25, lw=0
+        )
         axes.step(edges, steps(profile.ceiling), where="post", color=CEILING, linewidth=1.3, ls="--", label="ceiling")
 
 
@@ -233,9 +236,6 @@ def demo_mass(result: Result) -> Figure:
     return figure
 
 
-_SIMS = {"sim_aou.raw": "SimAOU, raw", "sim_aou.normalised": "SimAOU, normalised", "sim_am.delta": "SimAM, delta"}
-
-
 def norm_curve(result: Result) -> Figure:
     """Each similarity against the size of fine-tuning's update, over the learning rates, for every rule.
 
@@ -254,24 +254,24 @@ def norm_figure(points: Sequence[NormPoint], title: str, said: str, *, icl: floa
     """Points by rule, a panel for each similarity; `icl` is the size of ICL's own update."""
     import numpy as np
 
-    from dualview.metrics.representation import noise_floor
-
     figure = new_figure(8.2, 3.7)
     panels = figure.subplots(1, len(NORM_KEYS))
+    norms = [point.norm for point in points]
     for axes, key in zip(panels, NORM_KEYS, strict=True):
-        dress(axes, xlabel="update norm of FT (relative)", ylabel=f"{_SIMS[key]} (cosine)")
+        dress(axes, xlabel="update norm of FT (relative)", ylabel=f"{TITLES[key]} (cosine)")
         axes.axhline(0, color=BLACK, linewidth=0.7)
-        for index, rule in enumerate(dict.fromkeys(point.rule for point in points)):
-            own = sorted((p for p in points if p.rule == rule and p.sims[key] is not None), key=lambda p: p.norm)
-            _draw_rule(axes, [(p.norm, p.sims[key], p.status) for p in own], rule, index, joined=not own[0].where)
+        found = norm_series(points, key)
+        for series in found:
+            _draw_rule(axes, series)
+        if not found:
+            axes.annotate("undefined", (0.5, 0.6), xycoords="axes fraction", ha="center", fontsize=SMALL, color=GREY)
         if icl is not None:
             axes.axvline(icl, color=SETTINGS["icl"].colour, linewidth=1, linestyle=":", label="ICL's own update norm")
         if icl is not None and key == "sim_aou.normalised":
-            sizes = np.geomspace(min(p.norm for p in points), max(p.norm for p in points), 60)
-            floor = noise_floor(np.full(60, icl), sizes)
-            axes.plot(sizes, floor, color=GREY, linewidth=1.4, label="noise alone")
+            sizes = [float(size) for size in np.geomspace(min(norms), max(norms), 60)]
+            axes.plot(sizes, noise_at(sizes, icl), color=GREY, linewidth=1.4, label="noise alone")
         _log_ticks(axes)
-    panels[1].legend(fontsize=SMALL, frameon=False, loc="best")
+    panels[1].legend(fontsize=SMALL, framealpha=0.9, edgecolor="#BBBBBB", loc="best")
     small_print(figure, title, said)
     return figure
 
@@ -287,15 +287,17 @@ def _log_ticks(axes: Axes) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _draw_rule(
-    axes: Axes, points: Sequence[tuple[float, float | None, str]], rule: str, index: int, *, joined: bool
-) -> None:
-    how = look(index + 1)
-    x, y = [norm for norm, _, _ in points], finite([value for _, value, _ in points])
-    line = how.line if joined else "none"
-    axes.plot(x, y, color=how.colour, linestyle=line, linewidth=1.3, marker=how.marker, markersize=5, label=plain(rule))
-    bad = [i for i, (_, _, status) in enumerate(points) if status != "ok"]
-    axes.plot([x[i] for i in bad], [y[i] for i in bad], color=BLACK, linestyle="none", marker="x", markersize=8)
+def _draw_rule(axes: Axes, series: NormSeries) -> None:
+    how = look(series.index + 1)
+    line = how.line if series.joined else "none"
+    style: dict[str, Any] = {"color": how.colour, "linestyle": line, "linewidth": 1.3, "marker": how.marker}
+    axes.plot(series.norms, series.values, markersize=5, label=plain(series.rule), **style)
+    bad = [
+        pair
+        for pair, crossed in zip(zip(series.norms, series.values, strict=True), series.crossed, strict=True)
+        if crossed
+    ]
+    axes.plot([x for x, _ in bad], [y for _, y in bad], color=BLACK, linestyle="none", marker="x", markersize=8)
 
 
 def kendall(result: Result) -> Figure:
@@ -350,9 +352,7 @@ def attention(explanation: Any) -> Figure:
     names = [f"{i + 1}. {short(demo.text, 34)} → {short(demo.label, 14)}" for i, demo in enumerate(found.demos)]
     left.set_yticks(rows, [plain(name) for name in names], fontsize=SMALL)
     left.invert_yaxis()
-    tau = "undefined" if found.tau is None else f"{found.tau:+.2f}"
-    said = f"{found.model} on {found.task}; fine-tuning at lr {found.lr:g}; Kendall's tau over demonstrations {tau}."
-    small_print(figure, f"Where the answer came from: {short(found.query, 90)}", said)
+    small_print(figure, f"Where the answer came from: {short(found.query, 90)}", found.caption)
     return figure
 
 

@@ -65,6 +65,10 @@ def curves(
         axes.axhline(value, color=GREY, linewidth=1.0, linestyle=dashes, label=plain(name))
     if log_x:
         axes.set_xscale("log")
+    elif all(float(x).is_integer() for curve in series.values() for x in curve.x):  # layers, steps: no half ones
+        from matplotlib.ticker import MaxNLocator
+
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if log_y:
         axes.set_yscale("log")
     if len(series) > 1 or references:

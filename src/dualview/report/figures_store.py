@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualview.errors import UserError
@@ -11,7 +11,6 @@ from dualview.report.figures import norm_figure
 from dualview.report.figures_lab import Curve, curves
 from dualview.report.figures_style import (
     BLACK,
-    NAMES,
     SETTINGS,
     SMALL,
     dress,
@@ -22,23 +21,30 @@ from dualview.report.figures_style import (
     small_print,
 )
 from dualview.report.overview import Group, Run
-from dualview.report.published import published_values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PAPERS = (("Dai et al., 1.3B", "D"), ("Dai et al., 2.7B", "v"))
+_MARKS = ("D", "v")
 
 
 def group_caption(group: Group) -> str:
     """What was run, and how many seeds each task has."""
-    seeds = ", ".join(f"{task} {len(group.on(task))}" for task in group.tasks)
     queries = sorted({run.n_queries for run in group.runs})
     shots = sorted({run.shots for run in group.runs})
     return (
-        f"{group.label}; shots {_span(shots)}, n = {_span(queries)} queries; seeds a task: {seeds}. "
-        "Means over seeds; intervals: 95 %, Student's, over seeds."
+        f"{group.label}; shots {_span(shots)}, n = {_span(queries)} queries; {_seeds(group)}. "
+        "Means over seeds; intervals: 95 %, Student's, over seeds, cut to what the number can be."
     )
+
+
+def _seeds(group: Group) -> str:
+    """How many seeds were run, task by task where they differ."""
+    counts = {task: len(group.on(task)) for task in group.tasks}
+    if len(set(counts.values())) == 1:
+        each = next(iter(counts.values()))
+        return f"{each} seed{'' if each == 1 else 's'} on every task"
+    return f"number of seeds: {', '.join(f'{count} on {task}' for task, count in counts.items())}"
 
 
 def _span(values: Sequence[int]) -> str:
@@ -51,9 +57,9 @@ def accuracy_by_task(group: Group) -> Figure:
     figure = new_figure(max(4.5, 1.6 + 0.95 * len(tasks)), 3.7)
     axes = figure.add_subplot()
     dress(axes, ylabel="accuracy")
-    for index, (setting, how) in enumerate(SETTINGS.items()):
-        key, aside = f"accuracy.{setting}", (index - 1) * 0.27
-        means = {i: mean for i, task in enumerate(tasks) if (mean := group.mean(task, key)) is not None}
+    for index, bars in enumerate(group.accuracies()):
+        how, aside = SETTINGS[bars.setting], (index - 1) * 0.27
+        means = {i: mean for i, mean in enumerate(bars.means) if mean is not None}
         axes.bar(
             [i + aside for i in means],
             [mean.value for mean in means.values()],
@@ -62,17 +68,16 @@ def accuracy_by_task(group: Group) -> Figure:
             hatch=how.hatch,
             edgecolor="white",
             linewidth=0,
-            label=NAMES[setting],
+            label=bars.name,
         )
         for i, mean in means.items():
             if mean.low is not None and mean.high is not None:
                 whiskers = [[mean.value - mean.low], [mean.high - mean.value]]
                 axes.errorbar(i + aside, mean.value, yerr=whiskers, color=BLACK, capsize=2.5, linewidth=1)
-        for source, mark in _PAPERS:
-            known = {i: published_values(task, key).get(source) for i, task in enumerate(tasks)}
-            told = {i: value for i, value in known.items() if value is not None}
+        for mark, (source, values) in zip(_MARKS, bars.papers.items(), strict=False):
+            told = {i: value for i, value in enumerate(values) if value is not None}
             look: dict[str, Any] = {"marker": mark, "markersize": 4.5, "color": BLACK, "markeredgecolor": "white"}
-            named = source if told and setting == "zsl" else None
+            named = source if bars.setting == "zsl" else None
             axes.plot([i + aside for i in told], list(told.values()), linestyle="none", label=named, **look)
     axes.set_xticks(range(len(tasks)), [plain(short(task, 18)) for task in tasks], fontsize=SMALL + 1)
     axes.set_ylim(0, 1.02)
@@ -83,20 +88,31 @@ def accuracy_by_task(group: Group) -> Figure:
 
 def similarity_by_layer(group: Group, key: str, title: str) -> Figure:
     """One similarity over layers, a curve for each task, with its interval over seeds."""
-    series: dict[str, Curve] = {}
-    for task in group.tasks:
-        means = group.layers(task, key)
-        if means:
-            banded = any(mean is not None and mean.low is not None for mean in means)
-            series[task] = Curve(
-                list(range(len(means))),
-                [None if mean is None else mean.value for mean in means],
-                [None if mean is None else mean.low for mean in means] if banded else None,
-                [None if mean is None else mean.high for mean in means] if banded else None,
-            )
+    series = {
+        of.task: Curve(
+            list(range(len(of.means))),
+            of.values,
+            *((of.low, of.high) if any(low is not None for low in of.low) else (None, None)),
+        )
+        for of in group.layered(key)
+    }
     if not series:
         raise UserError(f"No run of {group.label} has {key} by layer.")
-    return curves(series, f"{title}, by layer", "layer", "cosine", group_caption(group))
+    figure = curves(series, f"{title}, by layer", "layer", "cosine", group_caption(group))
+    figure.axes[0].set_ylim(*_room(series.values()))
+    return figure
+
+
+def _room(series: Iterable[Curve]) -> tuple[float, float]:
+    """The range of the axis: all means, and of the bands as much as leaves the curves room to be told apart."""
+    drawn = list(series)
+    means = [value for curve in drawn for value in curve.mean if value is not None]
+    ends = [v for curve in drawn for row in (curve.lo, curve.hi) if row is not None for v in row if v is not None]
+    low, high = min(means, default=0.0), max(means, default=1.0)
+    most = max(2 * (high - low), 0.1 * max(abs(low), abs(high)), 1e-3)
+    low, high = max(min([low, *ends]), low - most), min(max([high, *ends]), high + most)
+    room = 0.04 * (high - low) or 0.05
+    return low - room, high + room
 
 
 def similarity_against_norm(runs: Sequence[Run]) -> Figure:
@@ -106,5 +122,9 @@ def similarity_against_norm(runs: Sequence[Run]) -> Figure:
         raise UserError("No run has an update norm to draw.")
     models = ", ".join(dict.fromkeys(run.model for run in runs))
     tasks = ", ".join(dict.fromkeys(run.task for run in runs))
-    said = f"{models}; {tasks}; a point a run, {len(points)} runs; crossed: diverged or collapsed."
+    queries = _span(sorted({run.n_queries for run in runs}))
+    said = (
+        f"{models}; {tasks}; a point a run, {len(points)} runs, n = {queries} queries each; "
+        "crossed: diverged or collapsed."
+    )
     return norm_figure(points, "Similarity against the size of the update, by rule", said)

@@ -40,7 +40,6 @@ SETTINGS = {
     "icl": Look("#0072B2", "o", "-", "///"),
     "ft": Look("#D55E00", "^", "--", "..."),
 }
-NAMES = {"zsl": "zero-shot", "icl": "in-context", "ft": "fine-tuned"}
 CYCLE = (
     Look("#0072B2", "o", "-", "///"),
     Look("#D55E00", "^", "--", "..."),

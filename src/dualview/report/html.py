@@ -14,7 +14,7 @@ from dualview.report.charts import loss_chart, run_charts
 from dualview.report.page import document, join, tag
 from dualview.report.profiles import profiles
 from dualview.report.prompts import Missing, ShownPrompts, prompts_of
-from dualview.report.queries import prompts_section, queries_section, viewer_data
+from dualview.report.queries import fitting, prompts_section, queries_section, viewer_data
 from dualview.report.sections import (
     chart_cards,
     floors_table,
@@ -47,21 +47,22 @@ def render(result: Result, *, records: Records | None = None, prompts: ShownProm
     """The report of one run as HTML."""
     prompts = prompts or prompts_of(result)
     charts = run_charts(result, profiles(result, records or result.records))
+    count = fitting(result, prompts)
     losses = [chart for chart in [loss_chart(result)] if chart is not None]
     parts = {
         "verdict": (verdict_card(result), warnings_of(result)),
         "numbers": (tag("div", numbers_table(result), class_="card"), floors_table(result), meanings()),
         "figures": (no_script(), tag("div", chart_cards(charts), class_="cards")),
         "tuning": (tuning_section(result, chart_cards(losses, first=len(charts))),),
-        "prompts": (prompts_section(prompts),),
-        "queries": (queries_section(result, prompts),),
+        "prompts": (prompts_section(prompts, count),),
+        "queries": (queries_section(result, prompts, count),),
         "provenance": (provenance_section(result),),
     }
     body = join(
         page_header(run_title(result), run_lines(result), _CONTENTS),
         tag("main", *(section(name, _CONTENTS[name], *content) for name, content in parts.items()), id="content"),
     )
-    data = {"charts": [chart.to_json() for chart in (*charts, *losses)], **viewer_data(result, prompts)}
+    data = {"charts": [chart.to_json() for chart in (*charts, *losses)], **viewer_data(result, prompts, count)}
     return document(f"dualview: {run_title(result)}", tag("div", body, class_="page"), data)
 
 

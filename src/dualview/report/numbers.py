@@ -5,6 +5,7 @@ The terminal's tables, the HTML report and the notebook all go by this one list.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -103,6 +104,41 @@ PATCHED = Number(
     "the same with a compiled patch of the weights, no demonstrations",
 )
 """Only of a run that asked a patch."""
+
+
+_LIMITS = {
+    "accuracy": (0.0, 1.0),
+    "rec2ftp": (0.0, 1.0),
+    "overlap": (0.0, 1.0),
+    "sim_aou": (-1.0, 1.0),
+    "sim_am": (-1.0, 1.0),
+    "kendall": (-1.0, 1.0),
+    "update_norm": (0.0, math.inf),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a number can be at all: a share lies from 0 to 1, a cosine or a tau from -1 to 1."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def cut(self, value: float) -> float:
+        """The end of an interval, which a symmetric one may have beyond what the number can be."""
+        return min(max(value, self.low), self.high)
+
+
+ANY = Limits()
+
+
+def limits(key: str) -> Limits:
+    """The limits of a number of the result file, by its dotted key.
+
+    >>> limits("accuracy.icl").cut(1.7), limits("sim_am.delta").cut(-3.0)
+    (1.0, -1.0)
+    """
+    return Limits(*_LIMITS.get(key.partition(".")[0], ()))
 
 
 def at(content: Mapping[str, Any], key: str) -> Any:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dualview.metrics._scipy import student_quantile
-from dualview.report.extracts import NORM_KEYS, NormPoint, norm_points
-from dualview.report.numbers import NUMBERS, at
-from dualview.report.published import SIX_TASKS
+from dualview.report.extracts import NORM_KEYS, SETTING_NAMES, NormPoint, norm_points
+from dualview.report.numbers import ANY, NUMBERS, Limits, at, limits
+from dualview.report.published import SIX_TASKS, published_values
 from dualview.result import Result
 
+PAPERS_DRAWN = ("Dai et al., 1.3B", "Dai et al., 2.7B")
+"""Whose accuracies stand beside a group's."""
 LAYERED = ("sim_aou.raw", "sim_aou.normalised", "sim_am.delta", "sim_am.after")
 _NO_MATTER = {"task", "seed", "data", "save_records", "model", "protocol", "batch_size"}
 """Options that do not set groups apart: the table's own axes, and what changes no number."""
@@ -72,7 +74,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of one number over seeds, with Student's 95 % interval where there are at least two."""
+    """The mean of one number over seeds, with Student's 95 % interval where there are at least two.
+
+    `n`: over how many of them, for a number need not be defined for every seed.
+    """
 
     value: float
     low: float | None
@@ -80,8 +85,8 @@ class Mean:
     n: int
 
 
-def mean_of(values: Iterable[float | None]) -> Mean | None:
-    """Over the values that are defined; None if there are none.
+def mean_of(values: Iterable[float | None], within: Limits = ANY) -> Mean | None:
+    """Over the values that are defined; None if there are none. The interval is cut to what the number can be.
 
     >>> found = mean_of([1.0, 3.0, None])
     >>> found.value, round(found.low, 3), round(found.high, 3), found.n
@@ -96,7 +101,40 @@ def mean_of(values: Iterable[float | None]) -> Mean | None:
         return Mean(mean, None, None, 1)
     spread = (sum((value - mean) ** 2 for value in known) / (n - 1)) ** 0.5
     half = student_quantile(0.975, n - 1) * spread / n**0.5
-    return Mean(mean, mean - half, mean + half, n)
+    return Mean(mean, within.cut(mean - half), within.cut(mean + half), n)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One setting's accuracy on every task of a group, and what the papers found there."""
+
+    setting: str
+    means: Sequence[Mean | None]
+    papers: Mapping[str, Sequence[float | None]]
+
+    @property
+    def name(self) -> str:
+        return SETTING_NAMES[self.setting]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """One similarity on one task, layer by layer."""
+
+    task: str
+    means: Sequence[Mean | None]
+
+    @property
+    def values(self) -> list[float | None]:
+        return [None if mean is None else mean.value for mean in self.means]
+
+    @property
+    def low(self) -> list[float | None]:
+        return [None if mean is None else mean.low for mean in self.means]
+
+    @property
+    def high(self) -> list[float | None]:
+        return [None if mean is None else mean.high for mean in self.means]
 
 
 @dataclass(frozen=True)
@@ -113,8 +151,24 @@ class Group:
     def on(self, task: str) -> list[Run]:
         return [run for run in self.runs if run.task == task]
 
-    def mean(self, task: str, key: str) -> Mean | None:
-        return mean_of(run.numbers.get(key) for run in self.on(task))
+    def mean(self, task: str, key: str, beside: str | None = None) -> Mean | None:
+        """Over the task's seeds; with `beside`, over those seeds alone for which that number is defined."""
+        runs = [run for run in self.on(task) if beside is None or run.numbers.get(beside) is not None]
+        return mean_of((run.numbers.get(key) for run in runs), limits(key))
+
+    def accuracies(self) -> list[Bars]:
+        """The three settings on every task."""
+        found: list[Bars] = []
+        for setting in ("zsl", "icl", "ft"):
+            key = f"accuracy.{setting}"
+            papers = {s: [published_values(task, key).get(s) for task in self.tasks] for s in PAPERS_DRAWN}
+            known = {source: row for source, row in papers.items() if any(value is not None for value in row)}
+            found.append(Bars(setting, [self.mean(task, key) for task in self.tasks], known))
+        return found
+
+    def layered(self, key: str) -> list[Layers]:
+        """A similarity by layer on every task that has it."""
+        return [Layers(task, means) for task in self.tasks if (means := self.layers(task, key))]
 
     def verdicts(self, task: str | None = None) -> Counter[str]:
         runs = self.runs if task is None else self.on(task)
@@ -124,7 +178,7 @@ class Group:
         """Each layer's mean over seeds; runs of another depth than the first are left out."""
         rows = [run.layers[key] for run in self.on(task) if key in run.layers]
         rows = [row for row in rows if len(row) == len(rows[0])]
-        return [mean_of(column) for column in zip(*rows, strict=True)]
+        return [mean_of(column, limits(key)) for column in zip(*rows, strict=True)]
 
 
 def ordered(runs: Iterable[Run]) -> list[Run]:

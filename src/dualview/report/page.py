@@ -108,7 +108,7 @@ def _style() -> str:
 
 
 def _script() -> str:
-    return static("charts.js") + static("report.js")
+    return static("frame.js") + static("charts.js") + static("report.js")
 
 
 def policy() -> str:

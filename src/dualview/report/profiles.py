@@ -13,6 +13,7 @@ from typing import Any
 from dualview.metrics.controls import PerLayer
 from dualview.metrics.summary import compute_metrics
 from dualview.records import Records
+from dualview.report.extracts import TITLES
 from dualview.report.numbers import at
 from dualview.report.published import published_values
 from dualview.result import Result
@@ -24,14 +25,17 @@ class Metric:
 
     key: str
     control: str
-    title: str
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.key]
 
 
 METRICS = (
-    Metric("sim_aou.raw", "sim_aou", "SimAOU, raw"),
-    Metric("sim_aou.normalised", "sim_aou_normalised", "SimAOU, normalised"),
-    Metric("sim_am.delta", "sim_am", "SimAM, delta"),
-    Metric("sim_am.after", "sim_am_after", "SimAM, after"),
+    Metric("sim_aou.raw", "sim_aou"),
+    Metric("sim_aou.normalised", "sim_aou_normalised"),
+    Metric("sim_am.delta", "sim_am"),
+    Metric("sim_am.after", "sim_am_after"),
 )
 
 
@@ -48,6 +52,8 @@ class Profile:
     ceilings: Mapping[str, Sequence[float | None]] = field(default_factory=dict[str, "Sequence[float | None]"])
     papers: Mapping[str, float] = field(default_factory=dict[str, float])
     """What was published for the task: means over layers, other models."""
+    before: Sequence[float | None] | None = None
+    """The same before fine-tuning, of a similarity of whole maps, which is read against it."""
 
     @property
     def layers(self) -> int:
@@ -60,7 +66,14 @@ class Profile:
 
     @property
     def ceiling(self) -> list[float | None]:
+        """The highest ceiling of each layer."""
         return _highest(self.ceilings, self.layers)
+
+    @property
+    def lowest_ceiling(self) -> list[float | None]:
+        """Where the band of ceilings begins."""
+        known = [[v for row in self.ceilings.values() if (v := row[i]) is not None] for i in range(self.layers)]
+        return [min(values, default=None) for values in known]
 
 
 def _highest(rows: Mapping[str, Sequence[float | None]], layers: int) -> list[float | None]:
@@ -81,11 +94,12 @@ def profiles(result: Result, records: Records | None = None) -> list[Profile]:
             continue
         papers = published_values(result.task.name, metric.key)
         papers = {source: value for source, value in papers.items() if _comparable(source, result)}
+        before = result.sim_am.before_per_layer if metric.key == "sim_am.after" else None
         if metric.control in spread:
             own = spread[metric.control]
-            found.append(Profile(metric, mean, own.quantiles, own.floors, own.ceilings, papers))
+            found.append(Profile(metric, mean, own.quantiles, own.floors, own.ceilings, papers, before))
         else:
-            found.append(Profile(metric, mean, None, *_flat(content, metric, len(mean)), papers))
+            found.append(Profile(metric, mean, None, *_flat(content, metric, len(mean)), papers, before))
     return found
 
 

@@ -55,8 +55,12 @@ class ShownPrompts:
             for query in prompts.queries
         )
         prefix = _prefix(prompts)
-        pieces = (*(p.ids for p in prefix), *(q.ids for q in queries), *(c for q in queries for c in q.candidates))
-        return cls(prefix, queries, {token: known.token(token) for token in sorted({t for ids in pieces for t in ids})})
+        return cls(prefix, queries, {token: known.token(token) for token in _used(prefix, queries)})
+
+    def first(self, count: int) -> ShownPrompts:
+        """The same with so many of its queries, and the tokens that these need."""
+        queries = self.queries[:count]
+        return ShownPrompts(self.prefix, queries, {token: self.tokens[token] for token in _used(self.prefix, queries)})
 
     def to_json(self) -> dict[str, Any]:
         """As the report's script reads it: ids, and the texts once."""
@@ -65,6 +69,11 @@ class ShownPrompts:
             "prefix": [{"span": p.span, "demo": p.demo, "ids": p.ids} for p in self.prefix],
             "queries": [{"ids": q.ids, "candidates": q.candidates} for q in self.queries],
         }
+
+
+def _used(prefix: Sequence[Piece], queries: Sequence[ShownQuery]) -> list[int]:
+    pieces = (*(p.ids for p in prefix), *(q.ids for q in queries), *(c for q in queries for c in q.candidates))
+    return sorted({token for ids in pieces for token in ids})
 
 
 def _prefix(prompts: PromptSet) -> tuple[Piece, ...]:

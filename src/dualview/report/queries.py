@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from dualview.report.numbers import at
 from dualview.report.page import Markup, join, scrolling, tag
 from dualview.report.prompts import Missing, ShownPrompts
 from dualview.result import Result
+
+BUDGET = 4_000_000
+"""Bytes of a report that its queries may take, so that the whole stays below 5 MB."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +49,41 @@ def answers_of(result: Result) -> list[Answers]:
     return found
 
 
-def viewer_data(result: Result, prompts: ShownPrompts | Missing) -> dict[str, Any]:
-    """What the script needs to show a prompt: tokens, and the scores of every candidate."""
+def fitting(result: Result, prompts: ShownPrompts | Missing, budget: int = BUDGET) -> int:
+    """How many of the queries, from the first, the page can show in so many bytes: always one at least."""
+    labels, known, spent = at(result.to_json(), "task.labels") or [], set[int](), 0
+    if isinstance(prompts, ShownPrompts):
+        spent += len(json.dumps(prompts.first(0).to_json()))
+    for index, answer in enumerate(answers_of(result)):
+        spent += len(_row(index, answer, prompts, labels).encode("utf-8", "replace"))
+        if isinstance(prompts, ShownPrompts):
+            own = prompts.queries[index]
+            new = {token for ids in (own.ids, *own.candidates) for token in ids} - known
+            spent += len(json.dumps([_viewed(answer), own.ids, own.candidates, [prompts.tokens[t] for t in new]]))
+            spent += 12 * len(new)  # their ids
+            known |= new
+        if spent > budget:
+            return max(1, index)
+    return len(result.queries)
+
+
+def _viewed(answer: Answers) -> dict[str, Any]:
+    scores = [[None if x is None else round(x, 4) for x in row] for row in answer.scores]
+    return {"gold": answer.gold, "predicted": answer.predicted, "scores": scores}
+
+
+def viewer_data(result: Result, prompts: ShownPrompts | Missing, count: int) -> dict[str, Any]:
+    """What the script needs to show a prompt: tokens, and the scores of every candidate, of the first `count`."""
     if isinstance(prompts, Missing):
         return {"prompts": None}
     return {
-        "prompts": prompts.to_json(),
+        "prompts": prompts.first(count).to_json(),
         "settings": [{"name": name, "title": SETTING_NAMES[name]} for name in settings_of(result)],
-        "queries": [
-            {
-                "gold": answer.gold,
-                "predicted": answer.predicted,
-                "scores": [[None if x is None else round(x, 4) for x in row] for row in answer.scores],
-            }
-            for answer in answers_of(result)
-        ],
+        "queries": [_viewed(answer) for answer in answers_of(result)[:count]],
     }
 
 
-def prompts_section(prompts: ShownPrompts | Missing) -> Markup:
+def prompts_section(prompts: ShownPrompts | Missing, count: int) -> Markup:
     """The demonstrations once, and behind them any query; the script fills in the tokens."""
     if isinstance(prompts, Missing):
         return tag("p", f"The prompts cannot be shown: {prompts.reason}", class_="warning")
@@ -76,7 +96,7 @@ def prompts_section(prompts: ShownPrompts | Missing) -> Markup:
         tag(
             "label",
             "query",
-            tag("input", id="prompt-number", type="number", min=1, max=len(prompts.queries), value=1),
+            tag("input", id="prompt-number", type="number", min=1, max=count, value=1),
         ),
         tag("button", "Next", id="prompt-next", type="button"),
         class_="filters no-print",
@@ -110,8 +130,8 @@ def prompts_section(prompts: ShownPrompts | Missing) -> Markup:
     )
 
 
-def queries_section(result: Result, prompts: ShownPrompts | Missing) -> Markup:
-    """Every query with its predictions, to be filtered by text and by who is right."""
+def queries_section(result: Result, prompts: ShownPrompts | Missing, count: int) -> Markup:
+    """The first `count` queries with their predictions, to be filtered by text and by who is right."""
     names, answers = settings_of(result), answers_of(result)
     choices = [("any", "any"), ("1", "right"), ("0", "wrong")]
     selects = [
@@ -135,7 +155,7 @@ def queries_section(result: Result, prompts: ShownPrompts | Missing) -> Markup:
     shown = isinstance(prompts, ShownPrompts)
     head = ["#", "query", "right label", *(SETTING_NAMES[name] for name in names)]
     labels = at(result.to_json(), "task.labels") or []
-    rows = [_row(i, answer, prompts, labels) for i, answer in enumerate(answers)]
+    rows = [_row(i, answer, prompts, labels) for i, answer in enumerate(answers[:count])]
     table = tag(
         "table",
         tag("caption", "Each setting's prediction with its mean log-probability; ✓ right, ✗ wrong."),
@@ -144,7 +164,11 @@ def queries_section(result: Result, prompts: ShownPrompts | Missing) -> Markup:
         class_="wide",
     )
     note = None if shown else tag("p", f"Without their texts: {prompts.reason}", class_="muted")  # pyright: ignore
-    return join(_patterns(names, answers), filters, note, scrolling(table, "Every query"))
+    fewer = (
+        f"The first {count} of {len(answers)} queries, to keep this file small; the result's JSON file has them all."
+    )
+    cut = tag("p", fewer, class_="warning") if count < len(answers) else None
+    return join(_patterns(names, answers), cut, filters, note, scrolling(table, "The queries"))
 
 
 def _patterns(names: list[str], answers: list[Answers]) -> Markup:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dualview.errors import UserError
 from dualview.files import write_text
-from dualview.report.charts import COLOURS, Chart, norm_charts
-from dualview.report.extracts import SETTING_NAMES
+from dualview.report.charts import group_charts, norm_charts, scattered
+from dualview.report.extracts import NORM_KEYS, TITLES, NormPoint
 from dualview.report.figures_store import (
     accuracy_by_task,
     group_caption,
@@ -18,7 +19,7 @@ from dualview.report.figures_store import (
 )
 from dualview.report.figures_style import save
 from dualview.report.numbers import NUMBERS, Number, shown
-from dualview.report.overview import Group, Mean, Run, groups_of, mean_of, ordered, tasks_of
+from dualview.report.overview import Group, Mean, Run, groups_of, ordered, tasks_of
 from dualview.report.page import Markup, document, join, scrolling, table, tag
 from dualview.report.published import published
 from dualview.report.sections import chart_cards, meanings, no_script, page_header, section
@@ -29,9 +30,13 @@ if TYPE_CHECKING:
 
 PAPERS = ("Dai et al., 1.3B", "Dai et al., 2.7B", "Deutch et al., 1.3B", "Deutch et al., 1.3B, layer-causal")
 DRAWN = 8
-"""Groups that get charts; all have their table."""
+"""Groups that get charts."""
+TABLED = 60
+"""Groups that get a table of their own."""
 LISTED = 2000
-_LAYERED = {"sim_aou.raw": "SimAOU, raw", "sim_aou.normalised": "SimAOU, normalised", "sim_am.delta": "SimAM, delta"}
+"""Runs in the list of every run."""
+POINTS = 2000
+"""Points of one scatter."""
 _CONTENTS = {
     "verdicts": "Verdicts",
     "table": "By task",
@@ -46,21 +51,28 @@ def render_store(results: Iterable[Result | Run], title: str = "Many runs") -> s
     runs = ordered(result if isinstance(result, Run) else Run.of(result) for result in results)
     if not runs:
         raise UserError("There are no finished runs to report.")
-    groups = groups_of(runs)
+    groups, tasks = groups_of(runs), tasks_of(runs)
     charts = [chart for group in groups[:DRAWN] for chart in group_charts(group)]
     points = [point for run in runs if (point := run.point) is not None]
     grid = [point for run in runs for point in run.points]
     said = "A point a run; rules compare at equal size only."
-    scattered = [_scattered(chart) for chart in norm_charts(points, said)]
-    scattered += [
-        _scattered(chart, "over the learning rates") for chart in norm_charts(grid, "A point a learning rate of a run.")
-    ]
+    norms = [scattered(chart) for chart in norm_charts(points[:POINTS], said + _first(points))]
+    said = "A point a learning rate of a run."
+    grids = norm_charts(grid[:POINTS], said + _first(grid))
+    norms += [scattered(chart, "over the learning rates") for chart in grids]
     fewer = f"Charts of the first {DRAWN} of {len(groups)} groups." if len(groups) > DRAWN else None
+    tabled = (
+        f"The first {TABLED} of {len(groups)} groups; `dualview export` gives all." if len(groups) > TABLED else None
+    )
     parts: dict[str, tuple[object, ...]] = {
-        "verdicts": (verdict_counts(groups, tasks_of(runs)), _verdict_note()),
-        "table": (*(_group_card(group, tasks_of(runs), i == 0) for i, group in enumerate(groups)), meanings()),
+        "verdicts": (tag("p", tabled) if tabled else None, verdict_counts(groups[:TABLED], tasks), _verdict_note()),
+        "table": (
+            tag("p", tabled) if tabled else None,
+            *(_group_card(group, tasks, i == 0) for i, group in enumerate(groups[:TABLED])),
+            meanings(),
+        ),
         "figures": (no_script(), tag("p", fewer) if fewer else None, tag("div", chart_cards(charts), class_="cards")),
-        "norms": (tag("div", chart_cards(scattered, first=len(charts)), class_="cards"),),
+        "norms": (tag("div", chart_cards(norms, first=len(charts)), class_="cards"),),
         "runs": (runs_table(runs),),
     }
     lines = [
@@ -72,8 +84,12 @@ def render_store(results: Iterable[Result | Run], title: str = "Many runs") -> s
         page_header(title, lines, _CONTENTS),
         tag("main", *(section(name, _CONTENTS[name], *content) for name, content in parts.items()), id="content"),
     )
-    data = {"charts": [chart.to_json() for chart in (*charts, *scattered)], "prompts": None}
+    data = {"charts": [chart.to_json() for chart in (*charts, *norms)], "prompts": None}
     return document(f"dualview: {title}", tag("div", body, class_="page"), data)
+
+
+def _first(points: Sequence[NormPoint]) -> str:
+    return f" The first {POINTS} of {len(points)} points." if len(points) > POINTS else ""
 
 
 def store_report(results: Iterable[Result | Run], path: Path, *, title: str = "Many runs") -> Path:
@@ -83,18 +99,30 @@ def store_report(results: Iterable[Result | Run], path: Path, *, title: str = "M
 
 
 def write_store_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Write the figures of many runs as PDF, SVG and PNG into a folder, numbered by group where there are several."""
+    """Write the figures of many runs as PDF, SVG and PNG into a folder, named after the group if there are several."""
     figures: dict[str, Figure] = {}
     groups = groups_of(ordered(runs))
-    for number, group in enumerate(groups, start=1):
-        suffix = f"-{number}" if len(groups) > 1 else ""
-        figures[f"accuracy{suffix}"] = accuracy_by_task(group)
-        for key, title in _LAYERED.items():
-            if any(group.layers(task, key) for task in group.tasks):
-                figures[f"{key.replace('.', '_')}{suffix}"] = similarity_by_layer(group, key, title)
+    for name, group in zip(_file_names(groups), groups, strict=True):
+        figures[f"accuracy{name}"] = accuracy_by_task(group)
+        for key in NORM_KEYS:
+            if group.layered(key):
+                figures[f"{key.replace('.', '_')}{name}"] = similarity_by_layer(group, key, TITLES[key])
     if any(run.point is not None for run in runs):
         figures["update_norm"] = similarity_against_norm(runs)
     return [path for name, figure in figures.items() for path in save(figure, folder / name)]
+
+
+def _file_names(groups: Sequence[Group]) -> list[str]:
+    """What to put behind a figure's name: the model and what sets the group apart; nothing if there is one group."""
+    if len(groups) == 1:
+        return [""]
+    names: list[str] = []
+    for group in groups:
+        model, *more = group.label.split(", ")
+        plain = re.sub(r"[^A-Za-z0-9_]+", "-", " ".join([Path(model).name, *more])).strip("-")[:80]
+        again = sum(name == f"-{plain}" or name.startswith(f"-{plain}-again") for name in names)
+        names.append(f"-{plain}-again{again}" if again else f"-{plain}")
+    return names
 
 
 # ---------------------------------------------------------------------------------------------------------- verdicts
@@ -128,19 +156,19 @@ def _group_card(group: Group, tasks: Sequence[str], first: bool) -> Markup:
 
 
 def six_tasks(group: Group, tasks: Sequence[str]) -> Markup:
-    """Every number on every task: the mean over seeds with its interval, the papers' values beneath it."""
+    """Every number on every task: the mean over seeds with its interval, the papers' values beneath it.
+
+    A number that some seeds or tasks lack (Rec2FTP where fine-tuning mended nothing) says over how many it was taken.
+    """
     body: list[Markup] = []
     for number in NUMBERS:
         means = [group.mean(task, number.key) for task in tasks]
         if all(mean is None for mean in means):
             continue
-        average = mean_of(None if mean is None else mean.value for mean in means)
-        cells = [_mean_cell(mean, number) for mean in means]
-        last = "" if average is None else shown(average.value, number.style)
-        body.append(_line(number.name, [*cells, last], strong=True))
+        body.append(_line(number.name, _own_cells(group, tasks, means, number), strong=True))
         if number.key == "rec2ftp.value":
-            chances = [group.mean(task, "rec2ftp.chance") for task in tasks]
-            body.append(_line("chance", [_mean_cell(chance, number) for chance in chances] + [""]))
+            chances = [group.mean(task, "rec2ftp.chance", beside=number.key) for task in tasks]
+            body.append(_line("chance", _own_cells(group, tasks, chances, number)))
         body += _papers(number, tasks)
     titles = [
         tag("th", "number", scope="col"),
@@ -151,96 +179,46 @@ def six_tasks(group: Group, tasks: Sequence[str]) -> Markup:
     return scrolling(inner, f"Numbers by task: {group.label}")
 
 
+def _own_cells(group: Group, tasks: Sequence[str], means: Sequence[Mean | None], number: Number) -> list[Markup | str]:
+    cells = [_mean_cell(mean, number, len(group.on(task))) for task, mean in zip(tasks, means, strict=True)]
+    return [*cells, _over_tasks([None if mean is None else mean.value for mean in means], number)]
+
+
+def _over_tasks(values: Sequence[float | None], number: Number) -> Markup | str:
+    """The mean over tasks; where it is not over all of them, over how many."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    said = shown(sum(known) / len(known), number.style)
+    if len(known) == len(values):
+        return said
+    return join(said, tag("span", f"of {len(known)} task{'' if len(known) == 1 else 's'}", class_="interval"))
+
+
 def _papers(number: Number, tasks: Sequence[str]) -> list[Markup]:
     lines: list[Markup] = []
     keys = {number.key: ""} | ({"rec2ftp.chance": ", chance"} if number.key == "rec2ftp.value" else {})
     for source in PAPERS:
         for key, what in keys.items():
             values = [published(task).get(source, {}).get(key) for task in tasks]
-            average = mean_of(values)
-            if average is not None:
+            if any(value is not None for value in values):
                 cells = ["" if value is None else shown(value, number.style) for value in values]
-                lines.append(_line(f"{source}{what}", [*cells, shown(average.value, number.style)]))
+                lines.append(_line(f"{source}{what}", [*cells, _over_tasks(values, number)]))
     return lines
 
 
-def _mean_cell(mean: Mean | None, number: Number) -> Markup | str:
+def _mean_cell(mean: Mean | None, number: Number, seeds: int) -> Markup | str:
     if mean is None:
         return ""
-    value = shown(mean.value, number.style)
-    if mean.low is None or mean.high is None:
-        return value
-    return join(value, tag("span", f"{mean.low:.3f} to {mean.high:.3f}", class_="interval"))
+    value: Markup | str = shown(mean.value, number.style)
+    if mean.low is not None and mean.high is not None:
+        value = join(value, tag("span", f"{mean.low:.3f} to {mean.high:.3f}", class_="interval"))
+    return join(value, tag("span", f"{mean.n} of {seeds} seeds", class_="interval")) if mean.n < seeds else value
 
 
 def _line(name: str, cells: Sequence[object], *, strong: bool = False) -> Markup:
     kind = "strong" if strong else "muted"
     return tag("tr", tag("th", name, scope="row"), *(tag("td", cell, class_="num") for cell in cells), class_=kind)
-
-
-# ------------------------------------------------------------------------------------------------------------ charts
-
-
-def group_charts(group: Group) -> list[Chart]:
-    """Accuracy by task, and each similarity by layer."""
-    charts = [_accuracy_chart(group)]
-    for key, title in _LAYERED.items():
-        series: list[dict[str, Any]] = [
-            {
-                "name": task,
-                "x": list(range(len(means))),
-                "values": [None if mean is None else mean.value for mean in means],
-                "lo": [None if mean is None else mean.low for mean in means],
-                "hi": [None if mean is None else mean.high for mean in means],
-            }
-            for task in group.tasks
-            if (means := group.layers(task, key))
-        ]
-        if series:
-            spec = {
-                "title": f"{title}, by layer: {group.label}",
-                "x": {"label": "layer", "values": []},
-                "y": {"label": "cosine"},
-                "series": series,
-            }
-            charts.append(Chart("lines", spec, "Means over seeds; bands: 95 % intervals over seeds."))
-    return charts
-
-
-def _accuracy_chart(group: Group) -> Chart:
-    series: list[dict[str, Any]] = []
-    marks: list[dict[str, Any]] = []
-    for setting in ("zsl", "icl", "ft"):
-        means = [group.mean(task, f"accuracy.{setting}") for task in group.tasks]
-        series.append(
-            {
-                "name": SETTING_NAMES[setting],
-                "colour": COLOURS[setting],
-                "values": [None if mean is None else mean.value for mean in means],
-                "lo": [None if mean is None else mean.low for mean in means],
-                "hi": [None if mean is None else mean.high for mean in means],
-            }
-        )
-        for source in PAPERS[:2]:
-            values = [published(task).get(source, {}).get(f"accuracy.{setting}") for task in group.tasks]
-            if any(value is not None for value in values):
-                marks.append({"name": source, "values": values, "series": SETTING_NAMES[setting]})
-    spec = {
-        "title": f"Accuracy by task: {group.label}",
-        "y": {"label": "accuracy", "min": 0, "max": 1},
-        "groups": group.tasks,
-        "series": series,
-        "marks": marks,
-    }
-    return Chart("bars", spec, "Means over seeds; whiskers: 95 % intervals over seeds; marks: the papers' models.")
-
-
-def _scattered(chart: Chart, more: str = "") -> Chart:
-    """The same chart with points that are not joined: they are runs, not a curve."""
-    spec = dict(chart.spec)
-    spec["series"] = [{**one, "points": True} for one in spec["series"]]
-    spec["title"] = f"{spec['title']}, {more}" if more else spec["title"]
-    return Chart(chart.kind, spec, chart.said)
 
 
 # --------------------------------------------------------------------------------------------------------- every run

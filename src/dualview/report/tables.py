@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dualview.assets import AssetStatus
-from dualview.report.numbers import EMBEDDED, NUMBERS, at, beside, bounds, how_tuned, present, shown, what_ran
+from dualview.report.numbers import EMBEDDED, NUMBERS, at, beside, bounds, how_tuned, limits, present, shown, what_ran
 from dualview.report.published import published
 from dualview.result import Result
 from dualview.seeds import SeedsResult
@@ -84,7 +84,8 @@ def seeds_table(several: SeedsResult) -> RenderableType:
     for number in NUMBERS:
         row = several.summary.get(number.key)
         if row is not None:
-            interval = "" if row.ci is None else f"{row.ci[0]:+.3f} to {row.ci[1]:+.3f}"
+            cut = limits(number.key).cut
+            interval = "" if row.ci is None else f"{cut(row.ci[0]):+.3f} to {cut(row.ci[1]):+.3f}"
             values = [shown(value, number.style) for value in (row.mean, *row.values)]
             table.add_row(number.name, values[0], interval, *values[1:])
     verdicts = ", ".join(f"{verdict} {count}" for verdict, count in several.verdicts.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from starlette.routing import Route
 
 from dualview.errors import UserError
 from dualview.web.experiment import answer
-from dualview.web.jobs import Busy, Emit, Job, Telling, Worker
+from dualview.web.jobs import Busy, Emit, Event, Job, Telling, Worker
 from dualview.web.policy import App, Guard, Policy, Receive, Scope, Send
 from dualview.web.shelf import Shelf
 from dualview.web.state import LIMITS, DrawQuery, Named, State, read
@@ -47,7 +48,8 @@ def make_app(shelf: Shelf, policy: Policy, *, store: Sequence[Route] = (), waiti
     `store`: the calls of the browser of a store's results (`results.routes`), if there is a store to browse.
     """
     files, worker = assets(), Worker(waiting)
-    reader = Worker(waiting)  # rows come from disk, or from a hub that may not answer: no computing waits for that
+    # Rows come from disk, or from a hub that may take long to answer: no computing waits for them, nor disk for hub.
+    disk, hub = Worker(waiting), Worker(waiting)
     notes = {"version": version("dualview"), "models": list(shelf.models), "tasks": shelf.about_tasks()}
     about = {**notes, "limits": LIMITS, "store": bool(store)}
 
@@ -66,7 +68,7 @@ def make_app(shelf: Shelf, policy: Policy, *, store: Sequence[Route] = (), waiti
         def work(emit: Emit) -> None:
             emit({"event": "drawn", **shelf.draw(wanted)})
 
-        found = await reader.submit(work).result()
+        found = await until_gone(request, (hub if shelf.on_hub(wanted.task) else disk).submit(work))
         if "error" in found:
             return JSONResponse({"error": found["error"]}, found["status"])
         return JSONResponse(found)
@@ -91,10 +93,10 @@ def make_app(shelf: Shelf, policy: Policy, *, store: Sequence[Route] = (), waiti
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
-        for thread in (worker, reader):
+        for thread in (worker, disk, hub):
             thread.start()
         yield
-        for thread in (worker, reader):
+        for thread in (worker, disk, hub):
             thread.stop()
 
     routes = [
@@ -122,6 +124,22 @@ class Told(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._job.cancel()
+
+
+async def until_gone(request: Request, job: Job) -> Event:
+    """What a job tells last; when the page goes away before, the job is cancelled, waiting or running."""
+
+    async def gone() -> None:
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.2)
+        job.cancel()
+
+    watching = asyncio.create_task(gone())
+    try:
+        return await job.result()
+    finally:
+        job.cancel()
+        watching.cancel()
 
 
 def _file(files: Mapping[str, Asset], name: str) -> Response:

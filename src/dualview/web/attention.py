@@ -29,10 +29,12 @@ from dualview.duality.shares import ft_shares, icl_mass
 from dualview.duality.tuning import role_factors, update_contributions, worn_by
 from dualview.errors import UserError
 from dualview.learning.factors import Factors, TrainingTrace, trace_training
+from dualview.learning.finetune import steps_of
 from dualview.metrics.ranking import kendall
 from dualview.metrics.summary import plain
 from dualview.models.anatomy import Layer
 from dualview.models.loading import LanguageModel
+from dualview.progress import Advance
 
 MOST_NUMBERS = 1_000_000
 """What a page is sent by head; a large model with a long prompt is shown by layer only."""
@@ -55,11 +57,25 @@ class Parts:
         return {"whole": _listed(self.whole), "layers": _listed(self.layers), "heads": heads}
 
 
-def attention_json(prepared: Prepared, lr: float) -> dict[str, Any]:
-    """Both sides over the demonstrations' tokens; fine-tuning's is null, with the reason, where it has no dual form."""
+RATES = 2
+"""Fine-tuning is taken apart at the rate asked for, and at 0."""
+
+
+def attention_steps(prepared: Prepared) -> int:
+    """How often `attention_json` tells of its progress: ICL's pass, and for each rate every step and every layer."""
+    steps = len(steps_of(prepared.prompts.training_sequences, recipe_of(prepared.options)))
+    return 1 + RATES * (steps + len(prepared.lm.anatomy.layers))
+
+
+def attention_json(prepared: Prepared, lr: float, advance: Advance) -> dict[str, Any]:
+    """Both sides over the demonstrations' tokens; fine-tuning's is null, with the reason, where it has no dual form.
+
+    `advance` is called often enough that whoever has gone away is noticed there.
+    """
     lm, prompts = prepared.lm, prepared.prompts
     shared = demo_tokens(prompts)
     mass = icl_mass(lm, prompts, shared)
+    advance(1)
     icl = Parts(mass.nanmean(1).mean(0), mass.nanmean(1), mass)
     found: dict[str, Any] = {
         "tokens": [
@@ -75,8 +91,9 @@ def attention_json(prepared: Prepared, lr: float) -> dict[str, Any]:
         "reason": None,
     }
     try:
-        tuned, untuned = trace_training(lm, prompts.training_sequences, (lr, 0.0), recipe_of(prepared.options))
-        ft, control = (dual_parts(prepared, worn_by(lm, trace), shared) for trace in (tuned, untuned))
+        recipe = recipe_of(prepared.options)
+        traces = trace_training(lm, prompts.training_sequences, (lr, 0.0), recipe, progress=advance)
+        ft, control = (dual_parts(prepared, worn_by(lm, trace), shared, advance) for trace in traces)
     except UserError as error:
         return {**found, "reason": str(error)}
     sides = {"": ft, "_lr0": control}
@@ -86,18 +103,20 @@ def attention_json(prepared: Prepared, lr: float) -> dict[str, Any]:
     return {**found, "ft": ft.to_json(), "ft_demo": ft.by_demo(shared).to_json(), "tau": taus}
 
 
-def dual_parts(prepared: Prepared, trace: TrainingTrace, shared: DemoTokens) -> Parts:
+def dual_parts(prepared: Prepared, trace: TrainingTrace, shared: DemoTokens, advance: Advance) -> Parts:
     """Fine-tuning's shares of the value projections' update, brought from training's tokens to the prompt's."""
     lm, prompts = prepared.lm, prepared.prompts
     ids = [*prompts.zero_prefix, *prompts.queries[0].ids]
     layers = ft_shares(lm, trace, ids)["v"]
-    heads = head_shares(lm, trace, ids)
+    heads = head_shares(lm, trace, ids, advance)
     moved = [shared.from_training(x.movedim(-1, 0), trace.tokens).movedim(0, -1) for x in (layers, heads)]
     whole = shared.from_training(torch.nan_to_num(layers.nanmean(0)), trace.tokens)
     return Parts(whole, moved[0], moved[1])
 
 
-def head_shares(lm: LanguageModel, trace: TrainingTrace, ids: list[int]) -> Float[Tensor, "layer group training"]:
+def head_shares(
+    lm: LanguageModel, trace: TrainingTrace, ids: list[int], advance: Advance
+) -> Float[Tensor, "layer group training"]:
     """Every group of heads' own shares: those of the rows of W_V that make its values; NaN for groups a layer lacks."""
     factors = role_factors(lm, trace, "v")
     with trace.tuned.patch.applied():
@@ -109,6 +128,7 @@ def head_shares(lm: LanguageModel, trace: TrainingTrace, ids: list[int]) -> Floa
             parts = update_contributions(Factors(each.projection, each.inputs, errors), tap.x[0, -1]).double().cpu()
             total = parts.sum()
             into[group] = parts / total if float(total) > 0 else torch.nan
+        advance(1)
     return found
 
 

@@ -20,10 +20,12 @@ from dualview.learning.finetune import Tape, Tuned, Watch, finetune, steps_of
 from dualview.learning.selection import status_of
 from dualview.metrics.prediction import candidate_distribution, predictions
 from dualview.metrics.summary import plain
+from dualview.models.loading import LanguageModel
 from dualview.models.passes import Asked, ask
+from dualview.options import RunOptions
 from dualview.records import Records
 from dualview.tasks.show import describe_prompt
-from dualview.web.attention import attention_json
+from dualview.web.attention import attention_json, attention_steps
 from dualview.web.folder import commands, written
 from dualview.web.jobs import Emit, Telling
 from dualview.web.shelf import Shelf
@@ -36,7 +38,7 @@ def answer(state: State, shelf: Shelf, emit: Emit) -> None:
     began = time.monotonic()
     lm = shelf.model(state.model, Telling(emit))
     with written(state, shelf.options) as options:
-        prepared = prepare(options, lm)
+        prepared = _prepared(options, lm)
         _must_be_short(prepared)
         emit(_prompt(prepared, state, shelf))
         passes = _ask_untrained(prepared, emit)
@@ -46,11 +48,21 @@ def answer(state: State, shelf: Shelf, emit: Emit) -> None:
         losses = [plain(loss) for loss in tuned.losses]
         emit({**_setting("ft", passes["ft"]), "lr": tuned.lr, "losses": losses, "status": status})
         _likeness(prepared, passes, tuned.lr, emit)
-        with Telling(emit).part("attention, and fine-tuning taken apart", 1) as advance:
-            attention = attention_json(prepared, tuned.lr)
-            advance(1)
+        with Telling(emit).part("attention, and fine-tuning taken apart", attention_steps(prepared)) as advance:
+            attention = attention_json(prepared, tuned.lr, advance)
         emit({"event": "attention", **attention})
     emit({"event": "done", "seconds": round(time.monotonic() - began, 2)})
+
+
+def _prepared(options: RunOptions, lm: LanguageModel) -> Prepared:
+    """The prompts; where they do not fit, what to do on the page, which has no --max-context."""
+    try:
+        return prepare(options, lm)
+    except UserError as error:
+        wrong, advice, _ = str(error).partition("; raise --max-context")
+        if not advice:
+            raise
+        raise UserError(f"{wrong}; shorten it, or take a model with a longer context.") from None
 
 
 def _must_be_short(prepared: Prepared) -> None:

@@ -134,7 +134,8 @@ class Worker:
             self._jobs = deque(job for job in self._jobs if not job.cancelled)
             if len(self._jobs) >= self._most:
                 raise Busy
-            job = Job(work, len(self._jobs) + (self._running is not None), asyncio.get_running_loop())
+            running = self._running is not None and not self._running.cancelled  # else it ends at its next word
+            job = Job(work, len(self._jobs) + running, asyncio.get_running_loop())
             self._jobs.append(job)
             self._changed.notify_all()
         return job

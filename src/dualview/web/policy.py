@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -28,6 +29,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK = "127.0.0.1"
 SHORTEST_TOKEN = 16
+_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+"""A name, an address or one in brackets, and a port unless it is the scheme's own."""
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -69,7 +72,7 @@ class Refusal:
         return JSONResponse({"error": self.sentence}, self.status)
 
 
-def policy_for(host: str, port: int, *, token: str | None = None, names: Iterable[str] = ()) -> Policy:
+def policy_for(host: str, port: int, *, token: str | None = None, names: Sequence[str] = ()) -> Policy:
     """The policy of a server bound to `host`; any address but 127.0.0.1 needs a token.
 
     `names` are further Host headers it is reached by, written as the browser sends them (`box.example:8765`).
@@ -84,6 +87,9 @@ def policy_for(host: str, port: int, *, token: str | None = None, names: Iterabl
         raise UserError(
             f"--host {host} lets other machines in, so it needs --token; without one the server binds {LOOPBACK} only."
         )
+    for name in names:
+        if not _HOST.fullmatch(name):
+            raise UserError(f"--allow-host {name!r} is no Host header; give a name and port, as in box.example:8765.")
     shown = f"[{host}]" if ":" in host else host
     own = {f"{name}:{port}" for name in (LOOPBACK, "localhost", shown)}
     if port == 80:  # browsers leave the scheme's own port out

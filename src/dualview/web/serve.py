@@ -13,7 +13,9 @@ from urllib.parse import quote
 import uvicorn
 
 from dualview.errors import UserError
+from dualview.models.loading import BALANCED, pick_device
 from dualview.options import RunOptions
+from dualview.report.build import is_store
 from dualview.web import results
 from dualview.web.app import make_app
 from dualview.web.policy import LOOPBACK, policy_for
@@ -48,7 +50,13 @@ def serve(
     if data is not None and not data.is_dir():
         raise UserError(f"{data} is not a folder; --data takes one with <task>/train.jsonl and validation.jsonl in it.")
     RunOptions.make(dtype=dtype, device=device)
-    policy_for(host, port, token=token)  # before anything is bound
+    if device != BALANCED:
+        pick_device(device)
+    for name in model:
+        must_be_there(name)
+    if store is not None and not is_store(store):
+        raise UserError(f"{store} is no store, so it has no results to browse; --store takes what `sweep` wrote.")
+    policy_for(host, port, token=token, names=allow_host)  # before anything is bound
     shelf = Shelf(model, data=data, dtype=dtype, device=device)
     routes = [] if store is None else results.routes(store)
     listening = listen(host, port)
@@ -72,6 +80,17 @@ def serve(
     )
     with listening, suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down: the ordinary end
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def must_be_there(name: str) -> None:
+    """A model that is a path must be one; whether a hub has one is only known when it is asked for."""
+    path = Path(name).expanduser()
+    is_path = path.exists() or path.suffix == ".gguf" or name.startswith((".", "/", "~")) or name.count("/") > 1
+    whole = path.is_file() if path.suffix == ".gguf" else (path / "config.json").is_file()
+    if not name.strip() or (name != "embedded" and is_path and not whole):
+        raise UserError(
+            f"There is no model {name!r}; --model takes embedded, a folder with config.json, a .gguf file or a hub id."
+        )
 
 
 def listen(host: str, port: int) -> socket.socket:

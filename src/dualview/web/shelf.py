@@ -82,6 +82,10 @@ class Shelf:
             self._tasks[name] = load_task(name, self._data_of(name))
         return self._tasks[name]
 
+    def on_hub(self, name: str) -> bool:
+        """Whether a task's rows are still to come from the hub, which may take long or fail."""
+        return name in self._names and name not in self._tasks and self._where(load_task(name)) == "hub"
+
     def draw(self, wanted: DrawQuery) -> dict[str, Any]:
         """Demonstrations and one query of a task, as the page edits them."""
         task = self.task(wanted.task)
@@ -99,7 +103,7 @@ class Shelf:
         wanted = state.drawn
         if wanted is None or wanted.task not in self._names:
             return None
-        if wanted.task not in self._tasks and self._where(load_task(wanted.task)) == "hub":
+        if self.on_hub(wanted.task):
             return None
         task = self.task(wanted.task)
         if (state.template, tuple(state.labels), state.separator) != (task.template, task.labels, task.separator):

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from dualview.metrics.controls import ROLES, SIMILARITIES, control_trios
+from dualview.metrics.controls import ROLES, SIMILARITIES, Options, similarity_controls
 from dualview.metrics.floors import record_floors
-from dualview.metrics.summary import compute_metrics, plain
-from dualview.metrics.vectors import layer_means, similarity_table
+from dualview.metrics.summary import compute_metrics
 from dualview.records import MAIN_SETTINGS, Records
 
 SHOWN = ("sim_aou", "sim_am", "sim_aou_normalised")
@@ -34,14 +31,9 @@ def bounds_json(records: Records, name: str) -> dict[str, dict[str, list[float |
     similarity = SIMILARITIES[name]
     stacks = [getattr(records[setting], similarity.array) for setting in MAIN_SETTINGS]
     own = record_floors(stacks[0], stacks[1], stacks[2], [similarity.form], columns=records.columns)
-    tables = {floor: each.per_query for floor, each in own[similarity.form].floors.items()}
-    kinds = dict.fromkeys(tables, "floor")
-    for control, trio in control_trios(records).items():
-        arrays = [getattr(setting, similarity.array) for setting in (trio.zsl, trio.icl, trio.ft)]
-        tables[control] = similarity_table(similarity.form, arrays[0], arrays[1], arrays[2], records.columns)
-        kinds[control] = trio.bound
-    found: dict[str, dict[str, list[float | None]]] = {"floor": {}, "ceiling": {}}
-    for bound, table in tables.items():
-        if kinds[bound] in found and not bool(np.isnan(table).all()):
-            found[kinds[bound]][bound] = [plain(value) for value in layer_means(table)]
-    return found
+    layers = similarity_controls(records, name, own[similarity.form], Options()).per_layer
+    assert layers is not None
+    return {
+        kind: {bound: list(row) for bound, row in rows.items() if any(value is not None for value in row)}
+        for kind, rows in (("floor", layers.floors), ("ceiling", layers.ceilings))
+    }

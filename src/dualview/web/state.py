@@ -120,6 +120,31 @@ class State(_Checked):
 
 Model = TypeVar("Model", bound=_Checked)
 
+_SAID = {
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "string_type": "must be text",
+    "string_too_short": "must not be empty",
+    "string_too_long": "has more than {max_length} characters; shorten it",
+    "string_pattern_mismatch": "holds a NUL character; take it out",
+    "too_long": "has more than {max_length} entries; take some out",
+    "too_short": "needs at least {min_length}; add one",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "literal_error": "must be {expected}",
+    "missing": "is missing",
+    "extra_forbidden": "is not known here; leave it out",
+}
+
 
 def read(kind: type[Model], body: bytes) -> Model:
     """What a request's body holds, or the first thing wrong with it in one sentence."""
@@ -127,8 +152,16 @@ def read(kind: type[Model], body: bytes) -> Model:
         return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors()[0]
-        said = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
-        place = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "string_pattern_mismatch":
-            said = "holds a NUL character; take it out"
+        if first["type"] == "json_invalid":
+            raise UserError("The request is no JSON; send an object.") from error
+        own = str(first["msg"]).removeprefix("Value error, ").rstrip(".") if first["type"] == "value_error" else None
+        said = own or _SAID.get(first["type"], "is not what belongs here").format(**first.get("ctx", {}))
+        place = _place(first["loc"])
         raise UserError(f"{place}: {said}." if place else f"{said[0].upper()}{said[1:]}.") from error
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    """Where a mistake is, as the page counts: demonstrations from 1."""
+    if len(loc) > 1 and loc[0] == "demos" and isinstance(loc[1], int):
+        return ", ".join([f"demonstration {loc[1] + 1}", *map(str, loc[2:])])
+    return ".".join(str(part) for part in loc)

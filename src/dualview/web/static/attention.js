@@ -31,7 +31,7 @@ export class Attention {
     $("attention-card").classList.toggle("ready", Boolean(found));
     $("attention").hidden = !found;
     if (!found) return;
-    const numbered = (count, name) => Array.from({ length: count }, (_, index) => ({ value: index, text: `${name} ${index + 1}` }));
+    const numbered = (count, name) => Array.from({ length: count }, (_, index) => ({ value: index, text: `${name} ${index}` }));
     const [layer, head] = [$("layer").value, $("head").value];
     options($("layer"), [{ value: "all", text: "all layers (mean)" }, ...numbered(run.prompt.layers, "layer")], layer || "all");
     options($("head"), [{ value: "all", text: "all heads (mean)" }, ...numbered(Math.max(...run.prompt.heads), "head")], head || "all");

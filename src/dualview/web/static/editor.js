@@ -7,9 +7,9 @@ import { answersOf, fieldsOf, refit } from "./state.js";
 const ONE_LINE = 1;
 
 export class Editor {
-  // changed(typing): something of the state changed; `typing` while a text is being typed.
-  constructor(state, limits, changed) {
-    Object.assign(this, { state, limits, changed });
+  // changed(typing): something of the state changed; `typing` while a text is being typed. complain(error): or null.
+  constructor(state, limits, changed, complain) {
+    Object.assign(this, { state, limits, changed, complain });
     draggable($("demos"), (from, to) => this.move(from, to));
     $("add").addEventListener("click", () => this.add());
     $("clear").addEventListener("click", () => this.clear());
@@ -81,7 +81,7 @@ export class Editor {
   choices(row, name) {
     return this.box(row.choices.join("\n"), `${name}: choices, one a line`, "choices, one a line", (value) => {
       row.choices = value.split("\n").slice(0, this.limits.labels);
-      if (row.label !== null && row.label >= row.choices.length) row.label = 0;
+      if (row.label !== null && row.label >= row.choices.length) row.label = null;
       this.showFlips();
     });
   }
@@ -98,13 +98,14 @@ export class Editor {
 
   flip(row, name) {
     const answers = answersOf(this.state, row);
-    const text = answers[row.label] || "no label";
-    const next = answers[(row.label + 1) % answers.length] || "";
+    const text = row.label === null ? "no label" : answers[row.label] || "no label";
+    const following = row.label === null ? 0 : (row.label + 1) % Math.max(1, answers.length);
+    const next = answers[following] || "";
     return make("button", {
-      type: "button", cls: `flip flip-${row.label % LABEL_COLOURS.length}`, text, title: `Flip to ${next}`,
+      type: "button", cls: `flip ${row.label === null ? "flip-none" : `flip-${row.label % LABEL_COLOURS.length}`}`, text, title: `Flip to ${next}`,
       "aria-label": `Label of ${name}: ${text}. Flip to ${next}`,
       on: { click: (event) => {
-        row.label = (row.label + 1) % answersOf(this.state, row).length;
+        row.label = following;
         const index = this.state.demos.indexOf(row);
         event.currentTarget.replaceWith(this.flip(row, name));
         $("demos").children[index].querySelector(".flip").focus();
@@ -202,6 +203,14 @@ export class Editor {
   }
 
   removeLabel(index) {
+    const users = this.state.demos.flatMap((row, demo) => (row.label === index ? [`demonstration ${demo + 1}`] : []));
+    if (this.state.query.label === index) users.push("the query");
+    if (users.length) {
+      const who = users.length > 1 ? `${users.slice(0, -1).join(", ")} and ${users.at(-1)}` : users[0];
+      this.complain(new Error(`The label “${this.state.labels[index]}” is that of ${who}; choose another there before you remove it.`));
+      return;
+    }
+    this.complain(null);
     this.state.labels.splice(index, 1);
     for (const row of [...this.state.demos, this.state.query]) if (row.label !== null && row.label > index) row.label -= 1;
     refit(this.state);

@@ -28,14 +28,15 @@ export function showLayers(run) {
   if (found.demo_mass) {
     const mass = found.demo_mass.per_head;
     window.dualviewCharts.heatmap($("mass-chart"), {
-      title: "Attention on the demonstrations, λ", rows: mass.map((_, index) => index + 1), cols: mass[0].map((_, index) => index + 1),
+      title: "Attention on the demonstrations, λ", rows: mass.map((_, index) => index), cols: mass[0].map((_, index) => index),
       values: mass, rowLabel: "layer", colLabel: "head", unit: "", min: 0, max: 1,
     });
   }
   notes(found);
 }
 
-const layers = (values) => ({ label: "layer", values: values.map((_, index) => index + 1) });
+// Layers and heads count from 0, as in the report, the figures and the JSON.
+const layers = (values) => ({ label: "layer", values: values.map((_, index) => index) });
 
 function similarity(id, title, values, bounds) {
   const dashed = (kind, colour) => Object.entries(bounds[kind]).map(([name, each]) => ({ name: SHORT[name] || name, values: each, dashed: true, colour }));

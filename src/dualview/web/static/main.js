@@ -10,7 +10,7 @@ import { copied, download, showCommands, showPrompt } from "./share.js";
 import { EXAMPLE, copy, decode, encode, refit } from "./state.js";
 import { theme } from "./theme.js";
 
-const blank = () => ({ settings: {}, steps: [], prompt: null, similarity: null, attention: null, seconds: null });
+const blank = (asked = null) => ({ state: asked, settings: {}, steps: [], prompt: null, similarity: null, attention: null, seconds: null });
 const [soon, linked] = [later(500), later(250)];
 const attention = new Attention();
 
@@ -18,7 +18,7 @@ let about, state, editor;
 let run = blank();
 let before = null;
 let running = null;
-let asked = null;
+let left = -Infinity;
 
 function say(text) {
   $("status").textContent = text;
@@ -32,17 +32,22 @@ function complain(error) {
 
 // ------------------------------------------------------------------------------------------------------ running
 
-async function start() {
-  running?.abort();
+// `pressed`: by the button, not after a change; only then may the focus go to a field that is wrong.
+async function start(pressed = false) {
+  const wrong = amiss(["lr", "epochs"], pressed);
+  if (wrong) {
+    complain(wrong);
+    return;
+  }
+  leave();
   const own = (running = new AbortController());
   if (run.seconds !== null) before = run;
-  const fresh = blank();
-  asked = copy(state);
+  const fresh = blank(copy(state));
   complain(null);
   busy(true);
   say("Asking …");
   try {
-    for await (const event of stream("/api/answer", asked, own.signal)) {
+    for await (const event of stream("/api/answer", fresh.state, own.signal)) {
       if (own !== running) return;
       take(fresh, event);
     }
@@ -55,9 +60,15 @@ async function start() {
   busy(false);
 }
 
-function stop() {
+// Give up the run that is under way; when that was, is kept.
+function leave() {
+  if (running) left = performance.now();
   running?.abort();
   running = null;
+}
+
+function stop() {
+  leave();
   busy(false);
   say("Stopped.");
 }
@@ -72,7 +83,11 @@ function busy(yes) {
 
 function take(fresh, event) {
   const kinds = {
-    queued: () => say(event.ahead ? `Waiting behind ${event.ahead} other${event.ahead > 1 ? "s" : ""} …` : "Asking …"),
+    queued: () => {
+      // The server may not have noticed yet that this page's own last run was left; it ends at its next step.
+      const others = event.ahead - (event.ahead && performance.now() - left < 5000 ? 1 : 0);
+      say(others ? `Waiting behind ${others} other${others > 1 ? "s" : ""} …` : "Asking …");
+    },
     part: () => progress(event.part, event.done, event.total),
     prompt: () => {
       run = fresh;
@@ -80,6 +95,7 @@ function take(fresh, event) {
       showPrompt(run);
       showCommands(run);
       showAnswers(run, before);
+      showStale();
     },
     setting: () => {
       run.settings[event.setting] = event;
@@ -115,11 +131,32 @@ function progress(part, done, total) {
   else $("bar").removeAttribute("value");
 }
 
+// The numbers on the page are of what was asked; say so once that is no longer what stands in the editor.
+function showStale() {
+  const stale = Boolean(run.state) && JSON.stringify(run.state) !== JSON.stringify(state);
+  $("stale").hidden = !stale;
+  $("results").classList.toggle("stale", stale);
+}
+
+// The first of these number fields that holds none, or one out of its range, as an error; its field is shown.
+function amiss(ids, show = true) {
+  const field = ids.map($).find((each) => each.value === "" || !each.checkValidity());
+  if (!field) return null;
+  const folded = field.closest("details");
+  if (folded) folded.open = true;
+  if (show) field.focus();
+  const name = field.dataset.name || field.labels[0].textContent.trim();
+  const whole = field.step === "any" ? "number" : "whole number";
+  const range = field.max === "" ? `of at least ${field.min}` : `from ${field.min} to ${field.max}`;
+  return new Error(`${name} must be a ${whole} ${range}.`);
+}
+
 // ------------------------------------------------------------------------------------------------------ the state
 
 function changed(typing) {
+  showStale();
   linked(() => history.replaceState(null, "", encode(state)));
-  if ($("auto").checked && (run.prompt || running)) soon(start, typing ? 1200 : 400);
+  if ($("auto").checked && (run.prompt || running)) soon(() => start(), typing ? 1200 : 400);
 }
 
 function adopt(next) {
@@ -130,7 +167,8 @@ function adopt(next) {
   if (state.drawn) [$("shots").value, $("seed").value] = [state.drawn.shots, state.drawn.seed];
   noteTask();
   if (editor) editor.take(state);
-  else editor = new Editor(state, about.limits, changed);
+  else editor = new Editor(state, about.limits, changed, complain);
+  showStale();
 }
 
 function noteTask() {
@@ -148,6 +186,11 @@ async function draw(query) {
   const task = about.tasks.find(({ name }) => name === $("task").value);
   drawing?.abort();
   if (!task) return;
+  const wrong = amiss(["shots", "seed"]);
+  if (wrong) {
+    complain(wrong);
+    return;
+  }
   const own = (drawing = new AbortController());
   const drawn = { task: task.name, seed: Number($("seed").value), shots: Number($("shots").value) };
   complain(null);
@@ -187,7 +230,8 @@ async function load() {
 
 function facts(model) {
   const size = model.parameters >= 1e9 ? `${(model.parameters / 1e9).toFixed(1)} billion` : `${(model.parameters / 1e6).toPrecision(3)} million`;
-  const parts = [`${size} parameters, ${model.layers} layers of ${model.heads} heads, ${model.dtype} on ${model.device}.`];
+  const some = (count, name) => `${count} ${name}${count === 1 ? "" : "s"}`;
+  const parts = [`${size} parameters, ${some(model.layers, "layer")} of ${some(model.heads, "head")}, ${model.dtype} on ${model.device}.`];
   if (model.note) parts.unshift(`${model.note}.`);
   if (model.slow_because) parts.push(`Slow path: ${model.slow_because}.`);
   return parts.join(" ");
@@ -198,7 +242,7 @@ function facts(model) {
 function wire() {
   $("editor").addEventListener("submit", (event) => {
     event.preventDefault();
-    soon(start, 0);
+    soon(() => start(true), 0);
     if (window.matchMedia("(max-width: 58rem)").matches) $("answers").scrollIntoView();
   });
   $("stop").addEventListener("click", stop);
@@ -218,7 +262,7 @@ function wire() {
     history.replaceState(null, "", encode(state));
     copied(location.href, "The link is on the clipboard.");
   });
-  $("download").addEventListener("click", () => download("dualview-explorer.json", { schema: "dualview.explorer/1", version: about.version, state: asked, ...run }));
+  $("download").addEventListener("click", () => download("dualview-explorer.json", { schema: "dualview.explorer/1", version: about.version, ...run }));
   window.addEventListener("hashchange", () => {
     const given = decode(location.hash);
     if (given) adopt(given);

@@ -36,7 +36,7 @@ export function refit(state) {
     row.fields = Object.fromEntries(names.map((name) => [name, row.fields[name] ?? spare.shift() ?? ""]));
     row.choices = state.labels.length ? null : row.choices || ["", ""];
     const most = answersOf(state, row).length;
-    if (row.label !== null && row.label >= most) row.label = row === state.query ? null : Math.max(0, most - 1);
+    if (row.label !== null && row.label >= most) row.label = null; // shown as no label: a guess would change what is asked
   }
 }
 
@@ -64,10 +64,17 @@ function tidy(given) {
   if (!Array.isArray(state.labels) || !Array.isArray(state.demos)) return null;
   state.labels = state.labels.map(String);
   state.demos = state.demos.slice(0, 64).map(row);
-  for (const demo of state.demos) demo.label ??= 0;
+  state.drawn = drawn(state.drawn);
   state.query = row(state.query);
   refit(state);
   return state;
+}
+
+// Where demonstrations were drawn from, if that is told in full.
+function drawn(given) {
+  const { task, seed, shots } = given || {};
+  const counted = Number.isInteger(seed) && seed >= 0 && seed < 2 ** 31 && Number.isInteger(shots) && shots >= 1 && shots <= 64;
+  return typeof task === "string" && counted ? { task, seed, shots } : null;
 }
 
 function row(given) {
