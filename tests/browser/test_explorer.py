@@ -453,7 +453,7 @@ def test_a_number_out_of_range_in_a_folded_part_is_shown(browser: Any, address: 
             more.evaluate("(part) => { part.open = false; }")
             page.get_by_role("button", name="Run", exact=True).click()
             expect(page.get_by_role("alert")).to_have_text("Epochs must be a whole number from 1 to 5.")
-            assert page.locator("#epochs").is_visible()
+            expect(page.locator("#epochs")).to_be_visible()
             assert page.evaluate("document.activeElement.id") == "epochs"
         page.locator("#epochs").fill("1")
         page.locator("#lr").fill("2")
