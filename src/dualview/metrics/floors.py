@@ -48,7 +48,7 @@ from dualview.metrics.vectors import Form, defined_mean, dot, layer_of, long_eno
 OUTPUT_BLOCK = 64
 MAP_BLOCK = 16
 _PERMUTATIONS = 999
-_ROTATION_SAMPLE = 128
+_ROTATION_SAMPLE = 64
 
 
 @dataclass(frozen=True)
