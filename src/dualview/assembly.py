@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dualview.clock import Clock
 from dualview.learning.selection import status_of
 from dualview.metrics.summary import compute_metrics, plain
-from dualview.provenance import Clock, provenance
+from dualview.provenance import provenance
 from dualview.records import Records, Setting
 from dualview.result import Result
 from dualview.tasks.prompt import Query

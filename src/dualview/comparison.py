@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dualview.assembly import assemble
+from dualview.clock import Clock
 from dualview.controls.kendall import kendall, taps_of
 from dualview.controls.sensitivity import norm_curve, order_report, overlap_controls, overlap_report
 from dualview.controls.settings import RULE_CONTROLS, Controls, control_settings
@@ -29,7 +30,6 @@ from dualview.models.loading import LanguageModel, load_model
 from dualview.models.passes import Asked, Plan, ask
 from dualview.options import SEEDS, SELECTION_ROWS, RunOptions
 from dualview.progress import Progress, Silent
-from dualview.provenance import Clock
 from dualview.records import Records, Setting
 from dualview.result import AskedPrompts, Result
 from dualview.sharing import Recall, afresh

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 import socket
-import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dualview.clock import Clock
 from dualview.controls.settings import control_seeds
 from dualview.tasks.prompt import prompts_hash
 
@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from dualview.models.loading import LanguageModel
 
 _PACKAGES = ("dualview", "torch", "transformers", "tokenizers", "numpy", "scipy", "safetensors")
-
-
-class Clock:
-    """Seconds spent in each part."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._since = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.laps[name] = self.laps.get(name, 0.0) + now - self._since
-        self._since = now
 
 
 def attention_path(lm: LanguageModel) -> str:

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
+from dualview.clock import Clock
 from dualview.errors import UserError
 from dualview.files import must_be_writable, whole, write_json, write_text
 from dualview.lab.settings import LabSettings
@@ -97,19 +98,6 @@ class Found:
 
     results: dict[str, Any]
     units: list[Unit]
-
-
-class Clock:
-    """Seconds by part of the work."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._since = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.laps[name] = self.laps.get(name, 0.0) + now - self._since
-        self._since = now
 
 
 class Begun(NamedTuple, Generic[SettingsT]):

@@ -20,8 +20,9 @@ from typing import Any, TypeGuard
 import torch
 from filelock import FileLock
 
+from dualview.clock import Clock
 from dualview.errors import UserError
-from dualview.lab.frame import Clock, LabResult, Unit, begin, finish, provenance
+from dualview.lab.frame import LabResult, Unit, begin, finish, provenance
 from dualview.lab.gpt import NAMES
 from dualview.lab.language_report import figures, summarise, tables
 from dualview.lab.language_settings import Settings

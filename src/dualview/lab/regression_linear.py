@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from dualview.clock import Clock
 from dualview.duality.regression import uniform_optimum
-from dualview.lab.frame import Clock, Found, Unit
+from dualview.lab.frame import Found, Unit
 from dualview.lab.regression import Settings
 from dualview.lab.regression_measure import (
     PlusPlus,

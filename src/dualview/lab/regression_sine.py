@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualview.lab.frame import Clock, Found, Unit
+from dualview.clock import Clock
+from dualview.lab.frame import Found, Unit
 from dualview.lab.regression import Settings
 from dualview.lab.regression_linear import CURVE_TASKS
 from dualview.lab.regression_measure import losses, mean_loss, paired

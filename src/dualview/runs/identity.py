@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 ASIDE = (
     "_download",
     "assets",
+    "clock",
     "errors",
     "files",
     "output",
