@@ -17,7 +17,7 @@ from dualview.assembly import assemble
 from dualview.clock import Clock
 from dualview.controls.kendall import kendall, taps_of
 from dualview.controls.sensitivity import norm_curve, order_report, overlap_controls, overlap_report
-from dualview.controls.settings import RULE_CONTROLS, Controls, control_settings
+from dualview.controls.settings import RULE_CONTROLS, control_settings
 from dualview.controls.untrained import redrawn
 from dualview.errors import UserError
 from dualview.files import must_be_writable
@@ -29,7 +29,7 @@ from dualview.metrics.prediction import accuracy
 from dualview.models.loading import LanguageModel, load_model
 from dualview.models.passes import Asked, Plan, ask
 from dualview.options import SEEDS, SELECTION_ROWS, RunOptions
-from dualview.progress import Progress, Silent
+from dualview.progress import Advance, Progress, Silent
 from dualview.records import Records, Setting
 from dualview.result import AskedPrompts, Result
 from dualview.sharing import Recall, afresh
@@ -184,20 +184,38 @@ class FineTuning:
 def fine_tune(prepared: Prepared, progress: Progress) -> FineTuning:
     """Train at the given rate, or at every rate of the grid and keep the best on the selection rows."""
     options, lm, prompts = prepared.options, prepared.lm, prepared.prompts
-    recipe = recipe_of(options)
     rates = options.lr_grid if options.lr == "auto" else (options.lr,)
-    steps = len(steps_of(prompts.training_sequences, recipe)) * len(rates)
+    steps = len(steps_of(prompts.training_sequences, recipe_of(options))) * len(rates)
     what = f"fine-tuning ({len(rates)} learning rates)" if len(rates) > 1 else "fine-tuning"
-    selection = selection_queries(prepared) if options.lr == "auto" else ()
-    together = options.batch_size or len(rates)  # rates are rows of a batch, too
     with progress.part(what, steps) as advance:
-        batches = [rates[start : start + together] for start in range(0, len(rates), together)]
-        tuned = [t for batch in batches for t in finetune(lm, prompts.training_sequences, batch, recipe, advance)]
-    if options.lr != "auto":
-        return FineTuning(tuned[0], [])
+        if options.lr != "auto":
+            return FineTuning(_train(prepared, [options.lr], options.ft_rule, advance)[0], [])
+        tuned = _grid(prepared, options.ft_rule, advance)
+    selection = selection_queries(prepared)
     with progress.part("choosing the learning rate", len(selection)) as advance:
         trials = judge_rates(lm, tuned, selection, prepared.zero_shot, advance)
     return FineTuning(tuned[best(trials)], trials, tuned)
+
+
+def _grid(prepared: Prepared, rule: Rule, advance: Advance | None = None) -> Sequence[Tuned]:
+    """A rule at every rate of the grid; trained once for runs that differ in the rule they report."""
+    options = prepared.options
+
+    def train() -> Sequence[Tuned]:
+        return _train(prepared, options.lr_grid, rule, advance)
+
+    if options.controls != "full":  # no other run asks for it
+        return train()
+    recipe = replace(recipe_of(options), rule=rule)
+    key = (prepared.prompts.training_sequences, options.lr_grid, recipe, options.batch_size)
+    return prepared.recall(f"trained by {rule}", key, train)
+
+
+def _train(prepared: Prepared, rates: Sequence[float], rule: Rule, advance: Advance | None) -> list[Tuned]:
+    recipe, sequences = replace(recipe_of(prepared.options), rule=rule), prepared.prompts.training_sequences
+    together = prepared.options.batch_size or len(rates)  # rates are rows of a batch, too
+    batches = [rates[start : start + together] for start in range(0, len(rates), together)]
+    return [tuned for batch in batches for tuned in finetune(prepared.lm, sequences, batch, recipe, advance)]
 
 
 def selection_queries(prepared: Prepared) -> tuple[Query, ...]:
@@ -316,20 +334,12 @@ class Controlled:
 
 def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked], progress: Progress) -> Controlled:
     full, lr, recipe = prepared.options.controls == "full", learnt.tuned.lr, recipe_of(prepared.options)
-    sequences, rates = prepared.prompts.training_sequences, prepared.options.lr_grid
 
     @cache
     def grid(rule: Rule) -> Sequence[Tuned]:
-        if rule == recipe.rule and learnt.grid:
-            return learnt.grid
-        return finetune(prepared.lm, sequences, rates, replace(recipe, rule=rule))
+        return learnt.grid if rule == recipe.rule and learnt.grid else _grid(prepared, rule)
 
-    def controls() -> Controls:
-        return control_settings(prepared, lr, recipe, full=full, grid=grid, progress=progress)
-
-    # The quick ones are passes at the base weights: no learning rate or rule decides them.
-    key = _pass_key(prepared, prepared.in_context)
-    made = controls() if full else prepared.recall("quick controls", key, controls)
+    made = control_settings(prepared, lr, recipe, full=full, grid=grid, progress=progress)
     report: dict[str, Any] = {}
     again = made.passes.get("icl_reordered")
     with progress.part("attention to training tokens", 1) as advance:

@@ -61,6 +61,18 @@ def test_shared_work_changes_no_number(base: dict[str, Any], tmp_path: Path, mon
             assert without_run(stored.result.to_json()) == without_run(alone.to_json())
 
 
+def test_rules_train_each_grid_once(base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grids: list[str] = []
+
+    def note(_lm: Any, _sequences: Any, rates: Any, recipe: Any, *_: Any) -> None:
+        if len(rates) > 1:
+            grids.append(recipe.rule)
+
+    monkeypatch.setattr(comparison, "finetune", Counter(comparison.finetune, note))
+    sweep(grid(base, ft_rule=["sgd", "layer-causal"], lr="auto", controls="full"), tmp_path / "store")
+    assert sorted(grids) == ["layer-causal", "linearised", "sgd"]
+
+
 @pytest.mark.parametrize(
     "axes",
     [
@@ -68,6 +80,7 @@ def test_shared_work_changes_no_number(base: dict[str, Any], tmp_path: Path, mon
         {"at": ["prompt", "label0"], "batch_size": [None, 2], "lr": "auto"},
         {"shots": [2, 3], "bos": ["yes", "no"], "calibrate": True},
         {"dtype": ["float32", "float64"], "controls": ["none", "quick"], "weights": "untrained"},
+        {"ft_rule": ["sgd", "layer-causal"], "lr": ["auto", 0.01], "batch_size": [None, 2], "controls": "full"},
     ],
 )
 def test_any_grid_is_its_runs_one_by_one(axes: dict[str, Any], base: dict[str, Any], tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from dualview.controls.untrained import UNTRAINED_SEED, untrained
 from dualview.errors import UserError
 from dualview.learning.finetune import Recipe, Rule, Tuned, finetune
 from dualview.learning.selection import best, judge_rates
-from dualview.models.passes import Asked, Patch, Plan, ask
+from dualview.models.loading import LanguageModel
+from dualview.models.passes import Asked, Plan, ask
 from dualview.progress import Progress
 from dualview.records import Setting
 from dualview.tasks.prompt import PromptSet, build_prompts
@@ -73,10 +74,12 @@ def _controls(
 ) -> Iterator[tuple[str, Control]]:
     lm, prompts = prepared.lm, prepared.prompts
 
-    def context(other: PromptSet | tuple[int, ...], *, demo_logits: bool = False) -> dict[str, Asked]:
-        prefix = other.prefix if isinstance(other, PromptSet) else other
-        how = replace(prepared.in_context, prefix=prefix, demo_logits=demo_logits)
-        return {"": ask(lm, prompts.queries, how)}
+    def untouched(name: str, how: Callable[[], Plan]) -> tuple[str, Control]:
+        """A pass at the base weights: no learning rate or rule decides it."""
+        return name, lambda: {"": _recalled(prepared, name, lm, how())}
+
+    def context(name: str, prefix: Callable[[], tuple[int, ...]], *, demo_logits: bool = False) -> tuple[str, Control]:
+        return untouched(name, lambda: replace(prepared.in_context, prefix=prefix(), demo_logits=demo_logits))
 
     def wearing(name: str, tuned: Tuned) -> dict[str, Asked]:
         trained[name] = {"lr": tuned.lr, "status": tuned.status}
@@ -88,14 +91,14 @@ def _controls(
         return name, lambda: wearing(name, finetune(lm, on().training_sequences, [rate], how)[0])
 
     shift = len(prompts.prefix) - len(prompts.zero_prefix)
-    yield "icl_reordered", lambda: context(reordered(prompts, REORDERED), demo_logits=True)
-    yield "zsl_shifted", lambda: {"": ask(lm, prompts.queries, replace(prepared.zero_shot, shift=shift))}
+    yield context("icl_reordered", lambda: reordered(prompts, REORDERED).prefix, demo_logits=True)
+    yield untouched("zsl_shifted", lambda: replace(prepared.zero_shot, shift=shift))
     if not full:
         return
-    yield "icl_other_demos", lambda: context(_other_demos(prepared))
-    yield "icl_random_labels", lambda: context(_random_labels(prepared))
-    yield "icl_other_task", lambda: context(_other_task(prepared))
-    yield "icl_random_text", lambda: context(_random_text(prepared))
+    yield context("icl_other_demos", lambda: _other_demos(prepared).prefix)
+    yield context("icl_random_labels", lambda: _random_labels(prepared).prefix)
+    yield context("icl_other_task", lambda: _other_task(prepared).prefix)
+    yield context("icl_random_text", lambda: _random_text(prepared))
     yield training("ft_sign_flipped", rate=-lr)
     yield training("ft_random_labels", lambda: _random_labels(prepared))
     yield training("ft_other_task", lambda: _other_task(prepared))
@@ -203,11 +206,14 @@ def _untrained(
     tuned = finetune(lm, prepared.prompts.training_sequences, [lr], recipe)[0]
     trained[name] = {"lr": tuned.lr, "status": tuned.status}
 
-    def asked(how: Plan, worn: Patch | None = None) -> Asked:
-        return ask(lm, queries, how, worn)
-
     return {
-        "_zsl": asked(prepared.zero_shot),
-        "_icl": asked(prepared.in_context),
-        "_ft": asked(prepared.zero_shot, tuned.patch),
+        "_zsl": _recalled(prepared, f"{name}_zsl", lm, prepared.zero_shot),
+        "_icl": _recalled(prepared, f"{name}_icl", lm, prepared.in_context),
+        "_ft": ask(lm, queries, prepared.zero_shot, tuned.patch),
     }
+
+
+def _recalled(prepared: Prepared, name: str, lm: LanguageModel, how: Plan) -> Asked:
+    """A pass that the next run takes again, where its queries and its plan are the same."""
+    queries = prepared.prompts.queries
+    return prepared.recall(name, (how, queries), lambda: ask(lm, queries, how))
