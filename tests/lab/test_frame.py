@@ -258,6 +258,12 @@ def test_a_page_is_filled_from_its_file(tmp_path):
     assert text.startswith("Before.") and text.endswith("After.\n") and "old" not in text
     assert "dualview lab regression --seed 1 --device cpu --dims 2" in text and "| gradient descent |" in text
     assert filled(page) == text
+    page.write_text("<!-- lab: r.json alike -->\n<!-- end -->\n")
+    assert "**How alike they are**" in filled(page) and "in context: loss**" not in filled(page)
+    page.write_text("<!-- lab: r.json none such -->\n<!-- end -->\n")
+    with pytest.raises(UserError, match="no table with 'none such' in its title"):
+        filled(page)
+    page.write_text(text)
     (tmp_path / "r.json").write_text(a_result().model_dump_json())
     with pytest.raises(UserError, match="no known lab"):
         filled(page)

@@ -271,7 +271,7 @@ def test_a_diverged_training_is_told_and_leaves_the_others_whole():
     text = {"source": ["x"], "tokens": {"train": 1, "held_out": 1}, "tokenizer": "", "vocab": 1, "held_out": ""}
     more = {"lengths": [256], "held_out_tokens": 1, "trainings": [], "text": text}
     keys = ("seconds_per_step", "processor_seconds_per_step", "peak_bytes")
-    costs = {f"{name}/1": dict.fromkeys(keys) for name in ("plain", "linear")}
+    costs = {f"{name}/1": {**dict.fromkeys(keys), "machine": "cpu"} for name in ("plain", "linear")}
     where = {"run": {"cost": costs}}
     result = LabResult(lab="language", settings={}, seeds=[1], results={**found, **more}, provenance=where)
     assert "linear (diverged)" in tables(result)[0].markdown()

@@ -5,7 +5,8 @@ A page holds a pair of marks, the file's place relative to the page between them
     <!-- lab: regression.json -->
     <!-- end -->
 
-and `python -m dualview.lab.document PAGE …` writes the command and its tables in between.
+and `python -m dualview.lab.document PAGE …` writes the command and its tables in between. Words after the file's name
+choose the tables that have them in their title: `<!-- lab: language.json cost -->`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dualview.files import write_text
 from dualview.lab import LABS
 from dualview.lab.frame import LabResult, markdown
 
-_PART = re.compile(r"(<!-- lab: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- lab: (\S+)(?: ([^\n]+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(page: Path) -> str:
@@ -31,7 +32,10 @@ def filled(page: Path) -> str:
         if result.lab not in LABS:
             raise UserError(f"{page.parent / found[2]} comes from no known lab: {result.lab!r}.")
         tables = import_module(f"dualview.lab.{result.lab}").tables(result)
-        return f"{found[1]}\n{markdown(result, tables)}\n{found[3]}"
+        chosen = [table for table in tables if (found[3] or "") in table.title]
+        if not chosen:
+            raise UserError(f"{page.parent / found[2]} has no table with {found[3]!r} in its title.")
+        return f"{found[1]}\n{markdown(result, chosen)}\n{found[4]}"
 
     return _PART.sub(part, page.read_text(encoding="utf-8"))
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Point = Mapping[str, Any]
 LIMITS = (
-    "Intervals resample draws of demonstrations and queries within them (with one draw there are none); they say "
+    "Intervals are over draws of demonstrations and queries (with one draw there are none); they say "
     "nothing about another training. Floors are means over draws. Above: in every draw, every floor at p < .01."
 )
 

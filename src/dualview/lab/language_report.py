@@ -33,8 +33,8 @@ TITLES = {
     "linear": "linear",
 }
 LIMITS = (
-    "Differences are paired: same seed, same blocks of text. With several seeds the interval resamples seeds and "
-    "blocks; with one it resamples blocks alone and says nothing about another seed."
+    "Differences are paired: same seed, same blocks of text. With several seeds the interval is over seeds and "
+    "blocks; with one it is over blocks alone and says nothing about another seed."
 )
 
 
@@ -170,19 +170,18 @@ def _sentence(difference: Mapping[str, Any], length: int) -> str | None:
 
 
 def tables(result: LabResult) -> list[Table]:
-    """The trainings, their differences, and few-shot accuracy by task."""
+    """The trainings, their differences, few-shot accuracy by task, and what each attention costs."""
     shown = [_models_table(result)]
     if result.results["differences"]:
         shown.append(_differences_table(result))
     if any(training["few_shot"] for training in result.results["trainings"]):
         shown.append(_tasks_table(result))
-    return shown
+    return [*shown, _costs_table(result)]
 
 
 def _models_table(result: LabResult) -> Table:
     found, lengths = result.results, result.results["lengths"]
-    costs = result.provenance["run"]["cost"]
-    rows = [_model_row(name, each, lengths, costs) for name, each in found["variants"].items()]
+    rows = [_model_row(name, each, lengths) for name, each in found["variants"].items()]
     text = found["text"]
     where = ", ".join(text["source"])
     note = (
@@ -190,32 +189,46 @@ def _models_table(result: LabResult) -> Table:
         f"tokens), perplexity on {found['held_out_tokens']:,} of {text['tokens']['held_out']:,} held out "
         f"({text['held_out']}). ± is the standard deviation over seeds. Perplexity is per token of this tokenizer. "
         f"Few-shot accuracy by chance: {_chance(found['variants'])}. "
-        "Saved: memory kept for the backward pass. Late gain: training loss in the fourth fifth of the steps less that "
-        "in the last. Times are of this machine and of whatever else it was doing; processor time is this program's."
+        "Late gain: training loss in the fourth fifth of the steps less that in the last."
     )
-    columns = ["attention", "parameters", "seeds", *(f"ppl at {length}" for length in lengths)]
-    columns += ["few-shot", "late gain", "ms a step", "of processor", "saved MB", "peak GPU MB"]
+    columns = ["attention", "parameters", "seeds", *(f"ppl at {length}" for length in lengths), "few-shot", "late gain"]
     return Table("language: small GPTs that differ in their attention", columns, rows, note)
 
 
-def _model_row(name: str, each: Mapping[str, Any], lengths: Sequence[int], costs: Mapping[str, Any]) -> list[str]:
-    own = [costs[f"{name}/{seed}"] for seed in each["seeds"]]
-    paces = [_mean([cost.get(key) for cost in own]) for key in ("seconds_per_step", "processor_seconds_per_step")]
-    peak = max((cost["peak_bytes"] or 0 for cost in own), default=0)
+def _model_row(name: str, each: Mapping[str, Any], lengths: Sequence[int]) -> list[str]:
     before, last = each["train_loss_before"]["mean"], each["train_loss"]["mean"]
-    row = [TITLES[name], f"{each['parameters']:,}", str(len(each["seeds"]))]
-    row += [_spread(each["perplexity"].get(str(length)), 2) for length in lengths]
-    row += [
+    odd = [status for status in each["status"] if status != "ok"]
+    return [
+        TITLES[name] + (f" ({', '.join(odd)})" if odd else ""),
+        f"{each['parameters']:,}",
+        str(len(each["seeds"])),
+        *(_spread(each["perplexity"].get(str(length)), 2) for length in lengths),
         _spread(each["few_shot"], 3),
         "" if before is None or last is None else f"{before - last:.3f}",
-        *("" if pace is None else f"{1000 * pace:.1f}" for pace in paces),
-        f"{each['saved_bytes'] / 1e6:.1f}",
-        f"{peak / 1e6:.0f}" if peak else "",
     ]
-    odd = [status for status in each["status"] if status != "ok"]
-    if odd:
-        row[0] += f" ({', '.join(odd)})"
-    return row
+
+
+def _costs_table(result: LabResult) -> Table:
+    costs = result.provenance["run"]["cost"]
+    rows: list[list[str]] = []
+    for name, each in result.results["variants"].items():
+        own = [costs[f"{name}/{seed}"] for seed in each["seeds"]]
+        paces = [_mean([cost.get(key) for cost in own]) for key in ("seconds_per_step", "processor_seconds_per_step")]
+        peak = max((cost["peak_bytes"] or 0 for cost in own), default=0)
+        rows.append(
+            [
+                TITLES[name],
+                *("" if pace is None else f"{1000 * pace:.1f}" for pace in paces),
+                f"{each['saved_bytes'] / 1e6:.1f}",
+                f"{peak / 1e6:.0f}" if peak else "",
+            ]
+        )
+    note = (
+        f"On {', '.join(sorted({cost['machine'] for cost in costs.values()}))}. Times are of this machine and of "
+        "whatever else it was doing; processor time is this program's. Saved: memory kept for the backward pass."
+    )
+    columns = ["attention", "ms a step", "ms of processor", "saved MB", "peak GPU MB"]
+    return Table("language: cost", columns, rows, note)
 
 
 def _chance(variants: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ in black and white. Figures are made without pyplot, hence without any global st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +49,16 @@ CYCLE = (
     Look("#E69F00", "P", (0, (3, 1, 1, 1, 1, 1)), "++"),
     Look("#56B4E9", "X", (0, (1, 1)), "ooo"),
     Look("#6B6B6B", "*", (0, (8, 2, 1, 2)), "**"),
+    Look("#8B4513", "<", (0, (4, 1, 1, 1)), "OO"),
 )
-"""In this order for series that have no colour of their own; begins again after eight."""
+"""In this order for series that have no colour of their own."""
 
 
 def look(index: int) -> Look:
-    return CYCLE[index % len(CYCLE)]
+    """After the last, the colours come again with the markers and lines of their neighbours."""
+    again, place = divmod(index, len(CYCLE))
+    other = CYCLE[(place + again) % len(CYCLE)]
+    return replace(other, colour=CYCLE[place].colour)
 
 
 def new_figure(width: float = 6.4, height: float = 3.6) -> Figure:
