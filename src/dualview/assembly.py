@@ -87,8 +87,8 @@ def _run_warnings(prepared: Prepared, ft: dict[str, Any]) -> list[str]:
         warnings.append(f"fine-tuning {ft['status']} at learning rate {ft['lr']:g}.")
     if lm.fast and not lm.shares_prefix(len(prompts.prefix), max(query.longest for query in prompts.queries)):
         warnings.append("slow path: rotary positions are scaled by length here; every in-context prompt was run whole.")
-    if lm.slow_because is not None:
-        warnings.append(f"slow path: {lm.slow_because}; every prompt was run whole.")
+    if lm.whole_because is not None:
+        warnings.append(f"slow path: {lm.whole_because}; every prompt was run whole.")
     return warnings
 
 

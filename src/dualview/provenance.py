@@ -23,7 +23,7 @@ _PACKAGES = ("dualview", "torch", "transformers", "tokenizers", "numpy", "scipy"
 
 def attention_path(lm: LanguageModel) -> str:
     """How the model is asked."""
-    return "shared prefix, packed queries" if lm.fast else f"whole prompts: {lm.slow_because}"
+    return "shared prefix, packed queries" if lm.fast else f"whole prompts: {lm.whole_because}"
 
 
 def provenance(prepared: Prepared, clock: Clock) -> dict[str, Any]:

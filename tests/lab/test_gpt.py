@@ -17,13 +17,13 @@ from dualview.lab.gpt import (
     Shape,
     as_language_model,
     build,
-    load_checkpoint,
     matched,
     parameters_of,
     save_model,
     usual_width,
     variant_of,
 )
+from dualview.models.loading import load_model
 from dualview.variants import Augmented, Momentum
 
 
@@ -77,7 +77,7 @@ def test_a_saved_model_is_the_same_model(tmp_path: Path, corpus: Corpus, name: s
     save_model(model, corpus.tokenizer, folder)
     save_model(model, corpus.tokenizer, folder)  # over itself
     assert not list(folder.parent.glob(".*"))
-    read = load_checkpoint(folder, "cpu")
+    read = load_model(str(folder), device="cpu")
     made = as_language_model(model, corpus, name)
     ids = torch.arange(20)[None]
     with torch.no_grad():
@@ -102,9 +102,9 @@ def test_a_weak_variant_is_still_run_whole(corpus: Corpus):
 
     model = build(SHAPE, corpus.separator, None, 1)
     attach(model, Regularised(alpha=1e-9))
-    assert "regularised" in (as_language_model(model, corpus, "weak").slow_because or "")
+    assert "regularised" in (as_language_model(model, corpus, "weak").whole_because or "")
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"no config\.json"):
-        load_checkpoint(tmp_path)
+        load_model(str(tmp_path))

@@ -20,10 +20,10 @@ from dualview.errors import UserError
 from dualview.lab import frame, language
 from dualview.lab.commands import add
 from dualview.lab.frame import LabResult
-from dualview.lab.gpt import load_checkpoint
 from dualview.lab.language_report import figures, percent, summarise, tables
 from dualview.lab.language_settings import PRESETS, Settings
 from dualview.lab.language_training import curve_of
+from dualview.models.loading import load_model
 from equivalence.tiny import save_task
 
 WORDS = ("the", "film", "was", "a", "story", "and", "plot", "of", "it", "fine", "dull", "cold", "warm", "very")
@@ -108,7 +108,7 @@ def test_the_trained_model_is_kept_and_is_the_one_measured(whole: LabResult, pla
 
     from dualview.lab.gpt_training import block_losses
 
-    lm = load_checkpoint(place / "whole" / "checkpoints" / "momentum-seed2" / "step-000040", "cpu")
+    lm = load_model(str(place / "whole" / "checkpoints" / "momentum-seed2" / "step-000040"), device="cpu")
     [stored] = (place / "whole").glob(".tokens-*/held_out.npy")
     tokens = torch.from_numpy(np.load(stored)[:301].astype(np.int32))
     found = block_losses(lm.model, tokens, 128, 128, 2)

@@ -97,8 +97,8 @@ def branched(query: Query, copies: int) -> Tree:
 
 
 def _packable(lm: LanguageModel) -> None:
-    if lm.slow_because is not None:
+    if lm.whole_because is not None:
         raise NotApplicable(
             f"Reusable patches and task vectors need a model whose queries can be packed; {lm.name} cannot be: "
-            f"{lm.slow_because}."
+            f"{lm.whole_because}."
         )

@@ -18,10 +18,10 @@ from typing import Any, Literal
 from dualview.errors import UserError
 from dualview.lab.dynamics_report import figures, summarise, tables
 from dualview.lab.frame import LabResult, Unit, begin, finish, provenance
-from dualview.lab.gpt import NAMES, load_checkpoint
+from dualview.lab.gpt import NAMES
 from dualview.lab.language import language
 from dualview.lab.settings import AtLeastOne, LabSettings, Positive
-from dualview.models.loading import LanguageModel, pick_device
+from dualview.models.loading import LanguageModel, load_model, pick_device
 from dualview.options import RunOptions, option
 from dualview.progress import Progress, Silent
 from dualview.result import Result
@@ -104,7 +104,7 @@ def dynamics(
         points: list[dict[str, Any]] = []
         with progress.part("comparing at every checkpoint", len(found)) as advance:
             for checkpoint in found:
-                lm = load_checkpoint(checkpoint.folder, settings.device)
+                lm = load_model(str(checkpoint.folder), device=settings.device)
                 decides = {"training": checkpoint.training, "step": checkpoint.step, "weights": lm.weights_hash}
                 unit = Unit.of(out, "dynamics", settings, settings.seed, **decides)
                 points.append(unit.finished() or unit.finish(_measure(settings, lm, checkpoint)))

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from dualview.errors import UserError
 from dualview.lab.corpus import Corpus
-from dualview.models.loading import LanguageModel, adopt, load_model
+from dualview.models.loading import LanguageModel, adopt
 from dualview.variants import (
     Alibi,
     Augmented,
@@ -33,7 +33,6 @@ from dualview.variants import (
     attach,
     variant_parameters,
 )
-from dualview.variants import load as load_variant
 
 MAIN = ("plain", "momentum", "token_shift", "alibi")
 """Dai et al.'s pair and the two controls it lacks; these are trained with every seed."""
@@ -132,7 +131,7 @@ def matched(shape: Shape, separator: int, variant: Variant | None) -> Shape:
 
 def as_language_model(model: PreTrainedModel, corpus: Corpus, name: str) -> LanguageModel:
     """The model with its tokenizer, as the library's passes take it."""
-    return _honest(adopt(model, corpus.tokenizer, name))
+    return adopt(model, corpus.tokenizer, name)
 
 
 def save_model(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
@@ -145,29 +144,3 @@ def save_model(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
         tokenizer.save_pretrained(str(making))
     shutil.rmtree(folder, ignore_errors=True)
     making.replace(folder)
-
-
-def load_checkpoint(folder: Path, device: str = "auto") -> LanguageModel:
-    """A model that the language lab saved, with its variant."""
-    if not (folder / "config.json").is_file():
-        raise UserError(f"The folder {folder} holds no model: it has no config.json.")
-    if getattr(cast(Any, AutoConfig).from_pretrained(folder), "dualview", None) is None:
-        return load_model(str(folder), device=device)
-    from dualview.models.loading import pick_device
-
-    model = load_variant(folder)
-    model.to(pick_device(device))  # pyright: ignore[reportArgumentType]
-    tokenizer = cast(Any, AutoTokenizer).from_pretrained(str(folder), local_files_only=True)
-    return _honest(adopt(model, tokenizer, str(folder)))
-
-
-def _honest(lm: LanguageModel) -> LanguageModel:
-    """A variant's attention is not the softmax that packed queries go through: such a model is run whole.
-
-    `adopt` finds that out by trying, but a variant may be too weak for its trial. (`augmented` changes the projections
-    and leaves the softmax alone.)
-    """
-    settings: dict[str, Any] | None = getattr(lm.model.config, "dualview", None)
-    if settings is None or settings["name"] == Augmented.name or lm.slow_because is not None:
-        return lm
-    return replace(lm, slow_because=f"its attention is the variant {settings['name']}")

@@ -6,6 +6,7 @@ Weights are read from safetensors or GGUF only, never from a pickle, and a model
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -50,12 +51,18 @@ class LanguageModel:
     """A Hugging Face tokenizer; `tasks.prompt.Tokenizer` says what is used of it."""
     anatomy: Anatomy
     slow_because: str | None = None
-    """Why this architecture cannot share a prefix between packed queries; None where it can."""
+    """Why this architecture cannot share a prefix between packed queries, found on loading; None where it can."""
     _hash: list[str] = field(default_factory=list[str], repr=False, compare=False)
 
     @property
+    def whole_because(self) -> str | None:
+        """Why prompts are run whole now: the architecture, or an attention variant that the model wears."""
+        variant = replaced_attention(self.model)
+        return self.slow_because if variant is None else f"its attention is the variant {variant}"
+
+    @property
     def fast(self) -> bool:
-        return self.slow_because is None
+        return self.whole_because is None
 
     @property
     def device(self) -> torch.device:
@@ -131,12 +138,16 @@ def load_model(
             options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": source != name}
             spread = {} if where is not None else {"device_map": "balanced", "max_memory": _room_on_gpus()}
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source, **options, **spread, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
-            )
-            model, info = loaded
-            _must_be_on_gpus(name, model)
-            _must_be_whole(name, info)
+            model = _with_variant(name, source, DTYPES[dtype], where)
+            if model is None:
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
+                    source, **options, **spread, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
+                )
+                model, info = loaded
+                _must_be_on_gpus(name, model)
+                _must_be_whole(name, info)
+                if hasattr(model.config, "dualview"):
+                    raise UserError(f"{name} was saved with an attention variant: download it and give its folder.")
             _must_speak(name, tokenizer)
     except UserError:
         raise
@@ -147,6 +158,27 @@ def load_model(
     if dtype == "float64" and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the grouped product of a mixture of experts has no float64
     return adopt(model, tokenizer, name)
+
+
+def _with_variant(name: str, source: str, dtype: torch.dtype, where: torch.device | None) -> PreTrainedModel | None:
+    """The model of a folder with the attention variant it was saved with; None where it was saved with none."""
+    config = Path(source) / "config.json"
+    if not config.is_file() or "dualview" not in json.loads(config.read_text(encoding="utf-8")):
+        return None
+    if where is None:
+        raise UserError(f"{name} was saved with an attention variant, which --device {BALANCED} does not take.")
+    from dualview.variants.storage import load
+
+    return load(source, dtype=dtype)
+
+
+def replaced_attention(model: PreTrainedModel) -> str | None:
+    """The variant in place of the model's softmax, if it wears one (`augmented` leaves the softmax alone)."""
+    from dualview.variants.registry import VARIANTS, implementation
+
+    worn = {implementation(kind): name for name, kind in VARIANTS.items()}
+    variant = worn.get(model.config._attn_implementation or "")  # pyright: ignore[reportPrivateUsage]
+    return None if variant == "augmented" else variant
 
 
 def adopt(model: PreTrainedModel, tokenizer: Any, name: str) -> LanguageModel:

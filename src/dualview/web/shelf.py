@@ -64,7 +64,7 @@ class Shelf:
             "context": lm.context,
             "dtype": str(lm.dtype).removeprefix("torch."),
             "device": str(lm.device),
-            "slow_because": lm.slow_because,
+            "slow_because": lm.whole_because,
         }
 
     def check_model(self, name: str) -> None:
