@@ -351,7 +351,7 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
     report["controls_skipped"], report["controls_trained"] = made.skipped, made.trained
     if full:
         with progress.part("order sensitivity and step size", 2) as advance:
-            report["order_sensitivity"] = order_report(prepared, lr, recipe)
+            report["order_sensitivity"] = order_report(prepared, lr, recipe, passes)
             advance(1)
             rules = [recipe.rule, *(rule for rule in RULE_CONTROLS if rule != recipe.rule and recipe.params != "all")]
             grids = {rule: grid(rule) for rule in rules}

@@ -27,14 +27,17 @@ QUERIES = 64
 PERMUTATIONS = 5
 
 
-def order_report(prepared: Prepared, lr: float, recipe: Recipe) -> dict[str, Any]:
-    """How much ICL's, and fine-tuning's, answers vary over orders of the same demonstrations (Shen et al. 2024)."""
+def order_report(prepared: Prepared, lr: float, recipe: Recipe, passes: Mapping[str, Asked]) -> dict[str, Any]:
+    """How much ICL's, and fine-tuning's, answers vary over orders of the same demonstrations (Shen et al. 2024).
+
+    The first order is the prompt's own, whose `passes` there are.
+    """
     lm, queries = prepared.lm, prepared.prompts.queries[:QUERIES]
     if prepared.prompts.shots_used < 2:
         return {"permutations": 0, "queries": len(queries), "icl": None, "ft": None}
-    orders = [prepared.prompts, *(reordered(prepared.prompts, f"order {i}") for i in range(1, PERMUTATIONS))]
-    icl, ft = [], []
-    for order in orders:
+    widest = max(len(query.candidates) for query in queries)
+    icl, ft = ([passes[name].settings[0].log_probs[: len(queries), :widest]] for name in ("icl", "ft"))
+    for order in (reordered(prepared.prompts, f"order {i}") for i in range(1, PERMUTATIONS)):
         context = replace(prepared.in_context, prefix=order.prefix, record=False)
         icl.append(ask(lm, queries, context).settings[0].log_probs)
         patch = finetune(lm, order.training_sequences, [lr], recipe)[0].patch

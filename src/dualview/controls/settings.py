@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from dualview.records import Setting
 from dualview.tasks.prompt import PromptSet, build_prompts
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import sample_demos
-from dualview.tasks.task import load_task, shuffled
+from dualview.tasks.task import Task, load_task, shuffled
 
 if TYPE_CHECKING:
     from dualview.comparison import Prepared
@@ -90,6 +91,7 @@ def _controls(
     ) -> tuple[str, Control]:
         return name, lambda: wearing(name, finetune(lm, on().training_sequences, [rate], how)[0])
 
+    other_task = cache(lambda: _other_task(prepared))
     shift = len(prompts.prefix) - len(prompts.zero_prefix)
     yield context("icl_reordered", lambda: reordered(prompts, REORDERED).prefix, demo_logits=True)
     yield untouched("zsl_shifted", lambda: replace(prepared.zero_shot, shift=shift))
@@ -97,11 +99,11 @@ def _controls(
         return
     yield context("icl_other_demos", lambda: _other_demos(prepared).prefix)
     yield context("icl_random_labels", lambda: _random_labels(prepared).prefix)
-    yield context("icl_other_task", lambda: _other_task(prepared).prefix)
+    yield context("icl_other_task", lambda: other_task().prefix)
     yield context("icl_random_text", lambda: _random_text(prepared))
     yield training("ft_sign_flipped", rate=-lr)
     yield training("ft_random_labels", lambda: _random_labels(prepared))
-    yield training("ft_other_task", lambda: _other_task(prepared))
+    yield training("ft_other_task", other_task)
     if recipe.params != "all":
         yield training("ft_all_params", how=replace(recipe, params="all", rule="sgd"))
         for rule, name in RULE_CONTROLS.items():
@@ -143,12 +145,11 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
     return replace(prompts, demos=tuple(prompts.demos[i] for i in order))
 
 
-def _rebuilt(prepared: Prepared, rows: list[Row], task: str | None = None) -> PromptSet:
+def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
     options, lm = prepared.options, prepared.lm
     limits = [limit for limit in (lm.context, options.max_context) if limit is not None]
-    source = prepared.task if task is None else load_task(task)
     made = build_prompts(
-        source,
+        task or prepared.task,
         lm.tokenizer,
         rows,
         rows[:1],
@@ -176,9 +177,10 @@ def _random_labels(prepared: Prepared) -> PromptSet:
 
 
 def _other_task(prepared: Prepared) -> PromptSet:
-    other = "product" if prepared.task.name == "source" else "source"
+    name = "product" if prepared.task.name == "source" else "source"
+    other = prepared.recall("other task", name, lambda: load_task(name))
     seed = control_seeds(prepared)["other_task"]
-    return _rebuilt(prepared, sample_demos(load_task(other), seed, prepared.prompts.shots_used), other)
+    return _rebuilt(prepared, sample_demos(other, seed, prepared.prompts.shots_used), other)
 
 
 def _random_text(prepared: Prepared) -> tuple[int, ...]:
