@@ -24,6 +24,7 @@ from dualview.lab.frame import LabResult
 from dualview.lab.regression import Settings, figures, tables
 from dualview.lab.regression_linear import plan_of
 from dualview.lab.regression_measure import (
+    Spectrum,
     alike,
     best_plus_plus,
     best_rate,
@@ -200,6 +201,29 @@ def test_more_steps_and_gd_plus_plus_do_better():
     assert mean_loss(own.predictor, tasks) < mean_loss(shared.predictor, tasks) < reached[1]
     layers = InContext.constructed(plus_plus_layers(shared.rates, shared.gammas, tasks.x[0].mT))
     torch.testing.assert_close(layers(tasks), shared.predictor(tasks), rtol=1e-4, atol=1e-5)
+
+
+@PROPERTY
+@given(seed=st.integers(0, 99), steps=small, n_x=st.integers(1, 6), noise=st.sampled_from([0.0, 0.5]))
+def test_the_spectrum_has_gd_plus_plus_s_loss(seed, steps, n_x, noise):
+    tasks = LinearTasks(n_x, 4, noise=noise).draw(named_generator(seed, "x"), 20)
+    rates, gammas = (named.tolist() for named in torch.rand(2, steps, generator=named_generator(seed, "rates")))
+    exact = Tasks(tasks.x.double(), tasks.y.double(), tasks.x_query.double(), tasks.y_query.double())
+    expected = mean_loss(gd_plus_plus(rates, gammas), exact)
+    assert Spectrum.of(tasks).loss(rates, gammas) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_gd_plus_plus_is_at_its_best_on_all_the_problems(shared):
+    """What is left to gain nearby is far below the interval of a loss difference over problems (1e-4 on 20,000)."""
+    tasks = LinearTasks(4, 6).draw(named_generator(0, "x"), 20_000)
+    found = best_plus_plus(tasks, 2, 5.0, shared=shared)
+    problems_ = Spectrum.of(tasks)
+    reached = problems_.loss(found.rates, found.gammas)
+    for rate in (0.99, 1.0, 1.01):
+        for gamma in (0.99, 1.0, 1.01):
+            near = problems_.loss([rate * r for r in found.rates], [gamma * g for g in found.gammas])
+            assert near > reached - 1e-7
 
 
 def test_alike_knows_equality_direction_and_scale():

@@ -5,7 +5,7 @@ Everything is summed in float64 over chunks of the same evaluation problems, who
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
@@ -20,8 +20,6 @@ from dualview.lab.regression_models import Predictor, gd_plus_plus, gradient_des
 from dualview.lab.tasks import LinearTasks, Tasks, named_generator
 
 CHUNK = 10_000
-TUNING_TASKS = 5_000
-"""Problems on which GD++'s rates are tuned: the first of the evaluation's."""
 
 
 def losses(predict: Predictor, tasks: Tasks) -> Float[np.ndarray, " task"]:
@@ -75,7 +73,9 @@ def alike(one: Predictor, other: Predictor, tasks: Tasks) -> Alike:
 def best_rate(tasks: Tasks, steps: int, guess: float) -> float:
     """The rate of `steps` steps of gradient descent with the lowest loss on these very problems.
 
-    Without noise the loss Σ (1 − ηλ)^{2k} is convex in η, so the search in (0, 4 · guess) finds the only minimum.
+    The loss is a polynomial of degree 2k in η. One step's is a parabola, which the search in (0, 4 · guess) cannot miss;
+    for more steps without noise its mean over w and x_q, Σ λ (1 − ηλ/N)^{2k} over the eigenvalues λ of X Xᵀ up to a
+    factor, is convex. On a finite sample, or with noise, that it has one minimum is not proven: the search finds one.
     """
 
     def loss(rate: float) -> float:
@@ -102,23 +102,66 @@ class PlusPlus:
         return gd_plus_plus(self.rates, self.gammas)
 
 
-def best_plus_plus(tasks: Tasks, steps: int, rate: float, *, shared: bool) -> PlusPlus:
-    """The rates and γ of GD++ with the lowest loss on the first problems, shared by all steps or one pair each.
+@dataclass(frozen=True)
+class Spectrum:
+    """Problems in the eigenbasis U of X Xᵀ, where a step of GD++ is a few products of numbers; float64.
 
-    Gradient descent from the best rate of plain descent, in units of it and of 1/tr(X Xᵀ).
+    A step reads only X Xᵀ, c = X yᵀ and x_q, and leaves U as it is. With eigenvalues λ, coefficients c and q in U,
+
+        ŷ ← ŷ + (η/N) Σ_i c_i q_i,    c ← (1 − ηλ/N) (1 − γλ) c,    q ← (1 − γλ) q,    λ ← (1 − γλ)² λ.
+
+    What a search over η and γ asks for hundreds of times thus costs little on all of the problems.
     """
-    few = tasks.first(TUNING_TASKS)
-    few = Tasks(few.x.double(), few.y.double(), few.x_query.double(), few.y_query.double())
-    unit = 1 / float(few.x.square().sum((1, 2)).mean())
+
+    eigenvalues: Float[Tensor, "task n_x"]
+    labels: Float[Tensor, "task n_x"]
+    query: Float[Tensor, "task n_x"]
+    target: Float[Tensor, " task"]
+    n_demos: int
+
+    @classmethod
+    def of(cls, tasks: Tasks) -> Spectrum:
+        found = [_eigenbasis(part) for part in tasks.chunks(CHUNK)]
+        values, labels, query = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return cls(values, labels, query, tasks.y_query.double(), tasks.x.shape[1])
+
+    def loss(self, rates: Sequence[float], gammas: Sequence[float]) -> float:
+        """The mean of ½ (ŷ − y)² after GD++ with these rates and γ."""
+        size, labels, query = self.eigenvalues, self.labels, self.query
+        predicted = torch.zeros_like(self.target)
+        for rate, gamma in zip(rates, gammas, strict=True):
+            eta, shrunk = rate / self.n_demos, 1 - gamma * size
+            predicted = predicted + eta * (labels * query).sum(-1)
+            labels, query, size = (1 - eta * size) * shrunk * labels, shrunk * query, shrunk.square() * size
+        return float((predicted - self.target).square().mean() / 2)
+
+
+def _eigenbasis(tasks: Tasks) -> tuple[Tensor, Tensor, Tensor]:
+    """The eigenvalues of X Xᵀ, and Uᵀ X yᵀ and Uᵀ x_q."""
+    x = tasks.x.double()
+    values, basis = torch.linalg.eigh(x.mT @ x)
+    labels = torch.einsum("tdi,tnd,tn->ti", basis, x, tasks.y.double())
+    return values, labels, torch.einsum("tdi,td->ti", basis, tasks.x_query.double())
+
+
+def best_plus_plus(tasks: Tasks, steps: int, rate: float, *, shared: bool) -> PlusPlus:
+    """The rates and γ of GD++ with the lowest loss on these very problems, shared by all steps or one pair each.
+
+    A search from the best rate of plain descent, in units of it and of 1/tr(X Xᵀ).
+    """
+    problems = Spectrum.of(tasks)
+    unit = 1 / float(problems.eigenvalues.sum(-1).mean())
 
     def unpack(point: Float[np.ndarray, " n"]) -> PlusPlus:
         pairs = np.broadcast_to(point.reshape(-1, 2), (steps, 2))
         return PlusPlus((pairs[:, 0] * rate).tolist(), (pairs[:, 1] * unit).tolist())
 
     def loss(point: Float[np.ndarray, " n"]) -> float:
-        return mean_loss(unpack(point).predictor, few)
+        found = unpack(point)
+        return problems.loss(found.rates, found.gammas)
 
-    together = _optimize().minimize(loss, np.array([1.0, 0.5]), method="Nelder-Mead", options={"xatol": 1e-3}).x
+    close = {"xatol": 1e-4, "fatol": 1e-9}
+    together = _optimize().minimize(loss, np.array([1.0, 0.5]), method="Nelder-Mead", options=close).x
     if shared:
         return unpack(together)
     return unpack(_optimize().minimize(loss, np.tile(together, steps), method="L-BFGS-B", options={"eps": 1e-6}).x)
