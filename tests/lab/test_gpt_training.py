@@ -14,7 +14,7 @@ from torch import nn
 
 from dualview.lab.frame import Unit
 from dualview.lab.gpt import Shape, build, variant_of
-from dualview.lab.gpt_training import Blocks, Recipe, block_losses, saved_bytes, token_losses, train
+from dualview.lab.gpt_training import Blocks, Recipe, block_losses, median_of, saved_bytes, token_losses, train
 
 SHAPE = Shape(vocab=50, d_model=16, layers=2, heads=2, context=32, d_ff=24)
 RECIPE = Recipe(steps=30, batch=3, context=16, lr=1e-2, warmup=5)
@@ -106,7 +106,14 @@ def test_what_diverges_is_told_and_stopped():
 
 def test_the_time_limit_is_told():
     _, trained = _train(recipe=replace(RECIPE, steps=200, time_limit=1e-6))
-    assert trained.status == "time limit" and trained.steps == 20 and trained.seconds_per_step is not None
+    assert trained.status == "time limit" and trained.steps == 20
+
+
+def test_stretches_that_warm_up_are_no_timing():
+    assert median_of([]) is median_of([9.0]) is median_of([9.0, 8.0]) is None
+    assert median_of([9.0, 8.0, 1.0]) == 1.0 and median_of([9.0, 8.0, 1.0, 3.0]) == 2.0
+    assert _train(recipe=replace(RECIPE, steps=40))[1].seconds_per_step is None
+    assert _train(recipe=replace(RECIPE, steps=60))[1].seconds_per_step is not None
 
 
 def test_lengths_predict_the_same_tokens():

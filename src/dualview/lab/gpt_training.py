@@ -61,7 +61,7 @@ class Trained:
     losses: list[float]
     """The training loss before each step, in nats per token."""
     seconds_per_step: float | None
-    """The median over stretches of 20 steps, without the first two."""
+    """The median over stretches of 20 steps, without the first two; None if there were no others."""
     processor_seconds_per_step: float | None
     """The same in processor time of all threads, which other programs do not lengthen; None on a GPU."""
     peak_bytes: int | None
@@ -182,8 +182,8 @@ def train(
 
 
 def median_of(laps: list[float]) -> float | None:
-    """The median of the laps after the first few, which warm up."""
-    return statistics.median(laps[_WARM:] or laps) if laps else None
+    """The median of the laps after the first few, which warm up; None where there are no others."""
+    return statistics.median(laps[_WARM:]) if len(laps) > _WARM else None
 
 
 def _resume(unit: Unit, model: nn.Module, optimiser: torch.optim.Optimizer, losses: Float[Tensor, " step"]) -> int:
