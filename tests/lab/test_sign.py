@@ -146,20 +146,29 @@ def _found(scale: str, spared: str, losses: list[float]) -> dict[str, Any]:
 LAYERS = {"mass": [0.5, 0.7], "value": [0.2, 0.1], "share": [0.1, 0.1], "size": [[1.0], [1.0]], "even": 0.02}
 
 
-def _planted(sink: float, placebo: float) -> list[dict[str, Any]]:
-    """Losses in which sparing recovers just so much, on top of noise that all conditions share."""
-    noise = np.random.default_rng(0).standard_normal(12)
+def _planted(
+    sink: float, placebo: float, zeroed: float | None = None, own: float = 0.0, pieces: int = 12
+) -> list[dict[str, Any]]:
+    """Losses in which sparing takes away such parts of the damage, on top of noise that all conditions share."""
+    noise = np.random.default_rng(0).standard_normal(pieces)
 
     def losses(level: float) -> list[float]:
         return [float(x) for x in 4 + noise + level]
 
     made = [_found("none", "nothing", losses(0)), _found("none", "sink zeroed", losses(0.5))]
     for scale, damage in (("constant", 10.0), ("head", 6.0), ("sequence", 6.0), ("token", 3.0)):
-        gains = {"nothing": 0.0, "sink": sink, "sink zeroed": sink / 2, "another token": placebo}
+        gains = {"nothing": 0.0, "sink": sink, "sink zeroed": zeroed or 0.9 * sink, "another token": placebo}
         if scale == "token":
-            gains = dict.fromkeys(gains, 0.0)
+            gains = {**dict.fromkeys(gains, 0.0), "sink": own}
         made += [_found(scale, spared, losses(damage * (1 - gain))) for spared, gain in gains.items()]
     return made
+
+
+def _explained(found: list[dict[str, Any]], **layers: Any) -> tuple[str, list[str]]:
+    """The verdict, and the names of the predictions that fail."""
+    told = summarise(found, {**LAYERS, **layers})["explanation"]
+    assert f"The sink explanation {told['verdict']} here." in told["sentence"]
+    return told["verdict"], [each["name"] for each in told["predictions"] if not each["holds"]]
 
 
 def test_what_was_planted_is_recovered():
@@ -169,11 +178,33 @@ def test_what_was_planted_is_recovered():
     assert found["recovered"]["token"]["sink"]["value"] == pytest.approx(0.0)
     assert found["gap"]["sequence"]["value"] == pytest.approx(1.0)  # 6 − 3 against 3 − 3
     assert found["gap"]["constant"]["value"] == pytest.approx(1 - 2 / 7)
-    assert found["sentence"].endswith("the sink explanation holds here.")
 
 
-def test_no_better_than_a_placebo_is_no_support():
-    assert summarise(_planted(0.2, 0.2), LAYERS)["sentence"].endswith("is not supported here.")
+def test_the_sink_explanation_holds_if_all_it_predicts_does():
+    assert _explained(_planted(0.5, 0.01)) == ("holds", [])
+    assert _explained(_planted(0.5, 0.01, zeroed=0.1)) == ("holds in part", ["zeroed"])
+    assert _explained(_planted(0.5, 0.01, own=0.9)) == ("holds in part", ["own scale"])
+    assert _explained(_planted(0.5, 0.01, zeroed=0.1, own=0.9)) == ("does not hold", ["own scale", "zeroed"])
+
+
+def test_without_a_sink_that_matters_it_does_not_hold():
+    assert _explained(_planted(0.5, 0.01), mass=[0.01, 0.01]) == ("does not hold", ["attention"])
+    assert _explained(_planted(0.5, 0.01), value=[3.0, 3.0]) == ("does not hold", ["value"])
+    assert _explained(_planted(0.2, 0.2)) == ("does not hold", ["another"])
+    assert _explained(_planted(-0.1, 0.0))[0] == "does not hold"
+    everywhere = _planted(0.0, 0.0)
+    for each in everywhere:  # a nat less wherever the first token is spared, the token's own scale among them
+        if each["spared"] == "sink":
+            each["rows"] = [loss - 1 for loss in each["rows"]]
+    verdict, failed = _explained(everywhere, mass=[0.01, 0.01], value=[3.0, 3.0])
+    assert verdict == "does not hold" and failed == ["attention", "value", "own scale", "zeroed"]
+
+
+def test_what_cannot_be_tested_is_told():
+    told = summarise(_planted(0.5, 0.01, pieces=1), LAYERS)["explanation"]
+    assert told["verdict"] is None and "one piece of text" in told["sentence"]
+    none = [{**each, "rows": [4.0, 5.0]} for each in _planted(0.0, 0.0)]
+    assert "no damage" in summarise(none, LAYERS)["explanation"]["sentence"]
 
 
 def _options(place: Path, **more: Any) -> dict[str, Any]:

@@ -5,9 +5,8 @@
 Sign gradient descent is no such attention (see `dualview.duality.sign`), but one may still ask what a trained model
 makes of it. The scales: one constant for the whole model, one for each head (both the mean |v| of other text), the
 running mean of the sequence, and each token's own mean. Signing throws away 1 − 2/π of a Gaussian value's energy at
-any scale; what a constant loses on top, the explanation says, is that the sink's small value is blown up. It predicts
-that sparing that one token mends what separates the other scales from the token's own, and that sparing any other
-token does not.
+any scale; what a constant loses on top, the explanation says, is that the sink's small value is blown up. What that
+predicts, and how it is tested, stands in `dualview.lab.sign_explanation`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dualview.lab.frame import LabResult, Table
+from dualview.lab.sign_explanation import explain
 from dualview.metrics.statistics import generator, query_interval
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _DRAWS = 4999
 
 
 def summarise(found: Sequence[Found], layers: Found) -> dict[str, Any]:
-    """Damage, what each sparing recovers of it, and the sentence that follows."""
+    """Damage, what each sparing recovers of it, and what that says of the sink explanation."""
     by = {(each["scale"], each["spared"]): each for each in found}
     original = by["none", "nothing"]
     recovered = {
@@ -40,8 +41,12 @@ def summarise(found: Sequence[Found], layers: Found) -> dict[str, Any]:
         }
         for scale in list(SCALES)[1:]
     }
-    gap = _gap(by)
-    return {"recovered": recovered, "gap": gap, "sentence": _sentence(recovered, gap, layers)}
+    return {"recovered": recovered, "gap": _gap(by), "explanation": explain(found, layers)}
+
+
+def _explained(result: LabResult) -> str:
+    """The verdict on the sink, from the numbers, so that a file says the same whenever it was written."""
+    return explain(result.results["conditions"], result.results["sink"])["sentence"]
 
 
 def _losses(found: Found) -> Float[np.ndarray, " row"]:
@@ -82,25 +87,6 @@ def _ratio(part: Float[np.ndarray, " row"], whole: Float[np.ndarray, " row"], na
     return {"value": float(part.mean() / whole.mean()), "ci": ci}
 
 
-def _sentence(recovered: Mapping[str, Any], gap: Mapping[str, Any], layers: Found) -> str:
-    sink, other = recovered["sequence"]["sink"], recovered["sequence"]["another token"]
-    mass, even, value = statistics.fmean(layers["mass"]), layers["even"], statistics.median(layers["value"])
-    about = (
-        f"The first token gets {mass:.0%} of the attention (read evenly: {even:.0%}) and its value is {value:.2f} "
-        "times as large as the others' (median over layers)"
-    )
-    if sink["value"] is None or other["value"] is None or gap["sequence"]["value"] is None:
-        return f"{about}; signing did no damage that could be explained."
-    holds = sink["ci"] is not None and other["value"] < sink["ci"][0]
-    shown = (
-        f"with the sequence's mean as scale, sparing it recovers {sink['value']:.0%} of the loss that signing costs, "
-        f"sparing another token {other['value']:.0%}; it closes {gap['sequence']['value']:.0%} of the distance to "
-        "the token's own scale"
-    )
-    verdict = "the sink explanation holds here" if holds else "the sink explanation is not supported here"
-    return f"{about}; {shown}: {verdict}."
-
-
 def tables(result: LabResult) -> list[Table]:
     """Every condition, and the sink by layer."""
     found: Sequence[Found] = result.results["conditions"]
@@ -113,7 +99,7 @@ def tables(result: LabResult) -> list[Table]:
         f"{', '.join(result.results['text']['source'])}; {settings['task']}, {first['shots_used'][0]} demonstrations, "
         f"{len(first['right'][0])} queries, {len(first['icl'])} draws, chance {chance:.3f}. Intervals: 95 %, over "
         "pieces of text and over queries (averaged over draws). Recovered: of the loss that signing at that scale "
-        f"costs, the part that sparing the token undoes.\n{result.results['sentence']}"
+        f"costs, the part that sparing the token undoes.\n{_explained(result)}"
     )
     columns = ["scale", "spared", "perplexity", "95 % interval", "recovered", "95 % interval"]
     columns += ["accuracy", "95 % interval", "zero-shot"]
@@ -210,5 +196,5 @@ def _loss_figure(result: LabResult) -> Figure:
         )
     axes.set_xticks(range(len(SCALES)), [title.replace(" ", "\n", 1) for title in SCALES.values()], fontsize=7.5)
     legend(axes)
-    small_print(figure, "Signed values, and one token spared", f"{result.results['sentence']} Bars: 95 % over text.")
+    small_print(figure, "Signed values, and one token spared", f"{_explained(result)} Bars: 95 % over text.")
     return figure
