@@ -24,6 +24,7 @@ from dualview.lab.language_report import figures, percent, summarise, tables
 from dualview.lab.language_settings import PRESETS, Settings
 from dualview.lab.language_training import curve_of
 from dualview.models.loading import load_model
+from dualview.progress import Silent
 from equivalence.tiny import save_task
 
 WORDS = ("the", "film", "was", "a", "story", "and", "plot", "of", "it", "fine", "dull", "cold", "warm", "very")
@@ -166,6 +167,46 @@ def test_killed_and_resumed_it_ends_in_the_same_numbers(place: Path):
     assert len(learnt) == 2 and all(0 < eta < 1 and eta != 0.5 for eta in learnt)
 
 
+def _kept(out: Path) -> set[str]:
+    return {path.name for path in out.glob("checkpoints/plain-seed1/step-*")}
+
+
+def test_models_to_keep_of_steps_already_passed_start_the_training_anew(place: Path, monkeypatch):
+    class Stopped(Exception):
+        pass
+
+    def stop(*_given):
+        raise Stopped
+
+    out, given = place / "keep", _options(place, only="plain", save_every=1e-6)
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr("dualview.lab.language_training._perplexities", stop)
+        language(out=out, **given)
+    assert list(out.glob(".state-*/state.safetensors")) and _kept(out) == {"step-000040"}
+    parts: list[str] = []
+
+    class Listening(Silent):
+        def part(self, description, total):
+            parts.append(description)
+            return super().part(description, total)
+
+    found = language(out=out, progress=Listening(), keep_checkpoints=4, **given)
+    assert _kept(out) == {"step-000000", "step-000001", "step-000004", "step-000040"}
+    assert any("training anew" in part for part in parts)
+    assert not found.provenance["run"]["cost"]["plain/1"]["resumed"]
+
+
+def test_a_training_that_the_time_limit_stops_keeps_its_model(place: Path):
+    out, given = place / "short", _options(place, only="plain", steps=60, time_limit=1e-6, keep_checkpoints=3)
+    found = language(out=out, **given)
+    assert found.results["trainings"][0]["status"] == "time limit"
+    assert _kept(out) == {"step-000000", "step-000001", "step-000020"}
+    marked = out / "checkpoints/plain-seed1/step-000020/marked"
+    marked.touch()
+    language(out=out, **given)
+    assert marked.is_file(), "it was trained again"
+
+
 def test_through_the_command_line(place: Path, monkeypatch):
     monkeypatch.setattr(frame, "_write_figures", _WRITE_FIGURES)
     app = typer.Typer()
@@ -205,7 +246,8 @@ def test_through_the_command_line(place: Path, monkeypatch):
         ({"data": "/nowhere", "tasks": ()}, "There is no folder"),
         ({"steps": 0}, "--steps"),
         ({"text": "/nowhere.txt"}, "no text file"),
-        ({"context": 500_000}, "are needed"),
+        ({"context": 500_000, "eval_tokens": 500_000}, "are needed"),
+        ({"eval_tokens": 127}, "--eval-tokens 127 is less than one block of --context 128"),
         ({"context": 32}, "Task tiny: .* give a larger --context"),
     ],
 )

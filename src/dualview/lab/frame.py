@@ -317,6 +317,7 @@ class Unit:
         """Forget it; its numbers stand in the result."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+        self.resumed = False
 
 
 def capture(

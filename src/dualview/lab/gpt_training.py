@@ -134,7 +134,7 @@ def train(
     keep_at: Iterable[int] = (),
 ) -> Trained:
     """Train the model in place, from where `unit` left off. `keep` is called after each of the steps `keep_at`
-    (0: before the first)."""
+    (0: before the first), and where the time limit stops a training of which any were to be kept."""
     device, wanted = model.device, set(keep_at)
     model.train()
     optimiser = make_optimiser(model, recipe, device)
@@ -170,6 +170,8 @@ def train(
         if status == "ok":
             unit.save(lambda at=step: capture(model, optimiser, {}, step=at, losses=losses[:at].tolist()))
         watch.resume()
+    if status == "time limit" and wanted and step not in wanted:
+        keep(step)
     return Trained(
         status=status,
         losses=cast(list[float], losses[:step].tolist()),

@@ -26,7 +26,7 @@ from dualview.lab.frame import LabResult, Unit, begin, finish, provenance
 from dualview.lab.gpt import NAMES
 from dualview.lab.language_report import figures, summarise, tables
 from dualview.lab.language_settings import Settings
-from dualview.lab.language_training import Bench, checkpoint_folder, run_training, set_up
+from dualview.lab.language_training import Bench, missing_checkpoints, run_training, set_up
 from dualview.progress import Progress, Silent
 
 __all__ = ["Settings", "figures", "language", "tables"]
@@ -74,9 +74,11 @@ def _complete(training: dict[str, Any] | None, settings: Settings, out: Path | N
     if training is None:
         return False
     found = training["found"]
-    wanted = settings.keep_at if out is not None and found["status"] == "ok" else []
-    folders = [checkpoint_folder(out or Path(), found["variant"], found["seed"], step) for step in wanted]
-    return all(folder.is_dir() for folder in folders)
+    if out is None or found["status"] == "diverged":
+        return True
+    # A training that the time limit stopped has its last model where it stopped, and none after that.
+    wanted = {min(step, found["steps"]) for step in settings.keep_at}
+    return not missing_checkpoints(out, found["variant"], found["seed"], wanted)
 
 
 def _known(out: Path | None) -> dict[str, dict[str, Any]]:

@@ -92,6 +92,11 @@ class Settings(LabSettings):
             raise ValueError(f"eta must lie in [0, 1), not {self.eta}")
         if self.learnable and self.eta == 0:
             raise ValueError("a learnable eta must start above 0")
+        if self.eval_tokens < self.context:
+            raise ValueError(
+                f"--eval-tokens {self.eval_tokens} is less than one block of --context {self.context} tokens; "
+                "give at least that many"
+            )
         if self.warmup > self.steps:
             raise ValueError(f"warmup {self.warmup} is longer than the {self.steps} steps of the training")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,28 @@ def checkpoint_folder(out: Path, name: str, seed: int, step: int) -> Path:
     return out / "checkpoints" / f"{name}-seed{seed}" / f"step-{step:06d}"
 
 
+def missing_checkpoints(out: Path, name: str, seed: int, steps: Iterable[int]) -> list[int]:
+    """Those of the steps whose model is not there."""
+    return [step for step in steps if not checkpoint_folder(out, name, seed, step).is_dir()]
+
+
+def forget_if_past(unit: Unit, steps: Sequence[int]) -> bool:
+    """Forget a saved state that has passed one of these steps, whose models are wanted: only from the start are they met
+    again. Whether it was forgotten."""
+    state = unit.load()
+    if state is None or all(step > state.info["info"]["step"] for step in steps):
+        return False
+    unit.remove()
+    return True
+
+
 def run_training(
     bench: Bench, name: str, seed: int, unit: Unit, out: Path | None, progress: Progress
 ) -> dict[str, Any]:
-    """Train one model and measure it: `found` decides nothing but itself, `cost` is of this machine."""
+    """Train one model and measure it: `found` decides nothing but itself, `cost` is of this machine.
+
+    A state that is past a step whose model is to be kept and is not there is not taken up: the training starts anew.
+    """
     settings, recipe = bench.settings, bench.settings.recipe
     variant = variant_of(name, settings.eta, settings.learnable)
     shape = matched(bench.shape, bench.corpus.separator, variant)
@@ -129,7 +147,9 @@ def run_training(
         save_model(model, bench.corpus.tokenizer, checkpoint_folder(out or Path(), name, seed, step))
 
     wanted = settings.keep_at if out is not None else []
-    with progress.part(f"{name}, seed {seed}: training", settings.steps) as advance:
+    anew = forget_if_past(unit, missing_checkpoints(out or Path(), name, seed, wanted))
+    title = f"{name}, seed {seed}: training" + (" anew, for models to keep of steps it had passed" if anew else "")
+    with progress.part(title, settings.steps) as advance:
         trained = train(model, blocks, recipe, unit, advance=advance, keep=keep, keep_at=wanted)
     found: dict[str, Any] = {
         "variant": name,
