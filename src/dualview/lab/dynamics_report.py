@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 Point = Mapping[str, Any]
 LIMITS = (
     "Intervals are over draws of demonstrations and queries (with one draw there are none); they say "
-    "nothing about another training. Floors are means over draws. Above: in every draw, every floor at p < .01."
+    "nothing about another training. Floors are means over draws."
 )
+ABOVE = "Above in: draws in which raw SimAOU exceeds every floor at p < .01."
 
 
 def highest_floor(point: Point, metric: str = "sim_aou") -> float | None:
@@ -79,7 +80,7 @@ def tables(result: LabResult) -> list[Table]:
         own = [point for point in result.results["points"] if point["training"] == name]
         columns = ["step", "SimAOU raw", "95 % interval", "highest floor", "above in", "SimAM delta"]
         columns += ["95 % interval", "highest floor", "‖Δh‖ icl", "‖Δh‖ ft"]
-        note = f"{told['sentence']}\n{asked} {LIMITS}"
+        note = f"{told['sentence']}\n{asked} {LIMITS} {ABOVE}"
         shown.append(Table(f"dynamics, {name}: likeness", columns, [_likeness(point) for point in own], note))
         columns = ["step", "zero-shot", "in-context", "fine-tuned", "Rec2FTP", "by chance", "rate", "supported in"]
         rows = [_predictions(point) for point in own]
