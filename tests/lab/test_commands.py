@@ -48,6 +48,27 @@ def test_help_names_every_setting(app, name):
     assert "--out" in said.output and "--json" in said.output
 
 
+def test_help_says_what_an_option_takes_and_its_default(app):
+    said = " ".join(call(app, "regression", "--help").output.split())
+    for words in ("--seed <int>", "--noise <float>", "--lr <float>", "--steps <int>", "--task linear|sine"):
+        assert words in said
+    assert "one set of weights for all layers [default: recurrent]" in said and "[default: shifts]" in said
+    assert "--lr <float>|auto" in call(app, "dynamics", "--help").output
+    said = call(app, "modifications", "--help").output
+    assert "--alphas <float>" in said and "--ks <int>" in said and "--only <str>" in said
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_no_number_is_shown_as_text(app, name):
+    from dataclasses import fields
+    from importlib import import_module
+
+    said = call(app, name, "--help").output
+    for field in fields(import_module(f"dualview.lab.{name}").Settings):
+        if isinstance(field.default, (int, float)):
+            assert f"--{field.name.replace('_', '-')} <str>" not in said
+
+
 def test_regression_prints_and_writes(app, tmp_path):
     out, file = tmp_path / "out", tmp_path / "r.json"
     said = call(app, "regression", *SMALL, "--seed", 3, "--no-shifts", "--out", out, "--json", file)

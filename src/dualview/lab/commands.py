@@ -76,15 +76,29 @@ def _option(field: Field[Any], hint: Any) -> inspect.Parameter:
     flag = f"--{field.name.replace('_', '-')}"
     if kind is bool and field.default:
         flag = f"{flag}/--no-{flag[2:]}"
-    choices = "|".join(map(str, get_args(kind))) if get_origin(kind) is Literal else None
-    shown = "" if field.default is None or kind is bool else f" [default: {_shown(field.default)}]"
+    default = field.name.replace("_", "-") if field.default is True else _shown(field.default)
+    shown = "" if field.default is None or field.default is False else f" [default: {default}]"
     taken: Any = bool if kind is bool else str
     if element_of(hint) is not None:
         taken = list[str]
-    given = typer.Option(flag, help=field.metadata["help"] + shown, metavar=choices, show_default=False)
+    values = None if kind is bool else _values(hint)
+    given = typer.Option(flag, help=field.metadata["help"] + shown, metavar=values, show_default=False)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[taken | None, given]
     )
+
+
+def _values(hint: Any) -> str:
+    """What an option takes, for its help: `<int>`, `linear|sine`, `<float>|auto`; of a list, what its parts are."""
+    if get_origin(hint) is Annotated:
+        return _values(get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return "|".join(map(str, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return _values(get_args(hint)[0])
+    if parts := [part for part in get_args(hint) if part is not type(None)]:
+        return "|".join(map(_values, parts))
+    return f"<{hint.__name__.lower()}>"
 
 
 def _shown(default: Any) -> str:
