@@ -239,6 +239,8 @@ def test_through_the_command_line(place: Path, monkeypatch):
     [
         ({"only": "plain,moment"}, "no variant moment"),
         ({"d_model": 10, "heads": 4}, "even multiple"),
+        ({"only": "plain,plain"}, "--only: plain is given twice"),
+        ({"lr": "inf"}, "--lr: inf is no finite number"),
         ({"eta": 1.0}, r"\[0, 1\)"),
         ({"eta": 0.0, "learnable": True}, "start above 0"),
         ({"warmup": 50, "steps": 10}, "longer than"),

@@ -133,6 +133,11 @@ def test_all_of_the_issue_is_there():
     assert len({kind.name for kind in kinds((0.1,), (1,), (0.1,), 2, 0)}) == 8
 
 
+def test_0_is_the_softmax_curve_that_is_there_anyway():
+    asked = Settings.make(alphas="0,.1,.3,.5", betas="0,.1,.5")
+    assert [kind.name for kind in wanted_kinds(asked, 1)] == [kind.name for kind in wanted_kinds(Settings.make(), 1)]
+
+
 # -------------------------------------------------------------------------------------------------------- statistics
 
 
@@ -238,7 +243,12 @@ def test_sentences_say_which_way():
     ("given_", "named"),
     [
         ({"only": "negtive"}, "negtive"),
-        ({"alphas": "0"}, "softmax attention"),
+        ({"only": "regularised", "alphas": "0"}, "nothing to compare with softmax attention"),
+        ({"only": "negative", "betas": "0"}, "nothing to compare with softmax attention"),
+        ({"only": ""}, "nothing to compare with softmax attention"),
+        ({"alphas": "0.1,0.10"}, "--alphas: 0.1 is given twice"),
+        ({"only": "sign,sign"}, "--only: sign is given twice"),
+        ({"alphas": "inf"}, "--alphas: inf is no finite number"),
         ({"seeds": 1}, "--seeds"),
         ({"ks": "0"}, "--ks"),
         ({"lr": 0}, "--lr"),

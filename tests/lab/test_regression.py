@@ -309,6 +309,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_option_works(kind):
     given = {**TINY, **KINDS[kind]}
+    if given.get("task") == "sine":
+        given.pop("dims")
     result = dualview.lab.regression(**given)
     if kind in ("default", "sine"):  # bit for bit
         assert result.results == dualview.lab.regression(**given).results
@@ -341,6 +343,25 @@ def test_the_papers_hyper_parameters():
     assert plan().lr == 1e-3 and plan(layers=4).lr == 5e-4 and plan().batch_size == 2048
     assert plan(softmax=True).clip == 10 and plan(softmax=True).lr == 3e-3
     assert plan(layers=2).steps == 5_000 and plan(layers=2, recurrent=False).steps == 50_000
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({"noise": float("inf")}, "--noise: inf is no finite number"),
+        ({"noise": "nan"}, "--noise"),
+        ({"input_range": "inf"}, "--input-range: inf is no finite number"),
+        ({"lr": "inf"}, "--lr: inf is no finite number"),
+        ({"input_range": 1e30}, "numbers are too large; .* --input-range"),
+        ({"noise": 1e38}, "numbers are too large; give a smaller --noise"),
+        ({"task": "sine", "noise": 1e38, "dims": 10}, "Before any training .* give a smaller --noise"),
+        ({"task": "sine"}, "--dims and --input-range are of the linear task"),
+        ({"task": "sine", "dims": 10, "input_range": 2.0}, "--dims and --input-range are of the linear task"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_told_before(given_, said):
+    with pytest.raises(UserError, match=said):
+        dualview.lab.regression(**{**TINY, **given_})
 
 
 def test_a_diverged_training_says_so():

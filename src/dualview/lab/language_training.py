@@ -120,8 +120,7 @@ def missing_checkpoints(out: Path, name: str, seed: int, steps: Iterable[int]) -
 
 
 def forget_if_past(unit: Unit, steps: Sequence[int]) -> bool:
-    """Forget a saved state that has passed one of these steps, whose models are wanted: only from the start are they met
-    again. Whether it was forgotten."""
+    """Forget a saved state that has passed one of these steps, whose models are wanted; whether it was forgotten."""
     state = unit.load()
     if state is None or all(step > state.info["info"]["step"] for step in steps):
         return False

@@ -37,9 +37,9 @@ class Settings(LabSettings):
     """Which modifications are trained, and how."""
 
     only: tuple[str, ...] = option(FAMILIES, "families to train beside softmax attention")
-    alphas: tuple[float, ...] = option((0.1, 0.3, 0.5), "α of the regularised models (0 is softmax attention itself)")
+    alphas: tuple[float, ...] = option((0.1, 0.3, 0.5), "α of the regularised models (0: softmax attention itself)")
     ks: tuple[AtLeastOne, ...] = option((1, 3), "k of the negative models")
-    betas: tuple[float, ...] = option((0.1, 0.5), "β of the negative models")
+    betas: tuple[float, ...] = option((0.1, 0.5), "β of the negative models (0: softmax attention itself)")
     rank: AtLeastOne = option(8, "units in each adapter of the augmented models")
     heads: AtLeastOne = option(2, "heads of the one layer; a single softmax head cannot take gradient descent's step")
     dims: AtLeastOne = option(10, "inputs of the linear problems")
@@ -57,8 +57,12 @@ class Settings(LabSettings):
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.only) - set(FAMILIES)):
             raise ValueError(f"option --only: there is no family {unknown[0]!r}; there are {', '.join(FAMILIES)}")
-        if 0.0 in (*self.alphas, *self.betas):
-            raise ValueError("α = 0 and β = 0 are softmax attention, which is always trained; leave them out")
+        empty = {"regularised": not any(self.alphas), "negative": not (self.ks and any(self.betas))}
+        if all(empty.get(family, False) for family in self.only):
+            raise ValueError(
+                "there is nothing to compare with softmax attention; "
+                f"give families ({', '.join(FAMILIES)}) with --only, and --alphas or --betas that are not all 0"
+            )
 
     @property
     def all_seeds(self) -> list[int]:

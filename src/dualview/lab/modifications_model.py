@@ -35,14 +35,17 @@ class Kind:
 
 
 def kinds(alphas: tuple[float, ...], ks: tuple[int, ...], betas: tuple[float, ...], rank: int, seed: int) -> list[Kind]:
-    """Softmax attention, then every modification; adapters are drawn with `seed`."""
+    """Softmax attention, then every modification; adapters are drawn with `seed`.
+
+    α = 0 and β = 0 are softmax attention itself: the curve that is there anyway.
+    """
     found = [Kind("softmax", "softmax", None)]
-    found += [Kind(f"regularised α={a:g}", "regularised", Regularised(alpha=a)) for a in alphas]
+    found += [Kind(f"regularised α={a:g}", "regularised", Regularised(alpha=a)) for a in alphas if a]
     found += [
         Kind("augmented g1", "augmented", Augmented(rank=rank, keys=False, seed=seed)),
         Kind("augmented g1, g2", "augmented", Augmented(rank=rank, seed=seed)),
     ]
-    found += [Kind(f"negative k={k} β={b:g}", "negative", Negative(k=k, beta=b)) for k in ks for b in betas]
+    found += [Kind(f"negative k={k} β={b:g}", "negative", Negative(k=k, beta=b)) for k in ks for b in betas if b]
     scales = ("constant", "sequence", "token")
     return found + [Kind(f"sign, {scale} scale", "sign", Sign(scale=scale)) for scale in scales]
 

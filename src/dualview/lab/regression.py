@@ -9,7 +9,7 @@ anything about language models, or about inputs far from the training's, where t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -42,16 +42,22 @@ class Settings(LabSettings):
     )
     batch_size: AtLeastOne | None = option(None, "fresh problems a step; by default 2048, or 512 (sine)")
     lr: Positive | None = option(
-        None, "of Adam, decayed along a cosine; by default 1e-3, above 3 layers 5e-4, softmax 3 times that"
+        None,
+        "of Adam, decayed along a cosine; by default 1e-3, above 3 layers 5e-4, softmax 3 times that; 1e-3 (sine)",
     )
     clip: Positive | None = option(
-        None, "of the gradient's norm; by default 0.001 up to 2 layers, 10 above, 100 (sine)"
+        None, "of the gradient's norm; by default 0.001 up to 2 layers, 10 above and for softmax, 100 (sine)"
     )
     eval_tasks: Annotated[int, Ge(2)] = option(
         200_000, "problems on which the end is measured, the same for every seed"
     )
     shifts: bool = option(True, "also measure other input and weight scales, and corrupted labels (linear)")
     seeds: AtLeastOne = option(1, "train so many seeds, from --seed on")
+
+    def __post_init__(self) -> None:
+        linear = {field.name: field.default for field in fields(self) if field.name in ("dims", "input_range")}
+        if self.task == "sine" and any(getattr(self, name) != default for name, default in linear.items()):
+            raise ValueError("--dims and --input-range are of the linear task; leave them out with --task sine")
 
     @property
     def all_seeds(self) -> list[int]:

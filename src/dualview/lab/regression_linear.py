@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from dualview.clock import Clock
 from dualview.duality.regression import uniform_optimum
+from dualview.errors import UserError
 from dualview.lab.frame import Found, Unit
 from dualview.lab.regression import Settings
 from dualview.lab.regression_measure import (
@@ -132,6 +133,12 @@ def references(settings: Settings, base: LinearTasks, tasks: Tasks) -> Reference
     """Gradient descent and GD++ at their best on the evaluation's problems, and the constructed weights."""
     rate = best_rate(tasks, settings.layers, first_guess(base))
     descent = gradient_descent(rate, settings.layers)
+    reached = losses(descent, tasks)
+    if not np.isfinite(reached).all():
+        raise UserError(
+            "Gradient descent has no finite loss: these problems' numbers are too large; "
+            "give a smaller --noise or --input-range."
+        )
     by_hand = InContext.constructed(gd_layers(rate, settings.layers, tasks.x[0].mT))
     closed = None
     if settings.layers == 1 and not settings.noise:
@@ -146,7 +153,7 @@ def references(settings: Settings, base: LinearTasks, tasks: Tasks) -> Reference
     return References(
         rate=rate,
         steps=settings.layers,
-        gd_losses=losses(descent, tasks),
+        gd_losses=reached,
         constructed={"loss": mean_loss(by_hand, tasks), "largest_difference_from_gd": apart},
         zero=float(tasks.y_query.double().square().mean() / 2),
         closed_form=closed,

@@ -73,9 +73,9 @@ def alike(one: Predictor, other: Predictor, tasks: Tasks) -> Alike:
 def best_rate(tasks: Tasks, steps: int, guess: float) -> float:
     """The rate of `steps` steps of gradient descent with the lowest loss on these very problems.
 
-    The loss is a polynomial of degree 2k in η. One step's is a parabola, which the search in (0, 4 · guess) cannot miss;
-    for more steps without noise its mean over w and x_q, Σ λ (1 − ηλ/N)^{2k} over the eigenvalues λ of X Xᵀ up to a
-    factor, is convex. On a finite sample, or with noise, that it has one minimum is not proven: the search finds one.
+    The loss is a polynomial of degree 2k in η. One step's is a parabola, whose minimum the search in (0, 4 · guess)
+    finds. Without noise the mean over w and x_q, up to a factor Σ (1 − ηλ/N)^{2k} over the eigenvalues λ of X Xᵀ, is
+    convex at any k; on a sample, or with noise, more steps may have several minima, and the search finds one of them.
     """
 
     def loss(rate: float) -> float:

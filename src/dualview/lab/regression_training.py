@@ -83,6 +83,11 @@ def train(
 
 def _note(curve: dict[str, list[float]], step: int, values: dict[str, float]) -> None:
     for name, value in {"step": step, **values}.items():
+        if not math.isfinite(value) and step == 0:
+            raise UserError(
+                f"Before any training {name} is {value}: these problems' numbers are too large; "
+                "give a smaller --noise or, of the linear task, --input-range."
+            )
         if not math.isfinite(value):
             raise UserError(f"The training diverged: {name} is {value} after {step} steps; give a lower --lr.")
         curve.setdefault(name, []).append(value)

@@ -5,6 +5,7 @@ Plain dataclasses, so that asking for help waits neither for torch nor for pydan
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
@@ -44,7 +45,7 @@ class LabSettings:
             raise UserError(f"There is no setting {unknown[0]}; the settings are {', '.join(sorted(known))}.")
         listed = {name: _listed(value, hints[name]) for name, value in given.items()}
         try:
-            return TypeAdapter(cls).validate_python(listed)
+            made = TypeAdapter(cls).validate_python(listed)
         except ValidationError as error:
             first = error.errors()[0]
             said = first["msg"].removeprefix("Value error, ")
@@ -52,6 +53,9 @@ class LabSettings:
                 raise UserError(f"{said[0].upper()}{said[1:]}.") from error
             name = str(first["loc"][0])
             raise UserError(f"Option --{name.replace('_', '-')}: {said} (given: {given.get(name)!r}).") from error
+        for field in fields(cls):
+            _check(f"--{field.name.replace('_', '-')}", getattr(made, field.name))
+        return made
 
     def to_json(self) -> dict[str, Any]:
         """Every setting that decides the numbers, as JSON can hold it."""
@@ -79,6 +83,16 @@ def _listed(value: Any, hint: Any) -> Any:
         return tuple(given)
     parts = (part.split(",") if isinstance(part, str) else [part] for part in given)
     return tuple(part.strip() if isinstance(part, str) else part for piece in parts for part in piece if part != "")
+
+
+def _check(flag: str, value: Any) -> None:
+    """What no setting may be: infinite or not a number, or the same thing twice in a list."""
+    parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+    for number, part in enumerate(parts):
+        if isinstance(part, float) and not math.isfinite(part):
+            raise UserError(f"Option {flag}: {part} is no finite number; give one.")
+        if part in parts[:number]:
+            raise UserError(f"Option {flag}: {part} is given twice; give it once.")
 
 
 def _plain(value: Any) -> Any:
