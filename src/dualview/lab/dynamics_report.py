@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualview.lab.frame import LabResult, Table
+from dualview.lab.words import between, mean, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,34 +93,26 @@ def _likeness(point: Point) -> list[str]:
     numbers, draws = point["numbers"], len(point["draws"])
     row = [str(point["step"])]
     for key, metric in (("sim_aou.raw", "sim_aou"), ("sim_am.delta", "sim_am")):
-        row += [_shown(numbers[key]["mean"], "+.3f"), _between(numbers[key]["ci"])]
-        row.append(_shown(highest_floor(point, metric), "+.3f"))
+        row += [number(numbers[key]["mean"], "+.3f"), between(numbers[key]["ci"], "+.3f")]
+        row.append(number(highest_floor(point, metric), "+.3f"))
         if metric == "sim_aou":
             above = sum(bool(draw["sim_aou"]["above_every_floor"]) for draw in point["draws"])
             row.append(f"{above} of {draws}")
-    return [*row, *(_shown(numbers[f"update_norm.{side}"]["mean"]) for side in ("icl", "ft"))]
+    return [*row, *(number(numbers[f"update_norm.{side}"]["mean"]) for side in ("icl", "ft"))]
 
 
 def _predictions(point: Point) -> list[str]:
     numbers, draws = point["numbers"], point["draws"]
-    chances = [draw["rec2ftp"]["chance"] for draw in draws if draw["rec2ftp"]["chance"] is not None]
+    chances = [draw["rec2ftp"]["chance"] for draw in draws]
     rates = sorted({draw["lr"] for draw in draws})
     return [
         str(point["step"]),
-        *(_shown(numbers[f"accuracy.{name}"]["mean"]) for name in ("zsl", "icl", "ft")),
-        _shown(numbers["rec2ftp.value"]["mean"]),
-        _shown(sum(chances) / len(chances) if chances else None),
+        *(number(numbers[f"accuracy.{name}"]["mean"]) for name in ("zsl", "icl", "ft")),
+        number(numbers["rec2ftp.value"]["mean"]),
+        number(mean(chances)),
         " to ".join(dict.fromkeys(f"{rate:g}" for rate in (rates[0], rates[-1]))),
         f"{point['verdicts'].get('supported', 0)} of {len(draws)}",
     ]
-
-
-def _between(ci: Sequence[float] | None) -> str:
-    return "" if ci is None else f"{ci[0]:+.3f} to {ci[1]:+.3f}"
-
-
-def _shown(value: float | None, how: str = ".3f") -> str:
-    return "none" if value is None else f"{value:{how}}"
 
 
 def figures(result: LabResult) -> dict[str, Figure]:

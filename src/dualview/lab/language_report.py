@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dualview.lab.frame import LabResult, Table
+from dualview.lab.words import between, mean
 from dualview.metrics.statistics import Interval, query_interval, seed_interval
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _variant(trainings: Sequence[Training], lengths: Sequence[int]) -> dict[str,
         "parameters": trainings[0]["parameters"],
         "perplexity": perplexity,
         "few_shot": _over([accuracy for t in trainings if (accuracy := mean_accuracy(t)) is not None]),
-        "chance": _mean([task["chance"] for task in trainings[0]["few_shot"]]),
+        "chance": mean([task["chance"] for task in trainings[0]["few_shot"]]),
         "saved_bytes": trainings[0]["saved_bytes"],
         "train_loss": _over([stretch(t, 0.8, 1.0) for t in trainings]),
         "train_loss_before": _over([stretch(t, 0.6, 0.8) for t in trainings]),
@@ -72,7 +73,7 @@ def _variant(trainings: Sequence[Training], lengths: Sequence[int]) -> dict[str,
 
 def mean_accuracy(training: Training) -> float | None:
     """In-context accuracy, averaged over draws and then over tasks."""
-    return _mean([_mean(task["icl"]) for task in training["few_shot"]])
+    return mean([mean(task["icl"]) for task in training["few_shot"]])
 
 
 def stretch(training: Training, begin: float, end: float) -> float | None:
@@ -83,19 +84,14 @@ def stretch(training: Training, begin: float, end: float) -> float | None:
         for step, loss in zip(curve["step"], curve["loss"], strict=True)
         if begin * training["steps"] < step <= end * training["steps"]
     ]
-    return _mean(inside)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    return mean(inside)
 
 
 def _over(values: Sequence[float | None]) -> dict[str, Any]:
     """A number over seeds: mean, standard deviation (with two or more) and the values."""
     known = [value for value in values if value is not None]
     return {
-        "mean": _mean(known),
+        "mean": mean(known),
         "sd": statistics.stdev(known) if len(known) > 1 else None,
         "values": list(values),
     }
@@ -213,7 +209,7 @@ def _costs_table(result: LabResult) -> Table:
     rows: list[list[str]] = []
     for name, each in result.results["variants"].items():
         own = [costs[f"{name}/{seed}"] for seed in each["seeds"]]
-        paces = [_mean([cost.get(key) for cost in own]) for key in ("seconds_per_step", "processor_seconds_per_step")]
+        paces = [mean([cost.get(key) for cost in own]) for key in ("seconds_per_step", "processor_seconds_per_step")]
         peak = max((cost["peak_bytes"] or 0 for cost in own), default=0)
         rows.append(
             [
@@ -249,7 +245,7 @@ def _differences_table(result: LabResult) -> Table:
         row = [f"{TITLES[each['variant']]} − {TITLES[each['against']]}", str(len(each["seeds"]))]
         row += [_change(each["loss"][str(length)]) for length in lengths]
         few = each["few_shot"]
-        row.append("none" if few is None else f"{few['mean']:+.3f}{_between(few['ci'], '+.3f')}")
+        row.append("none" if few is None else f"{few['mean']:+.3f}{_bracketed(few['ci'], '+.3f')}")
         rows.append(row)
     columns = ["difference", "seeds", *(f"ppl at {length}, %" for length in lengths), "few-shot accuracy"]
     note = "\n".join([*result.results["sentences"], f"{LIMITS} For few-shot accuracy the units are tasks."])
@@ -260,11 +256,11 @@ def _change(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "none"
     ci = None if found["ci"] is None else [percent(edge) for edge in found["ci"]]
-    return f"{percent(found['mean']):+.2f}{_between(ci, '+.2f')}"
+    return f"{percent(found['mean']):+.2f}{_bracketed(ci, '+.2f')}"
 
 
-def _between(ci: Sequence[float] | None, how: str) -> str:
-    return "" if ci is None else f" ({ci[0]:{how}} to {ci[1]:{how}})"
+def _bracketed(ci: Sequence[float] | None, style: str) -> str:
+    return "" if ci is None else f" ({between(ci, style)})"
 
 
 def _tasks_table(result: LabResult) -> Table:
@@ -278,7 +274,7 @@ def _tasks_table(result: LabResult) -> Table:
         row = [task, f"{first['chance']:.3f}", str(first["n_queries"]), f"{shots[0]}–{shots[-1]}"]
         for name in names:
             own = [t["few_shot"][index] for t in trainings if t["variant"] == name]
-            icl, zsl = _mean([_mean(each["icl"]) for each in own]), _mean([each["zsl"] for each in own])
+            icl, zsl = mean([mean(each["icl"]) for each in own]), mean([each["zsl"] for each in own])
             row.append(f"{icl:.3f} ({zsl:.3f})")
         rows.append(row)
     constant = sum(task["constant_draws"] for t in trainings for task in t["few_shot"])

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dualview.lab.frame import LabResult, Table
+from dualview.lab.words import between, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from dualview.report.figures_lab import Curve
 
 REFERENCE = "softmax"
+NONE = "–"
 
 
 def tables(result: LabResult) -> list[Table]:
@@ -35,8 +37,16 @@ def _outcome_table(result: LabResult, outcome: str) -> Table:
     rows: list[list[str]] = []
     for model in result.results["models"]:
         row = found[model["name"]]
-        cells = [_number(row["mean"], ".4f"), _number(row["difference"], "+.4f"), _interval(row["ci"])]
-        tested = [_number(row["p_holm"], ".2g"), _lower(row, len(result.seeds)), "yes" if row["survives"] else "no"]
+        cells = [
+            number(row["mean"], ".4f", NONE),
+            number(row["difference"], "+.4f", NONE),
+            between(row["ci"], "+.4f", NONE),
+        ]
+        tested = [
+            number(row["p_holm"], ".2g", NONE),
+            _lower(row, len(result.seeds)),
+            "yes" if row["survives"] else "no",
+        ]
         if model["name"] == REFERENCE:
             cells, tested = [cells[0], "", ""], ["", "", ""]
         rows.append([model["name"], str(model["parameters"]), *cells, *tested])
@@ -80,16 +90,8 @@ def sentence(result: LabResult, name: str) -> str:
     return f"Its test loss is {' and '.join(found)}{''.join(f'; {when} no difference survives' for when in missing)}."
 
 
-def _number(value: float | None, style: str) -> str:
-    return "–" if value is None else format(value, style)
-
-
-def _interval(ci: list[float] | None) -> str:
-    return "–" if ci is None else f"{ci[0]:+.4f} to {ci[1]:+.4f}"
-
-
 def _lower(row: Mapping[str, Any], seeds: int) -> str:
-    return "–" if row["seeds_lower"] is None else f"{row['seeds_lower']} of {seeds}"
+    return NONE if row["seeds_lower"] is None else f"{row['seeds_lower']} of {seeds}"
 
 
 # ----------------------------------------------------------------------------------------------------------- figures

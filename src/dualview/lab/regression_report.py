@@ -155,16 +155,16 @@ def _seeds(result: LabResult) -> str:
 
 def _curve(result: LabResult, key: str) -> Curve:
     """One curve of the training: its mean over seeds and, with several, the range."""
+    return _banded([r["curve"][key] for r in _rows(result)], _rows(result)[0]["curve"]["step"])
+
+
+def _banded(values: Sequence[Sequence[float]], x: Sequence[float]) -> Curve:
     from dualview.report.figures_lab import Curve
 
-    return _banded([r["curve"][key] for r in _rows(result)], _rows(result)[0]["curve"]["step"], Curve)
-
-
-def _banded(values: Sequence[Sequence[float]], x: Sequence[float], kind: type[Curve]) -> Curve:
     columns = list(zip(*values, strict=True))
     if len(values) == 1:
-        return kind(x, list(values[0]))
-    return kind(x, [fmean(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns])
+        return Curve(x, list(values[0]))
+    return Curve(x, [fmean(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns])
 
 
 def _note(result: LabResult) -> str:
@@ -209,7 +209,7 @@ def _alike_figure(result: LabResult) -> Figure:
 def _shift_figure(result: LabResult, name: str, shift: Mapping[str, Any]) -> Figure:
     from dualview.report.figures_lab import Curve, curves
 
-    series = {"trained": _banded([r["shifts"][name] for r in _rows(result)], shift["at"], Curve)}
+    series = {"trained": _banded([r["shifts"][name] for r in _rows(result)], shift["at"])}
     series |= {NAMES[key]: Curve(shift["at"], values) for key, values in shift["losses"].items()}
     title = f"Loss away from the training's problems: {shift['title']}"
     return curves(series, title, shift["title"], "loss ½(ŷ − y)²", _note(result), log_y=True)

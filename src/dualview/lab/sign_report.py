@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from dualview.lab.frame import LabResult, Table
 from dualview.lab.sign_explanation import explain
+from dualview.lab.words import between, number
 from dualview.metrics.statistics import generator, query_interval
 
 if TYPE_CHECKING:
@@ -118,8 +119,8 @@ def _row(each: Found, recovered: Mapping[str, Any]) -> list[str]:
         each["spared"],
         _ppl(each["loss"]),
         "" if inside is None else f"{_ppl(inside.low)} to {_ppl(inside.high)}",
-        "" if gain.get("value") is None else f"{gain['value']:.0%}",
-        "" if gain.get("ci") is None else f"{gain['ci'][0]:.0%} to {gain['ci'][1]:.0%}",
+        number(gain.get("value"), ".0%", ""),
+        between(gain.get("ci"), ".0%"),
         f"{statistics.fmean(each['icl']):.3f}",
         "" if around is None else f"{max(0.0, around.low):.3f} to {min(1.0, around.high):.3f}",
         f"{each['zsl']:.3f}",
