@@ -63,6 +63,9 @@ def test_settings_from_words():
         ({"rates": "0.1,x"}, "--rates"),
         ({"save_every": -1}, "--save-every"),
         ({"seed": -3}, "--seed"),
+        ({"save_every": "inf"}, "--save-every: inf is no finite number"),
+        ({"rates": (0.1, float("nan"))}, "--rates: nan is no finite number"),
+        ({"rates": "0.1,0.10"}, "--rates: 0.1 is given twice"),
         ({"tempo": 3}, "tempo"),
     ],
 )
@@ -86,21 +89,25 @@ def test_places_are_checked_before_the_work(tmp_path):
 # ------------------------------------------------------------------------------------------------------------- units
 
 
-def key(out: Path, **given: object) -> str:
+CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
+
+
+def key(out: Path, device: torch.device = CPU, **given: object) -> str:
     made = Some.make(**given)
-    folder = Unit.of(out, "some", made, made.seed).folder
+    folder = Unit.of(out, "some", made, device, made.seed).folder
     assert folder is not None
     return folder.name
 
 
 def test_only_the_same_training_has_the_same_key(tmp_path):
     plain = key(tmp_path)
-    for other in ({"steps": 6}, {"rates": "0.1"}, {"kind": "b"}, {"seed": 2}, {"device": "cpu"}):
+    for other in ({"steps": 6}, {"rates": "0.1"}, {"kind": "b"}, {"seed": 2}, {"device": GPU}):
         assert key(tmp_path, **other) != plain
     assert key(tmp_path, seeds=9, save_every=3) == plain
+    assert key(tmp_path, GPU) == key(tmp_path, torch.device("cuda:0"))
     made = Some.make()
-    assert Unit.of(tmp_path, "some", made, 1, kind="x").folder != Unit.of(tmp_path, "some", made, 1).folder
-    assert Unit.of(tmp_path, "other", made, 1).folder != Unit.of(tmp_path, "some", made, 1).folder
+    assert Unit.of(tmp_path, "some", made, CPU, 1, kind="x").folder != Unit.of(tmp_path, "some", made, CPU, 1).folder
+    assert Unit.of(tmp_path, "other", made, CPU, 1).folder != Unit.of(tmp_path, "some", made, CPU, 1).folder
 
 
 class Lesson:

@@ -106,7 +106,7 @@ def dynamics(
             for checkpoint in found:
                 lm = load_model(str(checkpoint.folder), device=settings.device)
                 decides = {"training": checkpoint.training, "step": checkpoint.step, "weights": lm.weights_hash}
-                unit = Unit.of(out, "dynamics", settings, settings.seed, **decides)
+                unit = Unit.of(out, "dynamics", settings, lm.device, settings.seed, **decides)
                 points.append(unit.finished() or unit.finish(_measure(settings, lm, checkpoint)))
                 units.append(unit)
                 advance(1)

@@ -10,7 +10,7 @@ A lab is a module `dualview.lab.<name>` with
 and the function goes like this:
 
     settings, clock = begin(Settings, given, out, json, "name")
-    units = [Unit.of(out, "name", settings, seed) for seed in …]     one for each training
+    units = [Unit.of(out, "name", settings, device, seed) for seed in …]     one for each training
     results = [unit.finished() or unit.finish(train(unit, …)) for unit in units]
     result = LabResult(lab="name", settings=settings.to_json(), seeds=…, results=…,
                        provenance=provenance("name", settings, clock, device))
@@ -252,6 +252,14 @@ class State:
     info: dict[str, Any]
 
 
+def decides(lab: str, settings: LabSettings, device: torch.device, **more: Any) -> dict[str, Any]:
+    """All that decides a training's numbers but its seed; `more` is the lab's own (the hash of a text).
+
+    The kind of device that was picked, not what was asked for: no state made on a GPU is taken up on a CPU.
+    """
+    return {**settings.of_one_training(), "lab": lab, "device": device.type, **more}
+
+
 class Unit:
     """One training of a lab: taken up where it was killed, and not done twice.
 
@@ -268,10 +276,11 @@ class Unit:
         self._saved = time.monotonic()
 
     @classmethod
-    def of(cls, out: Path | str | None, lab: str, settings: LabSettings, seed: int, **more: Any) -> Self:
+    def of(
+        cls, out: Path | str | None, lab: str, settings: LabSettings, device: torch.device, seed: int, **more: Any
+    ) -> Self:
         """The unit of one seed; `more` tells apart several trainings of a seed."""
-        decides = {**settings.of_one_training(), "lab": lab, "seed": seed, **more}
-        return cls(out, decides, settings.save_every)
+        return cls(out, {**decides(lab, settings, device), "seed": seed, **more}, settings.save_every)
 
     def finished(self) -> dict[str, Any] | None:
         """What this training found, if it was done before."""

@@ -11,7 +11,7 @@ from annotated_types import Ge
 from dualview.lab.corpus import TokenizerKind
 from dualview.lab.gpt import MAIN, NAMES
 from dualview.lab.gpt_training import Recipe
-from dualview.lab.settings import AtLeastOne, LabSettings, Positive
+from dualview.lab.settings import AtLeastOne, Positive, SeveralSeeds
 from dualview.options import option
 
 LENGTHS = (256, 512, 1024)
@@ -45,7 +45,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(LabSettings):
+class Settings(SeveralSeeds):
     """Options of `dualview lab language`."""
 
     preset: Literal["small", "h200"] = option("small", "small: ten minutes on 2 cores; h200: 36 M parameters on a GPU")
@@ -75,6 +75,9 @@ class Settings(LabSettings):
     n_queries: Annotated[int, Ge(0)] = option(60, "queries of each task; 0: no few-shot accuracy")
     draws: AtLeastOne = option(2, "draws of demonstrations")
     keep_checkpoints: Annotated[int, Ge(0)] = option(1, "models to keep of each training (with --out); 1: the last")
+
+    ACROSS = ("seed", "seeds", "only", "keep_checkpoints", "preset", "text")
+    """Which trainings there are, what is kept of them, and names of what is recorded otherwise."""
 
     @classmethod
     def make(cls, **given: Any) -> Self:
@@ -108,8 +111,7 @@ class Settings(LabSettings):
     @property
     def trainings(self) -> list[tuple[str, int]]:
         """(variant, seed), all variants of a seed before the next seed."""
-        seeds = range(self.seed, self.seed + self.seeds)
-        return [(name, seed) for seed in seeds for name in self.only if name in MAIN or seed == self.seed]
+        return [(name, seed) for seed in self.all_seeds for name in self.only if name in MAIN or seed == self.seed]
 
     @property
     def recipe(self) -> Recipe:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dualview.errors import UserError
 from dualview.lab.corpus import Corpus, prepare
-from dualview.lab.frame import Unit
+from dualview.lab.frame import Unit, decides
 from dualview.lab.gpt import (
     Shape,
     as_language_model,
@@ -37,8 +37,6 @@ from dualview.variants.base import Equipment
 
 EMBEDDED_TASKS = ("movie", "movie5", "tweet", "product", "source")
 SIX_TASKS = ("sst2", "sst5", "mr", "subj", "agnews", "cb")
-NOT_OF_A_TRAINING = ("seed", "seeds", "only", "keep_checkpoints", "preset", "text")
-"""Settings that no single training depends on: which trainings there are, and names of what is recorded otherwise."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,8 @@ def set_up(settings: Settings, out: Path | None, progress: Progress) -> Bench:
         for side in (corpus.train, corpus.held_out[: settings.eval_tokens + 1])
     )
     prompts = {task.name: _prompts(settings, task, corpus) for task in tasks}
-    plain = {key: value for key, value in settings.to_json().items() if key not in NOT_OF_A_TRAINING}
-    decides = {**plain, "lab": "language", "device": device.type, "text_sha256": corpus.about["sha256"]}
-    return Bench(settings, corpus, prompts, device, train, held_out, decides)
+    shared = decides("language", settings, device, text_sha256=corpus.about["sha256"])
+    return Bench(settings, corpus, prompts, device, train, held_out, shared)
 
 
 def _tasks(settings: Settings) -> list[Task]:

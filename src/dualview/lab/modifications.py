@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Ge
 
 from dualview.lab.frame import LabResult, Table, begin, finish, one_thread, provenance
-from dualview.lab.settings import AtLeastOne, LabSettings, Positive
+from dualview.lab.settings import AtLeastOne, Positive, SeveralSeeds
 from dualview.options import option
 from dualview.progress import Progress, Silent
 
@@ -33,7 +33,7 @@ FAMILIES = ("regularised", "augmented", "negative", "sign")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(LabSettings):
+class Settings(SeveralSeeds):
     """Which modifications are trained, and how."""
 
     only: tuple[str, ...] = option(FAMILIES, "families to train beside softmax attention")
@@ -63,10 +63,6 @@ class Settings(LabSettings):
                 "there is nothing to compare with softmax attention; "
                 f"give families ({', '.join(FAMILIES)}) with --only, and --alphas or --betas that are not all 0"
             )
-
-    @property
-    def all_seeds(self) -> list[int]:
-        return list(range(self.seed, self.seed + self.seeds))
 
 
 def modifications(

@@ -28,7 +28,7 @@ def run(settings: Settings, device: torch.device, out: Path | str | None, progre
     with progress.part(f"training {len(wanted)} models, {settings.seeds} seeds", total) as advance:
         for seed in settings.all_seeds:
             for kind in wanted_kinds(settings, seed):
-                unit = Unit.of(out, "modifications", settings, seed, kind=kind.name)
+                unit = Unit.of(out, "modifications", settings, device, seed, kind=kind.name)
                 done = unit.finished()
                 if done is None:
                     done = unit.finish(one_training(settings, base, kind, seed, device, unit, advance))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge
 
 from dualview.lab.frame import LabResult, Table, begin, finish, one_thread, provenance
-from dualview.lab.settings import AtLeastOne, LabSettings, Positive
+from dualview.lab.settings import AtLeastOne, Positive, SeveralSeeds
 from dualview.options import option
 from dualview.progress import Progress, Silent
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(LabSettings):
+class Settings(SeveralSeeds):
     """How the regression lab trains, and on what."""
 
     task: Literal["linear", "sine"] = option("linear", "linear regression, or sine waves with an MLP before attention")
@@ -52,16 +52,11 @@ class Settings(LabSettings):
         200_000, "problems on which the end is measured, the same for every seed"
     )
     shifts: bool = option(True, "also measure other input and weight scales, and corrupted labels (linear)")
-    seeds: AtLeastOne = option(1, "train so many seeds, from --seed on")
 
     def __post_init__(self) -> None:
         linear = {field.name: field.default for field in fields(self) if field.name in ("dims", "input_range")}
         if self.task == "sine" and any(getattr(self, name) != default for name, default in linear.items()):
             raise ValueError("--dims and --input-range are of the linear task; leave them out with --task sine")
-
-    @property
-    def all_seeds(self) -> list[int]:
-        return list(range(self.seed, self.seed + self.seeds))
 
 
 def regression(

@@ -53,7 +53,7 @@ def run(settings: Settings, device: torch.device, out: Path | str | None, clock:
         advance(1)
     clock.lap("references")
     plan = plan_of(settings, base)
-    units = {seed: Unit.of(out, "regression", settings, seed, **plan.to_json()) for seed in settings.all_seeds}
+    units = {seed: Unit.of(out, "regression", settings, device, seed, **plan.to_json()) for seed in settings.all_seeds}
     by_seed: dict[str, Any] = {}
     for seed, unit in units.items():
         done = unit.finished()

@@ -103,7 +103,7 @@ def run(settings: Settings, device: torch.device, out: Path | str | None, clock:
         lr=settings.lr or 1e-3,
         clip=settings.clip or 100.0,
     )
-    units = {seed: Unit.of(out, "regression", settings, seed, **plan.to_json()) for seed in settings.all_seeds}
+    units = {seed: Unit.of(out, "regression", settings, device, seed, **plan.to_json()) for seed in settings.all_seeds}
     by_seed: dict[str, Any] = {}
     for seed, unit in units.items():
         done = unit.finished()

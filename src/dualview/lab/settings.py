@@ -66,6 +66,17 @@ class LabSettings:
         return {name: value for name, value in self.to_json().items() if name not in self.ACROSS}
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeveralSeeds(LabSettings):
+    """Settings of a lab that trains several seeds."""
+
+    seeds: AtLeastOne = option(1, "train so many seeds, from --seed on")
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return list(range(self.seed, self.seed + self.seeds))
+
+
 def element_of(hint: Any) -> Any:
     """The type of a `tuple[X, ...]`'s elements, behind `Annotated`; None for anything else."""
     if get_origin(hint) is Annotated:

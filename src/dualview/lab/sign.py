@@ -155,7 +155,7 @@ def sign(
     clock.lap("prepare")
     todo = conditions(report, settings.placebo)
     decides = {"text_sha256": source.digest, "weights_hash": lm.weights_hash}
-    units = [Unit.of(out, "sign", settings, settings.seed, **decides, condition=each.key) for each in todo]
+    units = [Unit.of(out, "sign", settings, lm.device, settings.seed, **decides, condition=each.key) for each in todo]
     found: list[dict[str, Any]] = []
     with progress.part("signing", len(todo)) as advance:
         for each, unit in zip(todo, units, strict=True):
