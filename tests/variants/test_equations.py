@@ -179,14 +179,69 @@ def test_scan_in_low_precision_is_summed_in_float32():
     assert abs(float(sums[0, 0, -1, 0]) / exact - 1) < 2**-8
 
 
-def test_a_mask_that_reads_ahead_is_refused():
-    query, key, value = tensors(1, 1, 1, 5, 2)
-    mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None].clone()
-    mask[..., 4, 1] = False  # a hole that only one row has
+def lower(length=5):
+    return torch.ones(length, length, dtype=torch.bool).tril()[None, None].clone()
+
+
+def masks_of_another_kind():
+    prefix, hole, blind = lower(), lower(), lower()
+    prefix[..., :3, :3] = True
+    hole[..., 4, 1] = False  # a hole that only one row has
+    blind[..., 2, 2] = False
+    fixed = torch.zeros(1, 1, 5, 9, dtype=torch.bool)  # a cache of fixed size, blank at its end
+    fixed[..., :5] = prefix
+    return {
+        "prefix": prefix,
+        "bidirectional": torch.ones(1, 1, 5, 5, dtype=torch.bool),
+        "strictly lower": lower().tril(-1),
+        "hides one token from itself": blind,
+        "hole in one row": hole,
+        "prefix behind a past": torch.cat([torch.ones(1, 1, 5, 3, dtype=torch.bool), prefix], -1),
+        "bidirectional behind a past": torch.ones(1, 1, 5, 8, dtype=torch.bool),
+        "prefix in a fixed cache": fixed,
+    }
+
+
+@pytest.mark.parametrize("name", list(masks_of_another_kind()))
+@pytest.mark.parametrize("variant", [Momentum(), Regularised(alpha=1.0), Negative(), Sign(scale="sequence"), Alibi()])
+def test_a_mask_that_is_not_causal_is_refused(variant, name):
+    mask = masks_of_another_kind()[name]
+    query, key, value = tensors(1, 1, 1, mask.shape[-1], 2)
     with pytest.raises(UserError, match="causal masks"):
-        apply(Momentum(), query, key, value, mask=mask)
+        apply(variant, query[:, :, -5:], key, value, mask=mask)
+
+
+def test_a_mask_per_head_is_refused():
+    query, key, value = tensors(1, 1, 1, 5, 2)
     with pytest.raises(UserError, match="mask per head"):
-        apply(Momentum(), query, key, value, mask=mask.expand(1, 2, 5, 5))
+        apply(Momentum(), query, key, value, mask=lower().expand(1, 2, 5, 5))
+
+
+@pytest.mark.parametrize("hides", [-1e4, -1e9, float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("variant", VARIANTS, ids=IDS)
+def test_whatever_number_hides_a_key_hides_it(variant, dtype, hides):
+    query, key, value = (x.to(dtype) for x in tensors(1, 1, 2, 6, 3))
+    added = torch.zeros(1, 1, 6, 6, dtype=dtype).masked_fill(~lower(6), hides)
+    a, b = (apply(variant, query, key, value, mask=m) for m in (lower(6), added))
+    close = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 0.05}
+    torch.testing.assert_close(a, b, rtol=0, atol=close[dtype])
+
+
+def test_a_moderate_bias_does_not_hide_and_what_could_be_either_is_refused():
+    query, key, value = tensors(1, 1, 1, 6, 3)
+    at = torch.arange(6)
+    bias = (-50.0 * (at[:, None] - at)).masked_fill(~lower(6), float("-inf")).double()
+    silent = apply(Momentum(eta=0.0), query, key, value, mask=bias)
+    sums = apply(Momentum(eta=0.5), query, key, value, mask=bias) - silent
+    plain = apply(Momentum(eta=0.5), query, key, value) - apply(Momentum(eta=0.0), query, key, value)
+    torch.testing.assert_close(sums, plain, rtol=0, atol=1e-12)
+    for unclear in (-3000.0, float("nan")):
+        bias[..., 3, 1] = unclear
+        with pytest.raises(UserError, match="between -9000 and -1000"):
+            apply(Momentum(), query, key, value, mask=bias)
+    with pytest.raises(UserError, match="position bias"):
+        apply(Linear(), query, key, value, mask=bias.nan_to_num())
 
 
 def test_a_changed_mask_is_read_again(kit):

@@ -52,11 +52,25 @@ class Layout:
         return self.before.gather(1, self.own) - self.before.gather(1, self.first) + 1
 
 
+# A number added to a logit hides its key from about −100 on, where the softmax rounds to 0; but a sum over the keys that
+# are read has to know what was meant. People hide with −10⁴ (9984 in bfloat16), −10⁹, the dtype's minimum or −∞.
+_HIDES, _READS = -9000.0, -1000.0
+
+
 def visible(
     mask: Bool[Tensor, "batch one query key"] | Float[Tensor, "batch one query key"],
 ) -> Bool[Tensor, "batch one query key"]:
-    """The mask as booleans, whether it came as booleans or as numbers to add."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    """The mask as booleans, whether it came as booleans or as numbers to add: −9000 and below hides a key, −1000 and
+    above is a bias on a key that is read, and what lies between could be either and is refused."""
+    if mask.dtype == torch.bool:
+        return mask
+    seen = mask >= _READS
+    if not torch.compiler.is_compiling() and not bool((seen | (mask <= _HIDES)).all()):
+        raise UserError(
+            "The attention mask holds numbers between -9000 and -1000, or no numbers at all, which neither clearly hide "
+            "a key nor clearly leave it to be read; hide with -inf and keep biases above -1000."
+        )
+    return seen
 
 
 def layout_of(mask: Tensor | None, queries: int, keys: int, device: torch.device) -> Layout:
@@ -78,7 +92,8 @@ def layout_of(mask: Tensor | None, queries: int, keys: int, device: torch.device
 def read_layout(mask: Tensor | None, queries: int, keys: int, device: torch.device) -> Layout:
     """The layout behind a mask; no mask means that the queries are the last of the keys and read all up to themselves.
 
-    A mask of another form (a prefix read in both directions, say) is refused: a running sum over it means nothing.
+    A mask of another form (a prefix read in both directions, say, or one that hides a token from itself) is refused: a
+    running sum over it means nothing.
     """
     at = torch.arange(keys, device=device)[None]
     if mask is None:
@@ -94,9 +109,29 @@ def read_layout(mask: Tensor | None, queries: int, keys: int, device: torch.devi
     own = (keys - 1 - marks.flip(-1).argmax(-1)).masked_fill(empty, 0)
     real = seen.any(-2)
     band = (at[:, None] >= first[..., None]) & (at[:, None] <= own[..., None]) & real[:, None] & ~empty[..., None]
-    if not torch.compiler.is_compiling() and not torch.equal(band, seen):
+    if not torch.compiler.is_compiling() and not (torch.equal(band, seen) and _ends_at_itself(own, empty, real)):
         raise UserError(
             "This attention variant works with causal masks (padding, windows, chunks and packed sequences included), "
-            "and the model's mask is of another kind; use plain attention there."
+            "and this mask reads ahead, hides a token from itself or has gaps in some rows only; use plain attention there."
         )
     return Layout(first, own, real, real.long().cumsum(-1) - real.long(), plain=False)
+
+
+def _ends_at_itself(
+    own: Int[Tensor, "batch query"], empty: Bool[Tensor, "batch query"], real: Bool[Tensor, "batch key"]
+) -> bool:
+    """Whether the last key that each row reads is the row's own, or lies before it if the row is padding.
+
+    The rows are consecutive keys. Without a past the first of them is key 0. With one it cannot simply be counted from
+    the end, since a cache of fixed size may end in blanks: it is where the row that reads furthest ahead puts it.
+    """
+    queries, keys = own.shape[1], real.shape[1]
+    at = torch.arange(queries, device=own.device)
+    start = (own - at).masked_fill(empty, 0).amax(-1, keepdim=True).clamp(min=0)
+    if queries == keys:
+        start = torch.zeros_like(start)
+    itself = start + at
+    if bool((itself >= keys).any()):
+        return False
+    is_real = real.gather(1, itself)
+    return bool(torch.where(is_real, (own == itself) & ~empty, (own < itself) | empty).all())

@@ -39,7 +39,7 @@ class Linear(Variant):
     symbol: ClassVar[str] = "scale"
 
     def attend(self, call: Call, coefficient: Coefficient) -> Float[Tensor, "batch query head d_value"]:
-        if call.softcap is not None or call.sinks is not None or call.bias is not None:
+        if call.softcap is not None or call.sinks is not None or call.bias is not None or _biased(call):
             raise UserError(
                 "linear: this model caps its logits, has sinks or adds a position bias, none of which means anything "
                 "without the softmax; use a model without them."
@@ -54,6 +54,13 @@ class Linear(Variant):
             factor = to_query_heads(factor, call.heads)
         out = out.transpose(1, 2) * factor
         return out / call.layout.count()[:, :, None, None] if self.average else out
+
+
+def _biased(call: Call) -> bool:
+    """Whether the mask adds something to keys that are read."""
+    if call.mask is None or call.mask.dtype == torch.bool or torch.compiler.is_compiling():
+        return False
+    return bool((call.mask * readable(call)).nan_to_num(neginf=0.0).any())
 
 
 def _masked(call: Call) -> Float[Tensor, "batch head query d_value"]:
