@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,17 @@ import pytest
 import torch
 import transformers as tf
 
-from dualview.variants import Alibi, Linear, Momentum, Negative, Regularised, Sign, TokenShift
+from dualview.variants import (
+    Alibi,
+    Linear,
+    Momentum,
+    Negative,
+    Regularised,
+    Sign,
+    TokenShift,
+    attach,
+    variant_parameters,
+)
 
 _SHAPE = {
     "vocab_size": 40,
@@ -40,7 +51,45 @@ CONFIGS = {
     "olmo3": lambda: tf.Olmo3Config(**_SHAPE, sliding_window=4),
     "llama4": lambda: tf.Llama4TextConfig(**_SHAPE, attention_chunk_size=4, head_dim=4, **_DENSE),
     "phi3": lambda: tf.Phi3Config(**_SHAPE),
+    # What its first layer caches of a token depends on nothing before the token.
+    "gemma3": lambda: tf.Gemma3TextConfig(
+        **_SHAPE, head_dim=4, sliding_window=4, layer_types=["sliding_attention", "full_attention"]
+    ),
 }
+NORMS = {
+    "llama": "LlamaRMSNorm",
+    "qwen3": "Qwen3RMSNorm",
+    "mistral": "MistralRMSNorm",
+    "gemma2": "Gemma2RMSNorm",
+    "gemma3": "Gemma3RMSNorm",
+    "olmo3": "Olmo3RMSNorm",
+    "llama4": "Llama4TextRMSNorm Llama4TextL2Norm",
+    "phi3": "Phi3RMSNorm",
+}
+
+
+def _exact_norm(name, original):
+    """The norm in the precision of its input. transformers' own rounds to float32, which would hide what the tests
+    measure of the attention."""
+
+    def forward(self, x):
+        if x.dtype != torch.float64:
+            return original(self, x)
+        eps = self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps
+        out = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+        weight = getattr(self, "weight", None)
+        return out if weight is None else out * (weight + 1 if name.startswith("Gemma") else weight)
+
+    return forward
+
+
+@pytest.fixture(autouse=True)
+def exact_norms(monkeypatch):
+    for kind, names in NORMS.items():
+        module = import_module(f"transformers.models.{kind}.modeling_{kind}")
+        for name in names.split():
+            norm = getattr(module, name)
+            monkeypatch.setattr(norm, "forward", _exact_norm(name, norm.forward))
 
 
 def make_model(kind: str, implementation: str = "sdpa") -> tf.PreTrainedModel:
@@ -52,6 +101,36 @@ def make_model(kind: str, implementation: str = "sdpa") -> tf.PreTrainedModel:
             if parameter.ndim == 1:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model
+
+
+def equipped(kind: str, variant) -> tf.PreTrainedModel:
+    """A model with the variant on, its adapters filled with numbers."""
+    model = make_model(kind, "eager" if kind == "gemma2" else "sdpa")
+    attach(model, variant)
+    with torch.no_grad():
+        for parameter in variant_parameters(model).values():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    return model
+
+
+def positions(attention_mask: torch.Tensor) -> torch.Tensor:
+    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def decoded(model, ids, attention_mask, cache, cuts) -> torch.Tensor:
+    """Logits with a cache, in pieces that end at `cuts`."""
+    pieces = []
+    for start, end in zip([0, *cuts], [*cuts, ids.shape[1]], strict=True):
+        out = model(
+            ids[:, start:end],
+            attention_mask=attention_mask[:, :end],
+            position_ids=positions(attention_mask)[:, start:end],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        pieces.append(out.logits)
+        cache = out.past_key_values
+    return torch.cat(pieces, 1)
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -121,4 +200,13 @@ def causal_mask(real: torch.Tensor, window: int | None = None) -> torch.Tensor:
 
 @pytest.fixture(scope="session")
 def kit() -> SimpleNamespace:
-    return SimpleNamespace(model=make_model, slow=slow, causal_mask=causal_mask, configs=CONFIGS)
+    return SimpleNamespace(
+        model=make_model,
+        equipped=equipped,
+        decoded=decoded,
+        positions=positions,
+        slow=slow,
+        causal_mask=causal_mask,
+        configs=CONFIGS,
+        norms=NORMS,
+    )

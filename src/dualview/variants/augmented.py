@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -54,8 +54,10 @@ class Augmented(Variant):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rank < 1:
-            raise UserError(f"augmented: rank must be at least 1, not {self.rank}.")
+        if not _whole(self.rank) or self.rank < 1:
+            raise UserError(f"augmented: rank must be a whole number of at least 1, not {self.rank!r}.")
+        if not _whole(self.seed):
+            raise UserError(f"augmented: seed must be a whole number, not {self.seed!r}.")
         if self.activation not in _ACTIVATIONS:
             raise UserError(f"augmented: activation must be one of {', '.join(_ACTIVATIONS)}, not {self.activation!r}.")
         if not (self.values or self.keys):
@@ -66,7 +68,9 @@ class Augmented(Variant):
             raise UserError(
                 "augmented: the projections of this model are not known; use attach(model, Augmented(...))."
             )
-        return _Adapters(self, attention, layer, index)
+        adapters = _Adapters(self, attention, layer, index)
+        adapters.hook(attention)
+        return adapters
 
     def attend(self, call: Call, coefficient: Coefficient) -> Float[Tensor, "batch query head d_value"]:
         if not isinstance(getattr(call.module, "dualview", None), _Adapters):
@@ -85,17 +89,20 @@ class _Adapters(Equipment):
     def __init__(self, variant: Augmented, attention: nn.Module, layer: Layer, index: int) -> None:
         super().__init__(variant, attention, layer.kv_heads)
         self.kv_heads = layer.kv_heads
-        self.handles: list[Any] = []
         sides: dict[str, Role] = {"g1": "v", "g2": "k"}
-        for number, (name, role) in enumerate(sides.items()):
-            if not (variant.values if role == "v" else variant.keys):
-                continue
-            projection = _only(layer.projections[role], name, attention)
-            draw = torch.Generator().manual_seed(variant.seed * 1_000_003 + 2 * index + number)
+        used = {"g1": variant.values, "g2": variant.keys}
+        wanted: dict[str, Role] = {name: role for name, role in sides.items() if used[name]}
+        self.projections = {name: _only(layer.projections[role], name, attention) for name, role in wanted.items()}
+        for name, projection in self.projections.items():
+            draw = torch.Generator().manual_seed(variant.seed * 1_000_003 + 2 * index + list(sides).index(name))
             self.add_module(name, _bottleneck(projection, variant.rank, draw))
             # Not saved: the rows follow from the architecture.
             self.register_buffer(f"{name}_rows", projection.rows, persistent=False)
-            self.handles.append(projection.module.register_forward_hook(partial(self._augment, name)))
+
+    def hook(self, attention: nn.Module) -> None:
+        if not self.handles:
+            for name, projection in self.projections.items():
+                self.handles.append(projection.module.register_forward_hook(partial(self._augment, name)))
 
     def _augment(self, name: str, _projection: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         down, up = self.get_submodule(name).children()
@@ -107,9 +114,9 @@ class _Adapters(Equipment):
         added = (c * added).to(output.dtype)
         return output + added if rows is None else output.index_add(-1, rows, added)
 
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
+
+def _whole(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
 
 
 def _only(projections: tuple[Projection, ...], name: str, attention: nn.Module) -> Projection:

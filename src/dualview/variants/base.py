@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from dualview.errors import UserError
 from dualview.variants.softmax import Call
@@ -34,28 +35,41 @@ class Variant(ABC):
     name: ClassVar[str]
     symbol: ClassVar[str]
     bounded: ClassVar[bool] = False
-    """The coefficient lives in (0, 1): learnt as its logit, so that no step of an optimiser leaves the interval."""
+    """The coefficient lives in [0, 1): learnt as its logit, so that no step of an optimiser leaves the interval."""
 
     needs_layer: ClassVar[bool] = False
     """`attach` must find the layer's projections first."""
 
     def __post_init__(self) -> None:
-        value = getattr(self, self.symbol)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise UserError(f"{self.name}: {self.symbol} must be a finite number, not {value!r}.")
-        if self.bounded and not 0 <= value < 1:
-            raise UserError(f"{self.name}: {self.symbol} must lie in [0, 1), not {value}; the sum diverges outside.")
-        if self.bounded and self.learnable and value == 0:
+        self.check(getattr(self, self.symbol))
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if isinstance(field.default, bool) and not isinstance(given, bool):
+                raise UserError(f"{self.name}: {field.name} must be True or False, not {given!r}.")
+        if self.bounded and self.learnable and self.value() == 0:
             raise UserError(f"{self.name}: a learnable {self.symbol} must start inside (0, 1), for example at 0.5.")
         if self.per not in ("layer", "head"):
             raise UserError(f"{self.name}: per must be 'layer' or 'head', not {self.per!r}.")
+        if self.per == "head" and not self.learnable:
+            raise UserError(f"{self.name}: per='head' is for a coefficient that is learnt; add learnable=True.")
+
+    def check(self, coefficient: object) -> None:
+        """Refuse a number that cannot be the coefficient. A tensor is taken as it is: looking would make it wait."""
+        if isinstance(coefficient, Tensor):
+            return
+        if isinstance(coefficient, bool) or not isinstance(coefficient, (int, float)) or not math.isfinite(coefficient):
+            raise UserError(f"{self.name}: {self.symbol} must be a finite number, not {coefficient!r}.")
+        if self.bounded and not 0 <= coefficient < 1:
+            raise UserError(
+                f"{self.name}: {self.symbol} must lie in [0, 1), not {coefficient}; the sum diverges outside."
+            )
 
     @abstractmethod
     def attend(self, call: Call, coefficient: Coefficient) -> Float[Tensor, "batch query head d_value"]:
         """The attention output of one call."""
 
     def equip(self, attention: nn.Module, layer: Layer | None, index: int) -> Equipment:
-        """What `attach` puts on the `index`-th attention module, as its child `dualview`."""
+        """What `attach` puts on the `index`-th attention module, as its child `dualview`, with its hooks in place."""
         return Equipment(self, attention, layer.kv_heads if layer else 1)
 
     def value(self) -> float:
@@ -85,8 +99,7 @@ class Equipment(nn.Module):
         self.variant = variant
         self.previous: str | None = None
         """The attention implementation to go back to."""
-        self.demo_length: int | Int[Tensor, " batch"] | None = None
-        """Set by `demonstrations`: how many real tokens, from the start, are demonstrations."""
+        self.handles: list[RemovableHandle] = []
         self.parameter_name: str | None = None
         if variant.learnable:
             start = variant.value()
@@ -102,10 +115,18 @@ class Equipment(nn.Module):
         if self.parameter_name is None:
             return self.variant.value()
         raw: Tensor = getattr(self, self.parameter_name)
-        return torch.sigmoid(raw) if self.variant.bounded else raw
+        if not self.variant.bounded:
+            return raw
+        # A large logit rounds to 1, which is outside; the largest number below it is not.
+        return torch.sigmoid(raw).clamp(max=1 - torch.finfo(raw.dtype).eps / 2)
+
+    def hook(self, attention: nn.Module) -> None:
+        """Put this equipment's hooks on the attention module and its parts, if it has any and they are not there."""
 
     def remove(self) -> None:
-        """Undo whatever else was changed outside this module; nothing by default."""
+        """Take the hooks off again."""
+        while self.handles:
+            self.handles.pop().remove()
 
 
 def over_heads(coefficient: Coefficient) -> Coefficient:

@@ -52,8 +52,8 @@ class Layout:
         return self.before.gather(1, self.own) - self.before.gather(1, self.first) + 1
 
 
-# A number added to a logit hides its key from about −100 on, where the softmax rounds to 0; but a sum over the keys that
-# are read has to know what was meant. People hide with −10⁴ (9984 in bfloat16), −10⁹, the dtype's minimum or −∞.
+# The softmax rounds to 0 from about −100 on, whatever was meant; a sum over the keys that are read has to know.
+# People hide keys with −10⁴ (−9984 in bfloat16), −10⁹, the dtype's minimum or −∞.
 _HIDES, _READS = -9000.0, -1000.0
 
 
@@ -67,8 +67,8 @@ def visible(
     seen = mask >= _READS
     if not torch.compiler.is_compiling() and not bool((seen | (mask <= _HIDES)).all()):
         raise UserError(
-            "The attention mask holds numbers between -9000 and -1000, or no numbers at all, which neither clearly hide "
-            "a key nor clearly leave it to be read; hide with -inf and keep biases above -1000."
+            "The attention mask holds nan or numbers between -9000 and -1000, which neither clearly hide a key nor "
+            "clearly leave it to be read; hide with -inf and keep biases above -1000."
         )
     return seen
 
@@ -112,7 +112,8 @@ def read_layout(mask: Tensor | None, queries: int, keys: int, device: torch.devi
     if not torch.compiler.is_compiling() and not (torch.equal(band, seen) and _ends_at_itself(own, empty, real)):
         raise UserError(
             "This attention variant works with causal masks (padding, windows, chunks and packed sequences included), "
-            "and this mask reads ahead, hides a token from itself or has gaps in some rows only; use plain attention there."
+            "and this mask reads ahead, hides a token from itself or has gaps in some rows only; use plain attention "
+            "there."
         )
     return Layout(first, own, real, real.long().cumsum(-1) - real.long(), plain=False)
 

@@ -60,7 +60,7 @@ def _biased(call: Call) -> bool:
     """Whether the mask adds something to keys that are read."""
     if call.mask is None or call.mask.dtype == torch.bool or torch.compiler.is_compiling():
         return False
-    return bool((call.mask * readable(call)).nan_to_num(neginf=0.0).any())
+    return bool(call.mask.masked_fill(~readable(call), 0.0).any())
 
 
 def _masked(call: Call) -> Float[Tensor, "batch head query d_value"]:
@@ -69,8 +69,7 @@ def _masked(call: Call) -> Float[Tensor, "batch head query d_value"]:
 
 def _chunked(call: Call) -> Float[Tensor, "batch head query d_value"]:
     """The plainly causal case in O(T): within a chunk as a product, across chunks through Σ k_i v_iᵀ."""
-    scale = call.scaling if call.scaling is not None else call.query.shape[-1] ** -0.5
-    query, key, value = (in_chunks(x, CHUNK) for x in (call.query * scale, call.key, call.value))
+    query, key, value = (in_chunks(x, CHUNK) for x in (call.query * call.scale, call.key, call.value))
     within = (query @ key.mT).tril() @ value
     states = key.mT @ value
     before = states.cumsum(2).roll(1, 2)

@@ -27,8 +27,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualview.errors import UserError
-from dualview.variants.base import Coefficient, Variant, over_heads
-from dualview.variants.context import sums_of_every_key
+from dualview.variants.base import Coefficient, over_heads
+from dualview.variants.context import CarryingVariant, sums_of_every_key
 from dualview.variants.layout import Layout
 from dualview.variants.softmax import Call, softmax_attention, take_rows
 
@@ -37,7 +37,7 @@ _ROWS = 256
 
 
 @dataclass(frozen=True)
-class Negative(Variant):
+class Negative(CarryingVariant):
     """Softmax attention on values moved away, by β/k each, from the k earlier tokens least like them."""
 
     beta: float = 0.1

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel, masking_utils
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel, masking_utils
 
 from dualview.errors import UserError
-from dualview.models.anatomy import dissect
+from dualview.models.anatomy import Layer, dissect
 from dualview.variants.alibi import Alibi
 from dualview.variants.augmented import Augmented
 from dualview.variants.base import Coefficient, Equipment, Variant
-from dualview.variants.context import forget
 from dualview.variants.linear import Linear
 from dualview.variants.momentum import Momentum
 from dualview.variants.negative import Negative
@@ -62,6 +63,9 @@ def apply(
 
     `coefficient` stands in for the variant's own, for example a tensor that wants a gradient.
     """
+    _check_variant(variant, "apply")
+    if coefficient is not None:
+        variant.check(coefficient)
     call = Call(query, key, value, mask, scaling)
     return variant.attend(call, variant.value() if coefficient is None else coefficient)
 
@@ -70,38 +74,39 @@ def attach(model: PreTrainedModel, variant: Variant) -> None:
     """Give every attention layer of a causal language model this variant, in place of whatever it had.
 
     Learnable coefficients and adapters become parameters under `<attention>.dualview`, in the model's state dict and
-    for its optimiser. The setting is written to `model.config.dualview`; `load` reads both back.
+    for its optimiser. The setting is written to `model.config.dualview`; `load` reads both back. The model gets a copy
+    of its config, since other models may have been built on the same one.
+
+    All or nothing: where it fails, the model is left as it was, with the variant it had.
     """
+    _check_variant(variant, "attach")
     attentions = _attentions(model)
-    detach(model)
-    needs_layers = variant.needs_layer or (variant.learnable and variant.per == "head")
-    layers = {layer.module: layer for layer in dissect(model).layers} if needs_layers else {}
     register()
-    for index, attention in enumerate(attentions):
-        equipment = variant.equip(attention, layers.get(attention), index)
-        equipment.previous = _config(attention)._attn_implementation
-        equipment.train(model.training)
-        attention.dualview = equipment
-    _use(model, implementation(variant))
-    cast(Any, model.config).dualview = variant.to_dict()
-    if any(_config(attention)._attn_implementation != implementation(variant) for attention in attentions):
-        detach(model)
-        raise UserError(f"{type(model).__name__} did not take attn_implementation={implementation(variant)!r}.")
+    _own_config(model)
+    had = _take_off(model)
+    made: dict[nn.Module, Equipment] = {}
+    try:
+        layers = _layers(model, variant)
+        for index, attention in enumerate(attentions):
+            made[attention] = equipment = variant.equip(attention, layers.get(attention), index)
+            equipment.previous = _config(attention)._attn_implementation
+            equipment.train(model.training)
+        _put_on(model, variant, made)
+    except BaseException:
+        for equipment in made.values():
+            equipment.remove()
+        _take_off(model)
+        if had:
+            _put_on(model, next(iter(had.values())).variant, had)
+        raise
 
 
 def detach(model: PreTrainedModel) -> None:
     """Take a variant off again: parameters, hooks and all. Does nothing to a model without one."""
-    previous: str | None = None
-    for module in model.modules():
-        equipment = vars(module).get("_modules", {}).get("dualview")
-        if isinstance(equipment, Equipment):
-            equipment.remove()
-            previous = equipment.previous
-            del module.dualview
-            forget(module)
-    if previous is not None:
-        _use(model, previous)
-    vars(model.config).pop("dualview", None)
+    _check_model(model, "detach")
+    if any(isinstance(module, Equipment) for module in model.modules()):
+        _own_config(model)
+        _take_off(model)
 
 
 def variant_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -129,10 +134,75 @@ def _attention_function(kind: type[Variant]) -> Callable[..., tuple[Tensor, None
     return attention
 
 
+def _check_variant(variant: object, asks: str) -> None:
+    if not isinstance(variant, Variant):
+        given = f"the class {variant.__name__}" if isinstance(variant, type) else repr(variant)
+        raise UserError(f"{asks} needs a variant with its setting, such as Momentum(eta=0.5), not {given}.")
+
+
+def _check_model(model: object, asks: str) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"{asks} needs a Hugging Face model, not {type(model).__name__}.")
+
+
+def _put_on(model: PreTrainedModel, variant: Variant, equipment: dict[nn.Module, Equipment]) -> None:
+    """Make this the variant of a model that has none."""
+    name = implementation(variant)
+    for attention, each in equipment.items():
+        attention.dualview = each
+        each.hook(attention)
+    _use(model, name)
+    cast(Any, model.config).dualview = variant.to_dict()
+    if any(_config(attention)._attn_implementation != name for attention in equipment):
+        raise UserError(f"{type(model).__name__} did not take attn_implementation={name!r}; use another architecture.")
+
+
+def _take_off(model: PreTrainedModel) -> dict[nn.Module, Equipment]:
+    """The model without its variant; what it had, for `_put_on`."""
+    had: dict[nn.Module, Equipment] = {}
+    for module in model.modules():
+        equipment = vars(module).get("_modules", {}).get("dualview")
+        if isinstance(equipment, Equipment):
+            had[module] = equipment
+    for module, equipment in had.items():
+        equipment.remove()
+        del module.dualview
+    if had:
+        _use(model, str(next(iter(had.values())).previous))
+        vars(model.config).pop("dualview", None)
+    return had
+
+
+def _own_config(model: PreTrainedModel) -> None:
+    """Give the model, and all its modules that hold one, copies of their configs: two models can share one."""
+    copies: dict[int, Any] = {}  # deepcopy's memory: the same config, and a config inside another, is copied once
+    for module in model.modules():
+        for name, held in list(vars(module).items()):
+            if isinstance(held, PretrainedConfig):
+                setattr(module, name, copy.deepcopy(held, copies))
+
+
+def _layers(model: PreTrainedModel, variant: Variant) -> dict[nn.Module, Layer]:
+    """The projections and head counts of each attention module, if the variant asks for them."""
+    adds = variant.needs_layer or variant.learnable
+    if adds and torch.is_inference_mode_enabled():
+        raise UserError(
+            f"{variant.name}: the parameters it adds could never be trained if made inside torch.inference_mode(); "
+            "attach before entering it."
+        )
+    if not (variant.needs_layer or variant.per == "head"):
+        return {}
+    if model.get_output_embeddings() is None:
+        raise UserError(
+            f"{type(model).__name__} has no language-model head, without which its projections cannot be found for "
+            f"{variant.name} as set here; use the …ForCausalLM class."
+        )
+    return {layer.module: layer for layer in dissect(model).layers}
+
+
 def _attentions(model: PreTrainedModel) -> list[nn.Module]:
     """The attention modules that look their function up in `AttentionInterface`; refuses a model without."""
-    if not isinstance(model, PreTrainedModel):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UserError(f"attach needs a Hugging Face model, not {type(model).__name__}.")
+    _check_model(model, "attach")
     found = [m for m in model.modules() if not isinstance(m, PreTrainedModel) and _looks_up(type(m))]
     if not found or not cast(Any, model)._can_set_attn_implementation():
         raise UserError(

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,6 +30,9 @@ from torch import Tensor, nn
 from dualview.errors import UserError
 from dualview.variants.base import Coefficient, Equipment, Variant, over_heads, to_query_heads
 from dualview.variants.softmax import Call, attention_weights, softmax_attention, take_rows
+
+if TYPE_CHECKING:
+    from dualview.models.anatomy import Layer
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,13 @@ class Regularised(Variant):
         if self.form not in ("slides", "strict"):
             raise UserError(f"regularised: form must be 'slides' or 'strict', not {self.form!r}.")
 
+    def equip(self, attention: nn.Module, layer: Layer | None, index: int) -> Equipment:
+        return _Declared(self, attention, layer.kv_heads if layer else 1)
+
     def attend(self, call: Call, coefficient: Coefficient) -> Float[Tensor, "batch query head d_value"]:
         alpha = over_heads(coefficient)
         equipment = getattr(call.module, "dualview", None)
-        length = equipment.demo_length if isinstance(equipment, Equipment) else None
+        length = equipment.demo_length if isinstance(equipment, _Declared) else None
         if self.form == "strict" and length is not None:
             # Σ a_j v_j − α Σ_{j∈X_T} a_j v_j is attention on values of which those in X_T are scaled by 1 − α.
             in_query = _after_demonstrations(call, length)[:, None, :, None].to(call.value.dtype)
@@ -60,6 +66,14 @@ class Regularised(Variant):
         if self.form == "strict":
             own = own * _weight_on_itself(call)
         return (softmax_attention(call) - own).to(call.value.dtype)
+
+
+class _Declared(Equipment):
+    """A layer's state with the number of demonstrations, where `demonstrations` has declared it."""
+
+    variant: Regularised
+    demo_length: int | Int[Tensor, " batch"] | None = None
+    """How many real tokens, from the start, are demonstrations."""
 
 
 def _weight_on_itself(call: Call) -> Float[Tensor, "batch query head 1"]:
@@ -87,8 +101,9 @@ def _after_demonstrations(call: Call, length: int | Int[Tensor, " batch"]) -> Bo
 @contextmanager
 def demonstrations(model: nn.Module, length: int | Int[Tensor, " batch"]) -> Generator[None]:
     """Within this block, the first `length` real tokens are demonstrations and all later ones are query tokens."""
-    equipped = [m for m in model.modules() if isinstance(m, Equipment) and isinstance(m.variant, Regularised)]
-    if not any(isinstance(m.variant, Regularised) and m.variant.form == "strict" for m in equipped):
+    _check_length(length)
+    equipped = [m for m in model.modules() if isinstance(m, _Declared)]
+    if not any(m.variant.form == "strict" for m in equipped):
         raise UserError("demonstrations: attach Regularised(form='strict') to the model first.")
     before = [m.demo_length for m in equipped]
     for m in equipped:
@@ -98,3 +113,16 @@ def demonstrations(model: nn.Module, length: int | Int[Tensor, " batch"]) -> Gen
     finally:
         for m, was in zip(equipped, before, strict=True):
             m.demo_length = was
+
+
+def _check_length(length: object) -> None:
+    if isinstance(length, Tensor):
+        whole = not (length.is_floating_point() or length.is_complex() or length.dtype == torch.bool)
+        good = whole and length.ndim <= 1 and bool((length >= 0).all())
+    else:
+        good = isinstance(length, int) and not isinstance(length, bool) and length >= 0
+    if not good:
+        raise UserError(
+            "demonstrations: the length must be a whole number of tokens from 0 on, or a tensor with one per row of "
+            f"the batch, not {length!r}."
+        )

@@ -40,12 +40,15 @@ class Call:
     """A learnt position bias the model adds to its logits."""
     window: int | None = None
     """How far back the layer reads: its mask, or a truncated cache, may hide older keys."""
-    continues: bool = False
-    """Another call may continue this one from a cache, and will want what this one computed."""
 
     @property
     def layout(self) -> Layout:
         return layout_of(self.mask, self.query.shape[2], self.key.shape[2], self.query.device)
+
+    @property
+    def scale(self) -> float:
+        """What q·k is multiplied by: the module's own scale, or 1/√d where it states none."""
+        return self.scaling if self.scaling is not None else self.query.shape[-1] ** -0.5
 
     @property
     def heads(self) -> int:
@@ -90,10 +93,6 @@ def receive(
         # A static cache being filled from empty: the keys after the queries are blank, and there is no mask to say so.
         key, value = key[:, :, :queries], value[:, :, :queries]
         bias = bias[..., :queries] if bias is not None else None
-    window = _window(module, options)
-    # Some architectures pass use_cache=False on whatever they were told. Without a window that costs only time, because
-    # everything can be computed again; with one it would cost the result.
-    wanted = options.get("use_cache") is not False or window is not None
     return Call(
         query,
         key,
@@ -105,8 +104,7 @@ def receive(
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
         bias=bias,
-        window=window,
-        continues=wanted and not torch.is_grad_enabled(),
+        window=_window(module, options),
     )
 
 
@@ -177,8 +175,7 @@ def attention_weights(
 
 def logits(call: Call) -> Float[Tensor, "batch head query key"]:
     """q·k times the module's own scale; heads of query and key must agree."""
-    scale = call.scaling if call.scaling is not None else call.query.shape[-1] ** -0.5
-    return call.query @ call.key.mT * scale
+    return call.query @ call.key.mT * call.scale
 
 
 def readable(call: Call) -> Bool[Tensor, "#batch 1 query key"]:

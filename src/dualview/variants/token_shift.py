@@ -22,14 +22,14 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.variants.base import Coefficient, Variant
-from dualview.variants.context import sums_of_every_key
+from dualview.variants.base import Coefficient
+from dualview.variants.context import CarryingVariant, sums_of_every_key
 from dualview.variants.scan import moving_sum
 from dualview.variants.softmax import Call, softmax_attention
 
 
 @dataclass(frozen=True)
-class TokenShift(Variant):
+class TokenShift(CarryingVariant):
     """Softmax attention on values smoothed by momentum attention's own moving sum."""
 
     eta: float = 0.5
