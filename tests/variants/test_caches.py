@@ -137,13 +137,40 @@ def _continued_without(model, variant):
     return cache
 
 
+def _continued_without_in_place(model, variant):
+    cache = tf.StaticCache(config=model.config, max_cache_len=20)
+    model(tokens(1, 9), past_key_values=cache)
+    detach(model)
+    model(tokens(1, 1), past_key_values=cache)
+    attach(model, variant)
+    return cache
+
+
+def _recording(model, _variant):
+    """As assisted decoding does: the cache keeps more than it returns, until it is cropped."""
+    cache = tf.DynamicCache(config=model.config)
+    for layer in cache.layers:
+        getattr(layer, "activate_past_recording", lambda: None)()
+    return model(tokens(1, 9), past_key_values=cache).past_key_values
+
+
 def _selected(model, _variant):
     cache = model(tokens(2, 9), use_cache=True).past_key_values
     cache.batch_select_indices(torch.tensor([0]))
     return cache
 
 
-@pytest.mark.parametrize("fill", [_filled_without, _filled_by_another_setting, _continued_without, _selected])
+@pytest.mark.parametrize(
+    "fill",
+    [
+        _filled_without,
+        _filled_by_another_setting,
+        _continued_without,
+        _continued_without_in_place,
+        _recording,
+        _selected,
+    ],
+)
 @pytest.mark.parametrize("variant", CARRY, ids=lambda v: v.name)
 def test_a_window_whose_past_is_not_known_is_refused(kit, variant, fill):
     """And without a window, where everything can be computed again, it is."""
