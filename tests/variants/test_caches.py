@@ -160,6 +160,12 @@ def _selected(model, _variant):
     return cache
 
 
+def _selected_and_reordered(model, variant):
+    cache = _selected(model, variant)
+    cache.reorder_cache(torch.tensor([0]))
+    return cache
+
+
 @pytest.mark.parametrize(
     "fill",
     [
@@ -169,6 +175,7 @@ def _selected(model, _variant):
         _continued_without_in_place,
         _recording,
         _selected,
+        _selected_and_reordered,
     ],
 )
 @pytest.mark.parametrize("variant", CARRY, ids=lambda v: v.name)

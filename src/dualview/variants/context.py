@@ -86,8 +86,8 @@ def sums_of_every_key(
         raise UserError(
             "This variant needs what older tokens were computed from, which the sliding window hides, and this cache "
             "does not carry it (the variant was set by name alone, or the cache was filled without it, cropped, "
-            "offloaded, or used in torch.compile); use attach and decode from the beginning with one cache, or pass "
-            "use_cache=False."
+            "offloaded, used in torch.compile, or serves several layers at once); use attach and decode from the "
+            "beginning with one plain cache, or pass use_cache=False."
         )
     else:
         sums = of_rows(call.layout.rows_of_every_key())
