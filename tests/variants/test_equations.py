@@ -184,10 +184,11 @@ def lower(length=5):
 
 
 def masks_of_another_kind():
-    prefix, hole, blind = lower(), lower(), lower()
+    prefix, hole, blind, first = lower(), lower(), lower(), lower()
     prefix[..., :3, :3] = True
     hole[..., 4, 1] = False  # a hole that only one row has
     blind[..., 2, 2] = False
+    first[..., 0, 0] = False
     fixed = torch.zeros(1, 1, 5, 9, dtype=torch.bool)  # a cache of fixed size, blank at its end
     fixed[..., :5] = prefix
     return {
@@ -195,6 +196,7 @@ def masks_of_another_kind():
         "bidirectional": torch.ones(1, 1, 5, 5, dtype=torch.bool),
         "strictly lower": lower().tril(-1),
         "hides one token from itself": blind,
+        "hides the first token from itself": first,
         "hole in one row": hole,
         "prefix behind a past": torch.cat([torch.ones(1, 1, 5, 3, dtype=torch.bool), prefix], -1),
         "bidirectional behind a past": torch.ones(1, 1, 5, 8, dtype=torch.bool),

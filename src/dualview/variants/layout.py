@@ -123,16 +123,14 @@ def _ends_at_itself(
 ) -> bool:
     """Whether the last key that each row reads is the row's own, or lies before it if the row is padding.
 
-    The rows are consecutive keys. Without a past the first of them is key 0. With one it cannot simply be counted from
-    the end, since a cache of fixed size may end in blanks: it is where the row that reads furthest ahead puts it.
+    The rows are consecutive keys. Where they start cannot be counted from the end, since a cache of fixed size may end
+    in blanks: it is where the row that reads furthest ahead puts it, and all of them must fit in behind.
     """
     queries, keys = own.shape[1], real.shape[1]
     at = torch.arange(queries, device=own.device)
     start = (own - at).masked_fill(empty, 0).amax(-1, keepdim=True).clamp(min=0)
-    if queries == keys:
-        start = torch.zeros_like(start)
     itself = start + at
     if bool((itself >= keys).any()):
         return False
     is_real = real.gather(1, itself)
-    return bool(torch.where(is_real, (own == itself) & ~empty, (own < itself) | empty).all())
+    return bool((~is_real | ((own == itself) & ~empty)).all())  # a row that is padding ends earlier, by choice of start
