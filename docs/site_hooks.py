@@ -1,7 +1,7 @@
 """What the site makes when it is built: the pages of results in its menu, and the command line's reference.
 
-`findings.md` and `lab/*.md` are written from result files, so the menu lists those that there are. `reference/cli.md`
-gets every verb and option, read from the program itself.
+`findings.md` and `lab/*.md` are written from result files, so the menu lists those that there are; the files that the
+findings link to go onto the site. `reference/cli.md` gets every verb and option, read from the program itself.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
+from mkdocs.structure.files import File
 
 from dualview.cli import app
 from dualview.lab.commands import lab_app
 
+RESULTS = "studies/results"
 PLACE = "<!-- every verb, filled in when the site is built -->"
 
 
@@ -28,8 +30,18 @@ def on_config(config: Any) -> Any:
     return config
 
 
+def on_files(files: Any, config: Any) -> Any:
+    """Called by mkdocs once it knows its files: the study's results lie outside of the pages' folder."""
+    root = Path(config["docs_dir"]).parent
+    for path in sorted((root / RESULTS).glob("*.parquet")):
+        files.append(File.generated(config, f"{RESULTS}/{path.name}", abs_src_path=str(path)))
+    return files
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Called by mkdocs for every page."""
+    if page.file.src_uri == "findings.md":
+        return markdown.replace(f"](../{RESULTS}/", f"]({RESULTS}/")
     if page.file.src_uri != "reference/cli.md":
         return markdown
     if PLACE not in markdown:

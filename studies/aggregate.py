@@ -1,0 +1,88 @@
+"""The numbers of a study: its tables, and what they say over seeds and tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+RESULTS = Path(__file__).parent / "results"
+SIX = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}
+EMBEDDED = {"movie": "movie", "movie5": "movie5", "product": "product", "tweet": "tweet", "source": "source"}
+TASKS = {**SIX, **EMBEDDED}
+RULES = {"sgd": "gradient descent", "layer-causal": "layer-causal"}
+
+
+@cache
+def table(name: str) -> pd.DataFrame:
+    """One of the result files."""
+    frame = pd.read_parquet(RESULTS / f"{name}.parquet")
+    return frame.assign(seed=frame["seed"].astype(int)) if name == "cells" else frame
+
+
+def comparison(rule: str = "sgd") -> pd.DataFrame:
+    """The cells with full controls on the trained model."""
+    cells = table("cells")
+    return cells[(cells["controls"] == "full") & (cells["weights"] == "trained") & (cells["ft_rule"] == rule)]
+
+
+def control(cells: pd.DataFrame, metric: str, name: str) -> pd.Series:
+    """A control's value in each of the cells, in their order."""
+    rows = table("controls")
+    rows = rows[(rows["metric"] == metric) & (rows["name"] == name)].set_index("key")["value"]
+    return cells["key"].map(rows)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds with its 95 % interval (Student), or over tasks of such means."""
+
+    value: float
+    half: float | None
+    n: int
+
+    def show(self, digits: int = 3) -> str:
+        if self.n == 0:
+            return "–"
+        return f"{self.value:.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
+
+    @property
+    def above_zero(self) -> bool:
+        return self.half is not None and self.value > self.half
+
+    @property
+    def below_zero(self) -> bool:
+        return self.half is not None and -self.value > self.half
+
+
+def over(values: pd.Series | np.ndarray | list[float]) -> Mean:
+    """The mean of some draws.
+
+    >>> over([1.0, 2.0, 3.0]).show(2)
+    '2.00 ± 2.48'
+    """
+    known = np.asarray(values, dtype=float)
+    known = known[np.isfinite(known)]
+    if len(known) < 2:
+        return Mean(float(known.mean()) if len(known) else float("nan"), None, len(known))
+    half = float(stats.t.ppf(0.975, len(known) - 1) * known.std(ddof=1) / np.sqrt(len(known)))
+    return Mean(float(known.mean()), half, len(known))
+
+
+def by_task(cells: pd.DataFrame, values: pd.Series) -> dict[str, Mean]:
+    """Over the seeds of each task that was run."""
+    grouped = values.groupby(cells["task"])
+    return {task: over(grouped.get_group(task)) for task in TASKS if task in grouped.groups}
+
+
+def at_norm(curve: pd.DataFrame, norm: float, column: str) -> float:
+    """A curve of similarity against step size at one size, interpolated in log size; NaN outside of it."""
+    points = curve[curve["status"] == "ok"].sort_values("update_norm")
+    sizes = np.log(points["update_norm"].to_numpy())
+    if len(sizes) < 2 or not sizes[0] <= np.log(norm) <= sizes[-1]:
+        return float("nan")
+    return float(np.interp(np.log(norm), sizes, points[column].to_numpy()))

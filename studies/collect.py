@@ -1,0 +1,77 @@
+"""From the stores of a study to the files that its findings are made of.
+
+    python studies/collect.py STORE …
+
+adds every cell of the stores to `studies/results/*.parquet`; a cell that was asked for before is replaced. Kept are the
+tables of `dualview export` (of queries: none, of layers: those of the cells with full controls), the curves of
+similarity against step size, and where and when each cell was run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from dualview.files import whole
+from dualview.runs import Store
+
+RESULTS = Path(__file__).parent / "results"
+TABLES = ("cells", "layers", "controls", "curves", "runs")
+
+
+def collected(path: Path) -> dict[str, pd.DataFrame]:
+    """The tables of one store."""
+    with Store(path) as store:
+        cells = store.frame(current=True).drop(columns="current")
+        stored = {each.key: each.result.to_json() for each in store.results()}
+    curves = [
+        {"key": key, **point}
+        for key, content in stored.items()
+        for point in content.get("norm_curve") or ()
+        if key in set(cells["key"])
+    ]
+    runs = []
+    for key, content in stored.items():
+        where = content["provenance"]
+        versions = {name: where["versions"][name] for name in ("python", "dualview", "torch", "transformers")}
+        seconds = sum(where["run"]["seconds"].values())
+        runs.append(
+            {"key": key, "date": where["run"]["date"], "device": where["device"], "seconds": seconds, **versions}
+        )
+    from dualview.runs.reading import query
+
+    full = ", ".join(f"'{key}'" for key in cells.loc[cells["controls"] == "full", "key"]) or "''"
+    return {
+        "cells": cells,
+        "layers": query(f"SELECT * FROM layers WHERE key IN ({full})", path).to_pandas(),
+        "controls": query("SELECT * FROM controls", path).to_pandas(),
+        "curves": pd.DataFrame(curves),
+        "runs": pd.DataFrame(runs),
+    }
+
+
+def merged(parts: Sequence[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
+    """One table of each kind; of cells that answer the same options, the last."""
+    tables = {name: pd.concat([part[name] for part in parts], ignore_index=True) for name in TABLES}
+    cells = tables["cells"].drop_duplicates("asked", keep="last").sort_values("asked")
+    tables = {name: table[table["key"].isin(cells["key"])] for name, table in tables.items() if name != "cells"}
+    tables = {name: table.drop_duplicates().sort_values("key", kind="stable") for name, table in tables.items()}
+    return {"cells": cells, **tables}
+
+
+def main(stores: Sequence[str]) -> None:
+    before = {
+        name: pd.read_parquet(RESULTS / f"{name}.parquet") for name in TABLES if (RESULTS / "cells.parquet").exists()
+    }
+    tables = merged([part for part in (before, *(collected(Path(store)) for store in stores)) if part])
+    for name, table in tables.items():
+        with whole(RESULTS / f"{name}.parquet") as temporary:
+            table.reset_index(drop=True).to_parquet(temporary, compression="zstd", index=False)
+        print(f"{name}: {len(table):,} rows")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

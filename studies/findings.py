@@ -1,0 +1,27 @@
+"""docs/findings.md from the study's results: `python studies/findings.py` writes every table of the page anew.
+
+The page holds pairs of marks, `<!-- study: NAME -->` and `<!-- end -->`; what stands between them is made by the
+function NAME of `parts`, from `studies/results/*.parquet` and the lab's files. Prose outside of the marks has no
+numbers of ours.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from parts import PARTS
+
+from dualview.files import write_text
+
+PAGE = Path(__file__).parents[1] / "docs" / "findings.md"
+_PART = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """The page with every table made anew."""
+    return _PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)
+
+
+if __name__ == "__main__":
+    write_text(PAGE, filled(PAGE.read_text(encoding="utf-8")))

@@ -1,0 +1,51 @@
+"""How the findings' tables look: the papers' rows in italics, ours beneath, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from aggregate import SIX, TASKS, Mean
+from papers import PAPER
+
+Row = Sequence[str]
+SEEDS = "Ours: mean over seeds ± half of the 95 % interval (Student, over seeds; the queries are the same)."
+COMPARISON = "dualview sweep studies/six/comparison.yaml --store STORE` and `… studies/embedded/comparison.yaml …"
+
+
+def grid(columns: Row, rows: Sequence[Row]) -> str:
+    """A Markdown table."""
+    ruler = ["---", *("---:" for _ in columns[1:])]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ruler, *rows))
+
+
+def source(files: str, command: str) -> str:
+    """Where a table comes from."""
+    links = ", ".join(f"[{name}](../studies/results/{name})" for name in files.split())
+    return f"*From {links}, made by `{command}`.*"
+
+
+def papers(rows: Mapping[str, Sequence[float]], tasks: Sequence[str]) -> list[list[str]]:
+    """The papers' rows, with nothing under the tasks they do not have."""
+    six = list(SIX)
+    return [
+        [f"*{name}*", *(_number(values[six.index(task)] if task in SIX else NAN) for task in tasks)]
+        for name, values in rows.items()
+    ]
+
+
+def _number(value: float) -> str:
+    return "" if value != value else f"{value:.3f}"
+
+
+def ours(title: str, found: Mapping[str, Mean], tasks: Sequence[str]) -> list[str]:
+    return [title, *(found[task].show() if task in found else "" for task in tasks)]
+
+
+def against_papers(
+    what: str, found: Mapping[str, Mapping[str, Mean]], note: str, files: str = "cells.parquet controls.parquet"
+) -> str:
+    """A table of tasks: the papers' rows, then ours."""
+    known = {task for means in found.values() for task in means}
+    tasks = [task for task in TASKS if task in known]
+    rows = papers(PAPER[what], tasks) + [ours(title, means, tasks) for title, means in found.items()]
+    return "\n\n".join([grid(["", *(TASKS[task] for task in tasks)], rows), note, source(files, COMPARISON)])

@@ -1,0 +1,67 @@
+"""The findings are what the result files say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from docs.blocks import ROOT
+
+sys.path.insert(0, str(ROOT / "studies"))
+
+import aggregate
+import collect
+import findings
+import parts
+
+
+def test_every_table_is_that_of_its_files() -> None:
+    text = findings.PAGE.read_text(encoding="utf-8")
+    assert findings.filled(text) == text, "run python studies/findings.py"
+    assert set(parts.PARTS) == {name for name in parts.PARTS if f"<!-- study: {name} -->" in text}, (
+        "a table is not shown"
+    )
+
+
+def test_a_mean_over_seeds_by_hand() -> None:
+    found = aggregate.over([0.1, 0.2, 0.6])
+    assert found.value == pytest.approx(0.3)
+    assert found.half == pytest.approx(4.302653 * 0.2645751 / 3**0.5, rel=1e-5)  # Student's quantile, sample deviation
+    assert aggregate.over([0.5]).half is None and aggregate.over([]).show() == "–"
+    assert aggregate.over([float("nan"), 0.5]).n == 1
+
+
+def test_a_curve_is_read_off_between_its_points_alone() -> None:
+    points = {"status": ["ok", "ok", "diverged"], "update_norm": [0.1, 1.0, 10.0], "x": [0.0, 1.0, 9.0]}
+    curve = pd.DataFrame(points)
+    assert aggregate.at_norm(curve, 0.1**0.5, "x") == pytest.approx(0.5)
+    assert aggregate.at_norm(curve, 0.05, "x") != aggregate.at_norm(curve, 0.05, "x")  # NaN below the curve
+    assert aggregate.at_norm(curve, 5.0, "x") != aggregate.at_norm(curve, 5.0, "x")  # and past what trained well
+
+
+def test_cells_that_were_asked_again_replace_the_old() -> None:
+    def part(key: str, asked: str) -> dict[str, pd.DataFrame]:
+        cells = pd.DataFrame({"key": [key], "asked": [asked]})
+        return {name: cells if name == "cells" else cells[["key"]] for name in collect.TABLES}
+
+    merged = collect.merged([part("old", "a"), part("other", "b"), part("new", "a")])
+    assert list(merged["cells"]["key"]) == ["new", "other"]
+    assert all(set(merged[name]["key"]) == {"new", "other"} for name in collect.TABLES)
+
+
+@pytest.mark.parametrize("name", collect.TABLES)
+def test_results_are_small_and_belong_together(name: str) -> None:
+    path: Path = collect.RESULTS / f"{name}.parquet"
+    assert path.stat().st_size < 2 << 20
+    assert set(pd.read_parquet(path)["key"]) <= set(pd.read_parquet(collect.RESULTS / "cells.parquet")["key"])
+
+
+def test_a_cpu_finds_what_the_gpu_found() -> None:
+    both = parts.cpu_and_gpu()
+    assert len(both) > 1 and (both["lr_cpu"] == both["lr_gpu"]).all()
+    for name in parts.CHECKED:
+        tolerance = 0.01 if name.startswith("accuracy") else 1e-3
+        assert (both[f"{name}_cpu"] - both[f"{name}_gpu"]).abs().max() < tolerance, name
