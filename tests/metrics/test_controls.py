@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,3 +114,16 @@ def test_roles() -> None:
     assert role_of("zsl_shifted").place == "icl" and role_of("zsl_shifted").bound == "floor"
     assert role_of("ft_of_my_own").place == "ft" and role_of("ft_of_my_own").bound == "other"
     assert role_of("something") is None
+
+
+def test_a_control_that_changes_nothing_but_rounding_is_no_floor(records: Records) -> None:
+    """A position shift under rotary positions: bit for bit the same, but for a query here and there."""
+    zsl = records["zsl"]
+    assert zsl.h is not None and zsl.m is not None
+    for changed, defined in ((2, False), (len(zsl.h), True)):
+        h = zsl.h.copy()
+        h[:changed] += 1e-4 * np.random.default_rng(0).normal(size=h[:changed].shape).astype(h.dtype)
+        moved = replace(zsl, h=h)
+        found = compute_controls(replace(records, settings={**records.settings, "zsl_shifted": moved}))["sim_aou"]
+        assert (found.floors["zsl_shifted"].value is not None) == defined
+        assert (found.floors["zsl_shifted"].p is not None) == defined

@@ -212,6 +212,10 @@ class Options:
     level: float = 0.95
 
 
+LEAST_DEFINED = 0.5
+"""A control that changes nothing but rounding has a cosine here and there; what those few say is no floor."""
+
+
 def compute_controls(records: Records, options: Options | None = None) -> Mapping[str, MetricControls]:
     """Interval, floors, ceilings and p-values of accuracy gains, Rec2FTP and every similarity the records allow."""
     options = options or Options()
@@ -266,6 +270,8 @@ def similarity_controls(records: Records, name: str, from_records: RecordFloors,
     ceilings: dict[str, np.ndarray] = {}
     for control, trio in control_trios(records).items():
         table = _table(name, trio, records.columns)
+        if table is not None and np.isfinite(table).mean() < LEAST_DEFINED:
+            table = np.full_like(table, np.nan)
         if table is not None and trio.bound == "floor":
             floors[control] = Floor(table, values - table)
         elif table is not None:
