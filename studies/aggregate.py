@@ -27,7 +27,8 @@ def table(name: str) -> pd.DataFrame:
 def comparison(rule: str = "sgd") -> pd.DataFrame:
     """The cells with full controls on the trained model."""
     cells = table("cells")
-    return cells[(cells["controls"] == "full") & (cells["weights"] == "trained") & (cells["ft_rule"] == rule)]
+    chosen = (cells["controls"] == "full") & (cells["lr_asked"] == "auto") & (cells["weights"] == "trained")
+    return cells[chosen & (cells["ft_rule"] == rule)]
 
 
 def control(cells: pd.DataFrame, metric: str, name: str) -> pd.Series:
@@ -67,7 +68,7 @@ def over(values: pd.Series | np.ndarray | list[float]) -> Mean:
     """
     known = np.asarray(values, dtype=float)
     known = known[np.isfinite(known)]
-    if len(known) < 2:
+    if len(known) < 3:  # two draws give an interval that says nothing
         return Mean(float(known.mean()) if len(known) else float("nan"), None, len(known))
     half = float(stats.t.ppf(0.975, len(known) - 1) * known.std(ddof=1) / np.sqrt(len(known)))
     return Mean(float(known.mean()), half, len(known))
@@ -77,6 +78,11 @@ def by_task(cells: pd.DataFrame, values: pd.Series) -> dict[str, Mean]:
     """Over the seeds of each task that was run."""
     grouped = values.groupby(cells["task"])
     return {task: over(grouped.get_group(task)) for task in TASKS if task in grouped.groups}
+
+
+def over_tasks(cells: pd.DataFrame, values: pd.Series) -> Mean:
+    """The mean over tasks of means over seeds, its interval over tasks: seeds of one task share its queries."""
+    return over([mean.value for mean in by_task(cells, values).values()])
 
 
 def at_norm(curve: pd.DataFrame, norm: float, column: str) -> float:

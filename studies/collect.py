@@ -17,6 +17,7 @@ import pandas as pd
 
 from dualview.files import whole
 from dualview.runs import Store
+from dualview.runs.reading import query
 
 RESULTS = Path(__file__).parent / "results"
 TABLES = ("cells", "layers", "controls", "curves", "runs")
@@ -27,12 +28,8 @@ def collected(path: Path) -> dict[str, pd.DataFrame]:
     with Store(path) as store:
         cells = store.frame(current=True).drop(columns="current")
         stored = {each.key: each.result.to_json() for each in store.results()}
-    curves = [
-        {"key": key, **point}
-        for key, content in stored.items()
-        for point in content.get("norm_curve") or ()
-        if key in set(cells["key"])
-    ]
+    stored = {key: stored[key] for key in cells["key"]}
+    curves = [{"key": key, **point} for key, content in stored.items() for point in content.get("norm_curve") or ()]
     runs = []
     for key, content in stored.items():
         where = content["provenance"]
@@ -41,8 +38,6 @@ def collected(path: Path) -> dict[str, pd.DataFrame]:
         runs.append(
             {"key": key, "date": where["run"]["date"], "device": where["device"], "seconds": seconds, **versions}
         )
-    from dualview.runs.reading import query
-
     full = ", ".join(f"'{key}'" for key in cells.loc[cells["controls"] == "full", "key"]) or "''"
     return {
         "cells": cells,
@@ -54,12 +49,17 @@ def collected(path: Path) -> dict[str, pd.DataFrame]:
 
 
 def merged(parts: Sequence[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
-    """One table of each kind; of cells that answer the same options, the last."""
-    tables = {name: pd.concat([part[name] for part in parts], ignore_index=True) for name in TABLES}
-    cells = tables["cells"].drop_duplicates("asked", keep="last").sort_values("asked")
-    tables = {name: table[table["key"].isin(cells["key"])] for name, table in tables.items() if name != "cells"}
-    tables = {name: table.drop_duplicates().sort_values("key", kind="stable") for name, table in tables.items()}
-    return {"cells": cells, **tables}
+    """One table of each kind: of cells that answer the same options the last, with the rows of the part it is from."""
+    cells = pd.concat([part["cells"].assign(part=number) for number, part in enumerate(parts)], ignore_index=True)
+    cells = cells.drop_duplicates("asked", keep="last").sort_values("asked")
+    tables: dict[str, pd.DataFrame] = {"cells": cells.drop(columns="part")}
+    for name in TABLES[1:]:
+        own = [
+            part[name][part[name]["key"].isin(cells.loc[cells["part"] == number, "key"])]
+            for number, part in enumerate(parts)
+        ]
+        tables[name] = pd.concat(own, ignore_index=True).sort_values("key", kind="stable")
+    return tables
 
 
 def main(stores: Sequence[str]) -> None:

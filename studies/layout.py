@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aggregate import SIX, TASKS, Mean
-from papers import PAPER
+from papers import NAN, PAPER
 
 Row = Sequence[str]
 SEEDS = "Ours: mean over seeds ± half of the 95 % interval (Student, over seeds; the queries are the same)."
-COMPARISON = "dualview sweep studies/six/comparison.yaml --store STORE` and `… studies/embedded/comparison.yaml …"
+COMPARISON = "dualview sweep studies/six/comparison.yaml --store STORE"
 
 
 def grid(columns: Row, rows: Sequence[Row]) -> str:

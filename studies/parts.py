@@ -7,7 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
-from aggregate import RESULTS, RULES, TASKS, Mean, at_norm, by_task, comparison, control, over, table
+from aggregate import (
+    EMBEDDED,
+    RESULTS,
+    RULES,
+    TASKS,
+    Mean,
+    at_norm,
+    by_task,
+    comparison,
+    control,
+    over,
+    over_tasks,
+    table,
+)
 from layout import COMPARISON, SEEDS, against_papers, grid, ours, papers, source
 from papers import UNTRAINED
 
@@ -26,14 +39,13 @@ def run() -> str:
         "1 to 64 demonstrations": (cells["controls"] == "quick") & (cells["weights"] == "trained"),
     }
     rows = [
-        [kind, str(len(part)), ", ".join(t for t in TASKS if t in set(part["task"])), _seeds(part)]
-        for kind, part in ((kind, cells[which]) for kind, which in kinds.items())
+        [kind, str(len(part)), _tasks(part)] for kind, part in ((kind, cells[which]) for kind, which in kinds.items())
     ]
     versions = runs[["torch", "transformers"]].drop_duplicates().iloc[0]
     queries = cells["n_queries_used"]
     return "\n\n".join(
         [
-            grid(["part", "cells", "tasks", "seeds"], rows),
+            grid(["part", "cells", "seeds of each task"], rows),
             f"{len(cells)} cells on the embedded model (weights {cells['weights_hash'].iloc[0][:12]}…), float32, "
             f"{queries.min()} to {queries.max()} queries each, on {_devices(runs)}, torch {versions['torch']}, "
             f"transformers {versions['transformers']}, {runs['date'].min()[:10]} to {runs['date'].max()[:10]}.",
@@ -42,15 +54,10 @@ def run() -> str:
     )
 
 
-def _seeds(cells: pd.DataFrame) -> str:
+def _tasks(cells: pd.DataFrame) -> str:
+    """Each task with its number of seeds."""
     counts = cells.groupby("task")["seed"].nunique()
-    return (
-        ""
-        if counts.empty
-        else f"{counts.min()}"
-        if counts.min() == counts.max()
-        else f"{counts.min()} to {counts.max()}"
-    )
+    return ", ".join(f"{task} {counts[task]}" for task in TASKS if task in counts.index)
 
 
 def _devices(runs: pd.DataFrame) -> str:
@@ -72,6 +79,7 @@ def rec2ftp() -> str:
     cells = comparison()
     lift = cells["rec2ftp_value"] - cells["rec2ftp_chance"]
     found = {
+        "errors that fine-tuning mends": by_task(cells, cells["rec2ftp_n_ft"].astype(float)),
         "Rec2FTP": by_task(cells, cells["rec2ftp_value"]),
         "its chance level": by_task(cells, cells["rec2ftp_chance"]),
         "lift over chance": by_task(cells, lift),
@@ -88,6 +96,8 @@ def sim_aou() -> str:
         "normalised: two independent updates of these sizes": by_task(cells, cells["sim_aou_noise_floor"]),
         "raw": by_task(cells, cells["sim_aou_raw"]),
         "raw: another query's fine-tuning": by_task(cells, control(cells, "sim_aou", "shuffled_query")),
+        "raw: demonstrations with random labels": by_task(cells, control(cells, "sim_aou", "icl_random_labels")),
+        "raw: fine-tuning on random labels": by_task(cells, control(cells, "sim_aou", "ft_random_labels")),
         "raw: fine-tuning on another task": by_task(cells, control(cells, "sim_aou", "ft_other_task")),
         "raw: fine-tuning with the sign flipped": by_task(cells, control(cells, "sim_aou", "ft_sign_flipped")),
         "raw: another task's demonstrations": by_task(cells, control(cells, "sim_aou", "icl_other_task")),
@@ -103,8 +113,10 @@ def sim_am() -> str:
         "before": by_task(cells, cells["sim_am_before"]),
         "after": by_task(cells, cells["sim_am_after"]),
         "after less before": by_task(cells, cells["sim_am_after"] - cells["sim_am_before"]),
-        "the query moved, nothing else": by_task(cells, control(cells, "sim_am_after", "zsl_shifted")),
         "of the changes": by_task(cells, cells["sim_am_delta"]),
+        "of the changes: demonstrations with random labels": by_task(
+            cells, control(cells, "sim_am", "icl_random_labels")
+        ),
         "of the changes: fine-tuning on another task": by_task(cells, control(cells, "sim_am", "ft_other_task")),
         "of the changes: the untrained model": by_task(cells, control(cells, "sim_am", "untrained")),
         "of the changes: another order (ceiling)": by_task(cells, cells["sim_am_delta_ceiling"]),
@@ -127,10 +139,15 @@ def kendall() -> str:
 def verdicts() -> str:
     rows = []
     for rule, title in RULES.items():
-        counts = comparison(rule)["verdict"].value_counts()
-        rows.append([title, *(str(counts.get(each, 0)) for each in ("supported", "indistinguishable", "contradicted"))])
-    shown = grid(["fine-tuning by", "supported", "indistinguishable from its controls", "contradicted"], rows)
-    return f"{shown}\n\n{source('cells.parquet', COMPARISON)}"
+        cells = comparison(rule)
+        counts = cells["verdict"].value_counts()
+        learn = (cells["accuracy_icl_gain_ci_low"] > 0) & (cells["accuracy_ft_gain_ci_low"] > 0)
+        said = (str(counts.get(each, 0)) for each in ("supported", "indistinguishable", "contradicted"))
+        rows.append([title, str(len(cells)), str(int(learn.sum())), *said])
+    names = ["cells", "both learn", "supported", "indistinguishable from its controls", "contradicted"]
+    shown = grid(["fine-tuning by", *names], rows)
+    note = "Both learn: in-context and fine-tuned accuracy each above zero-shot's, by the 95 % interval over queries."
+    return f"{shown}\n\n{note}\n\n{source('cells.parquet', COMPARISON)}"
 
 
 def layers() -> str:
@@ -158,31 +175,31 @@ NORMS = (0.5, 0.7, 1.0, 1.5)
 
 def _at_size(norm: float, column: str) -> pd.DataFrame:
     """One column of both rules' curves at one size of update, a row for each cell whose curves both reach it."""
-    curves = table("curves").groupby(["key", "rule"])
-    rows = [
-        {rule: at_norm(curves.get_group((key, rule)), norm, column) for rule in RULES} for key in comparison()["key"]
-    ]
-    return pd.DataFrame(rows).dropna()
+    curves, cells = table("curves").groupby(["key", "rule"]), comparison()
+    values = {rule: [at_norm(curves.get_group((key, rule)), norm, column) for key in cells["key"]] for rule in RULES}
+    return cells[["task", "seed"]].assign(**values).dropna()
 
 
-def _at_equal_size(norm: float) -> Mean:
+def _closer_at(norm: float) -> Mean:
     """How much closer layer-causal descent is at one size of update."""
     found = _at_size(norm, "sim_aou_raw")
-    return over(found["layer-causal"] - found["sgd"])
+    return over_tasks(found, found["layer-causal"] - found["sgd"])
 
 
 def matched() -> str:
     rows = []
     for norm in NORMS:
         sim, right = _at_size(norm, "sim_aou_raw"), _at_size(norm, "accuracy")
-        values = [over(sim[rule]).show() for rule in RULES]
-        values += [_at_equal_size(norm).show(), *(over(right[rule]).show() for rule in RULES)]
-        rows.append([f"{norm:g}", str(len(sim)), *values])
+        values = [over_tasks(sim, sim[rule]).show() for rule in RULES]
+        values += [_closer_at(norm).show(), *(over_tasks(right, right[rule]).show() for rule in RULES)]
+        rows.append([f"{norm:g}", str(sim["task"].nunique()), str(len(sim)), *values])
     names = ["raw SimAOU, GD", "raw SimAOU, LCGD", "difference", "accuracy, GD", "accuracy, LCGD"]
-    shown = grid(["‖Δh‖", "cells", *names], rows)
+    shown = grid(["‖Δh‖", "tasks", "cells", *names], rows)
+    size = over_tasks(comparison(), comparison()["update_norm_icl"]).show(2)
     note = (
         "Both rules at every rate of the grid, read off at one size of update (interpolated in its logarithm), where "
-        "both curves reach it; the first 64 queries of each cell. ± over cells."
+        "both curves reach it: not the same cells in every row. The first 64 queries of each cell; ± over tasks. The "
+        f"size of ICL's own update is {size}."
     )
     return f"{shown}\n\n{note}\n\n{source('curves.parquet cells.parquet', COMPARISON)}"
 
@@ -235,7 +252,7 @@ def order() -> str:
 
 def shots() -> str:
     cells = table("cells")
-    cells = cells[(cells["controls"] == "quick") & (cells["weights"] == "trained")]
+    cells = cells[(cells["controls"] == "quick") & (cells["weights"] == "trained") & cells["task"].isin(EMBEDDED)]
     rows = []
     for (task, asked), part in cells.groupby(["task", "shots"]):
         columns = ("accuracy_zsl", "accuracy_icl", "accuracy_ft", "sim_aou_raw", "sim_aou_raw_floor", "update_norm_icl")
@@ -265,40 +282,48 @@ def sign() -> str:
     return f"{told}\n\n*From [sign.json](lab/sign.json), made by `{result.provenance['command']}`.*"
 
 
-def _over_tasks(cells: pd.DataFrame, values: pd.Series) -> Mean:
-    return over([mean.value for mean in by_task(cells, values).values()])
+SMALL = 0.01
 
 
-def _says(difference: Mean, more: str, less: str) -> str:
-    """What the interval of a difference allows to say."""
+def _says(difference: Mean, more: str, less: str, same: str = "no difference") -> str:
+    """What the interval of a difference allows to say; `same` if it lies within ± SMALL."""
+    if difference.half is not None and abs(difference.value) + difference.half < SMALL:
+        return same
     return more if difference.above_zero else less if difference.below_zero else "cannot be told here"
 
 
 def claims() -> str:
     cells, other = comparison(), comparison("layer-causal")
-    lift = _over_tasks(cells, cells["rec2ftp_value"] - cells["rec2ftp_chance"])
-    above = _over_tasks(cells, cells["sim_aou_raw"] - cells["sim_aou_raw_floor"])
-    floors = table("controls").query("metric == 'sim_aou' and kind == 'floor'").groupby("key")["p"].max()
-    every = int((cells["key"].map(floors) < 0.01).sum())
-    own = int((cells["sim_aou_raw_p"] < 0.01).sum())
-    chance = int((cells["rec2ftp_p"] < 0.01).sum())
-    change = _over_tasks(cells, cells["sim_am_after"] - cells["sim_am_before"])
-    rank = _over_tasks(cells, cells["kendall_released_tau_token"] - cells["kendall_released_lr0_tau_token"])
-    chosen = over(other.set_index(["task", "seed"])["sim_aou_raw"] - cells.set_index(["task", "seed"])["sim_aou_raw"])
-    equal = _at_equal_size(0.5)
-    random = _over_tasks(cells, cells["sim_aou_raw"] - control(cells, "sim_aou", "untrained"))
-    order = _over_tasks(cells, cells["order_sensitivity_icl"] - cells["order_sensitivity_ft"])
+    raw = cells["sim_aou_raw"]
+    lift = over_tasks(cells, cells["rec2ftp_value"] - cells["rec2ftp_chance"])
+    query = over_tasks(cells, raw - control(cells, "sim_aou", "shuffled_query"))
+    labels = over_tasks(cells, raw - control(cells, "sim_aou", "icl_random_labels"))
+    change = over_tasks(cells, cells["sim_am_after"] - cells["sim_am_before"])
+    rank = over_tasks(cells, cells["kendall_released_tau_token"] - cells["kendall_released_lr0_tau_token"])
+    both = other.merge(cells, on=["task", "seed"], suffixes=("_lc", "_gd"))
+    chosen = over_tasks(both, both["sim_aou_raw_lc"] - both["sim_aou_raw_gd"])
+    equal = _closer_at(1.0)
+    drawn = over_tasks(cells, raw - control(cells, "sim_aou", "untrained"))
+    order = over_tasks(cells, cells["order_sensitivity_icl"] - cells["order_sensitivity_ft"])
+    floors = table("controls").query("metric == 'sim_aou' and kind == 'floor' and name != 'zsl_shifted'")
+    every = int((cells["key"].map(floors.groupby("key")["p"].max()) < 0.01).sum())
+    chance, n = int((cells["rec2ftp_p"] < 0.01).sum()), len(cells)
     rows = [
         [
             "ICL gets right what FT puts right (Dai et al., Rec2FTP)",
-            _says(lift, "above chance", "below chance"),
-            f"lift over chance {lift.show()}; p < .01 in {chance} of {len(cells)} cells",
+            _says(lift, "above chance on average", "below chance"),
+            f"lift over chance {lift.show()}; p < .01 in {chance} of {n} cells",
         ],
         [
             "their updates of attention's output are alike (Dai et al., SimAOU)",
-            _says(above, "above every control", "explained by controls"),
-            f"raw, less the highest floor {above.show()}; at p < .01 above another query's update in {own}, "
-            f"above every floor in {every} of {len(cells)} cells",
+            _says(query, "more than those of another query", "less than those of another query"),
+            f"raw, less another query's {query.show()}",
+        ],
+        [
+            "… because the same task is learnt",
+            _says(labels, "less alike with random labels", "more alike so", same="no: as alike with random labels"),
+            f"raw, less demonstrations with random labels {labels.show()}; above every floor at p < .01 in {every} of "
+            f"{n} cells",
         ],
         [
             "FT brings attention closer to ICL's (Dai et al., SimAM)",
@@ -313,20 +338,23 @@ def claims() -> str:
         [
             "layer-causal descent is closer (Deutch et al.)",
             f"{_says(chosen, 'yes', 'no')} at chosen rates; {_says(equal, 'yes', 'no')} at equal size",
-            f"raw SimAOU, layer-causal less plain: {chosen.show()} at chosen rates, {equal.show()} at ‖Δh‖ = .5",
+            f"raw SimAOU, layer-causal less plain: {chosen.show()} at chosen rates, {equal.show()} at ‖Δh‖ = 1",
         ],
         [
             "untrained models score as high (Deutch et al.)",
-            _says(random, "no", "yes, and higher"),
-            f"raw SimAOU, trained less untrained {random.show()}",
+            _says(drawn, "no", "no lower: rather higher"),
+            f"raw SimAOU, trained less untrained {drawn.show()}",
         ],
         [
             "ICL depends more on the demonstrations' order than FT (Shen et al.)",
-            _says(order, "yes", "no"),
+            _says(order, "yes, at these step sizes", "no"),
             f"standard deviation over orders, ICL less FT {order.show()}",
         ],
     ]
-    note = "Means over tasks of means over seeds, ± half of the 95 % interval over tasks; layer-causal: over cells."
+    note = (
+        "Means over tasks of means over seeds, ± half of the 95 % interval over tasks. Where that interval holds 0 "
+        f"nothing can be told; where it lies within ±{SMALL:g}, there is no difference to speak of."
+    )
     shown = grid(["claim", "here", "numbers"], rows)
     return f"{shown}\n\n{note}\n\n{source('cells.parquet controls.parquet curves.parquet', COMPARISON)}"
 

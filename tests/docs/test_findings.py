@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "studies"))
 import aggregate
 import collect
 import findings
+import layout
 import parts
 
 
@@ -30,7 +31,7 @@ def test_a_mean_over_seeds_by_hand() -> None:
     found = aggregate.over([0.1, 0.2, 0.6])
     assert found.value == pytest.approx(0.3)
     assert found.half == pytest.approx(4.302653 * 0.2645751 / 3**0.5, rel=1e-5)  # Student's quantile, sample deviation
-    assert aggregate.over([0.5]).half is None and aggregate.over([]).show() == "–"
+    assert aggregate.over([0.5, 0.6]).half is None and aggregate.over([]).show() == "–"
     assert aggregate.over([float("nan"), 0.5]).n == 1
 
 
@@ -43,13 +44,19 @@ def test_a_curve_is_read_off_between_its_points_alone() -> None:
 
 
 def test_cells_that_were_asked_again_replace_the_old() -> None:
-    def part(key: str, asked: str) -> dict[str, pd.DataFrame]:
-        cells = pd.DataFrame({"key": [key], "asked": [asked]})
-        return {name: cells if name == "cells" else cells[["key"]] for name in collect.TABLES}
+    def part(key: str, asked: str, value: float) -> dict[str, pd.DataFrame]:
+        cells = pd.DataFrame({"key": [key], "asked": [asked], "value": [value]})
+        return {name: cells if name == "cells" else cells[["key", "value"]] for name in collect.TABLES}
 
-    merged = collect.merged([part("old", "a"), part("other", "b"), part("new", "a")])
+    parts_ = [part("old", "a", 1.0), part("other", "b", 2.0), part("new", "a", 3.0), part("other", "b", 2.1)]
+    merged = collect.merged(parts_)
     assert list(merged["cells"]["key"]) == ["new", "other"]
-    assert all(set(merged[name]["key"]) == {"new", "other"} for name in collect.TABLES)
+    for name in collect.TABLES:  # the same cell from another machine has the same key and other last digits
+        assert list(zip(merged[name]["key"], merged[name]["value"], strict=True)) == [("new", 3.0), ("other", 2.1)]
+
+
+def test_tasks_that_the_papers_lack_have_blanks() -> None:
+    assert layout.papers({"x": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)}, ["mr", "movie"]) == [["*x*", "0.300", ""]]
 
 
 @pytest.mark.parametrize("name", collect.TABLES)
