@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aggregate import SIX, TASKS, Mean
-from papers import NAN, PAPER
+from aggregate import TASKS, Mean
+from papers import PAPER, Rows
+
+from dualview.lab.words import number
+from dualview.report.published import published_values
 
 Row = Sequence[str]
 SEEDS = "Ours: mean over seeds ± half of the 95 % interval (Student, over seeds; the queries are the same)."
@@ -24,17 +27,12 @@ def source(files: str, command: str) -> str:
     return f"*From {links}, made by `{command}`.*"
 
 
-def papers(rows: Mapping[str, Sequence[float]], tasks: Sequence[str]) -> list[list[str]]:
+def papers(rows: Rows, tasks: Sequence[str]) -> list[list[str]]:
     """The papers' rows, with nothing under the tasks they do not have."""
-    six = list(SIX)
     return [
-        [f"*{name}*", *(_number(values[six.index(task)] if task in SIX else NAN) for task in tasks)]
-        for name, values in rows.items()
+        [f"*{title}*", *(number(published_values(task, key).get(of), none="") for task in tasks)]
+        for title, (of, key) in rows.items()
     ]
-
-
-def _number(value: float) -> str:
-    return "" if value != value else f"{value:.3f}"
 
 
 def ours(title: str, found: Mapping[str, Mean], tasks: Sequence[str]) -> list[str]:

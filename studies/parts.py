@@ -21,8 +21,7 @@ from aggregate import (
     over_tasks,
     table,
 )
-from layout import COMPARISON, SEEDS, against_papers, grid, ours, papers, source
-from papers import UNTRAINED
+from layout import COMPARISON, SEEDS, against_papers, grid, source
 
 from dualview.lab.frame import LabResult
 
@@ -223,16 +222,7 @@ def untrained() -> str:
     shown["untrained"] = control(cells, "sim_aou", "untrained")
     means = {f"raw SimAOU, {name}": by_task(cells, values) for name, values in shown.items()}
     means["trained less untrained"] = by_task(cells, shown["trained"] - shown["untrained"])
-    tasks = [task for task in TASKS if task in means["raw SimAOU, trained"]]
-    theirs = papers({f"{name} (Deutch et al.)": values for name, values in UNTRAINED.items()}, tasks)
-    rows = theirs + [ours(title, each, tasks) for title, each in means.items()]
-    return "\n\n".join(
-        [
-            grid(["", *(TASKS[task] for task in tasks)], rows),
-            SEEDS,
-            source("cells.parquet controls.parquet", COMPARISON),
-        ]
-    )
+    return against_papers("untrained", means, SEEDS)
 
 
 def order() -> str:
@@ -242,12 +232,8 @@ def order() -> str:
         "fine-tuned": by_task(cells, cells["order_sensitivity_ft"]),
         "fine-tuned, layer-causal": by_task(other, other["order_sensitivity_ft"]),
     }
-    tasks = [task for task in TASKS if task in found["in-context"]]
-    rows = [ours(title, means, tasks) for title, means in found.items()]
-    note = "Standard deviation of the labels' probabilities over five orders of the same demonstrations, 64 queries. "
-    return "\n\n".join(
-        [grid(["", *(TASKS[task] for task in tasks)], rows), note + SEEDS, source("cells.parquet", COMPARISON)]
-    )
+    note = "Standard deviation of the labels' probabilities over five orders of the same demonstrations, 64 queries."
+    return against_papers("order", found, f"{note} {SEEDS}", "cells.parquet")
 
 
 def shots() -> str:

@@ -56,7 +56,8 @@ def test_cells_that_were_asked_again_replace_the_old() -> None:
 
 
 def test_tasks_that_the_papers_lack_have_blanks() -> None:
-    assert layout.papers({"x": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)}, ["mr", "movie"]) == [["*x*", "0.300", ""]]
+    rows = {"x": ("Dai et al., 1.3B", "sim_aou.normalised")}
+    assert layout.papers(rows, ["mr", "movie"]) == [["*x*", "0.222", ""]]
 
 
 @pytest.mark.parametrize("name", collect.TABLES)

@@ -13,11 +13,9 @@ from dualview.variants import (
     VARIANTS,
     Alibi,
     Augmented,
-    Linear,
     Momentum,
     Negative,
     Regularised,
-    Sign,
     TokenShift,
     attach,
     demonstrations,
@@ -26,21 +24,8 @@ from dualview.variants import (
     register,
     variant_parameters,
 )
+from variants.cases import CASES, IDS
 
-CASES = [
-    Momentum(eta=0.7),
-    Sign(scale="constant", alpha=0.5),
-    Sign(scale="sequence"),
-    Sign(scale="token"),
-    Regularised(alpha=0.3),
-    Regularised(alpha=0.3, form="strict"),
-    Augmented(rank=3),
-    Negative(beta=0.5, k=2),
-    Linear(average=True),
-    TokenShift(eta=0.6),
-    Alibi(),
-]
-IDS = [f"{v.name}-{n}" for n, v in enumerate(CASES)]
 REFUSED = ("gemma2", "linear")
 MODELS = ["llama", "gpt2", "gpt_neox", "qwen3", "mistral", "gemma2", "gemma3", "olmo3", "llama4"]
 

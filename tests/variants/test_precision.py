@@ -6,32 +6,12 @@ import pytest
 import torch
 
 from dualview.variants import (
-    Alibi,
-    Augmented,
-    Linear,
     Momentum,
-    Negative,
-    Regularised,
-    Sign,
-    TokenShift,
     apply,
     attach,
 )
+from variants.cases import CASES, IDS
 
-CASES = [
-    Momentum(eta=0.7),
-    Sign(scale="constant", alpha=0.5),
-    Sign(scale="sequence"),
-    Sign(scale="token"),
-    Regularised(alpha=0.3),
-    Regularised(alpha=0.3, form="strict"),
-    Augmented(rank=3),
-    Negative(beta=0.5, k=2),
-    Linear(average=True),
-    TokenShift(eta=0.6),
-    Alibi(),
-]
-IDS = [f"{v.name}-{n}" for n, v in enumerate(CASES)]
 BARE = [(v, i) for v, i in zip(CASES, IDS, strict=True) if v.name != "augmented"]
 CLOSE = {torch.bfloat16: 0.02, torch.float16: 0.003}
 WHOLE = {torch.bfloat16: 0.05, torch.float16: 0.01}

@@ -51,6 +51,10 @@ _TABLES: dict[str, dict[str, tuple[float | None, ...]]] = {
         "sim_aou.raw": (0.09, 0.07, 0.18, 0.06, None, 0.04),
         "sim_am.delta": (0.11, 0.05, 0.16, 0.17, None, 0.26),
     },
+    "Deutch et al., 1.3B, embeddings and norms trained": {
+        "sim_aou.raw": (0.11, 0.06, 0.24, 0.20, None, 0.01),
+        "sim_am.delta": (0.09, 0.03, 0.18, 0.16, None, 0.05),
+    },
 }
 
 
