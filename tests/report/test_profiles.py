@@ -85,7 +85,10 @@ def test_papers_stand_beside_their_own_rule(bend: Bend) -> None:
         content["ft"]["rule"] = "layer-causal"
 
     raw = {p.metric.key: p.papers for p in profiles(bend(on_mr))}
-    assert raw["sim_aou.raw"] == {"Deutch et al., 1.3B": 0.17}
+    assert raw["sim_aou.raw"] == {
+        "Deutch et al., 1.3B": 0.17,
+        "Deutch et al., 1.3B, embeddings and norms trained": 0.24,
+    }
     assert raw["sim_aou.normalised"]["Dai et al., 2.7B"] == 0.157
     assert {p.metric.key: p.papers for p in profiles(bend(causal))}["sim_aou.raw"] == {
         "Deutch et al., 1.3B, layer-causal": 0.21
