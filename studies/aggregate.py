@@ -31,6 +31,18 @@ def comparison(rule: str = "sgd") -> pd.DataFrame:
     return cells[chosen & (cells["ft_rule"] == rule)]
 
 
+def redrawn(weights: str) -> pd.DataFrame:
+    """The cells on a model whose weights, or all but its embeddings and norms, were drawn anew."""
+    cells = table("cells")
+    return cells[(cells["weights"] == weights) & (cells["ft_rule"] == "sgd")]
+
+
+def rates(rule: str) -> pd.DataFrame:
+    """The cells at given learning rates."""
+    cells = table("cells")
+    return cells[(cells["lr_asked"] != "auto") & (cells["ft_rule"] == rule) & (cells["weights"] == "trained")]
+
+
 def control(cells: pd.DataFrame, metric: str, name: str) -> pd.Series:
     """A control's value in each of the cells, in their order."""
     rows = table("controls")
@@ -76,8 +88,7 @@ def over(values: pd.Series | np.ndarray | list[float]) -> Mean:
 
 def by_task(cells: pd.DataFrame, values: pd.Series) -> dict[str, Mean]:
     """Over the seeds of each task that was run."""
-    grouped = values.groupby(cells["task"])
-    return {task: over(grouped.get_group(task)) for task in TASKS if task in grouped.groups}
+    return {task: over(values[cells["task"] == task]) for task in TASKS if (cells["task"] == task).any()}
 
 
 def over_tasks(cells: pd.DataFrame, values: pd.Series) -> Mean:
@@ -87,7 +98,7 @@ def over_tasks(cells: pd.DataFrame, values: pd.Series) -> Mean:
 
 def at_norm(curve: pd.DataFrame, norm: float, column: str) -> float:
     """A curve of similarity against step size at one size, interpolated in log size; NaN outside of it."""
-    points = curve[curve["status"] == "ok"].sort_values("update_norm")
+    points = curve[curve["status"] != "diverged"].sort_values("update_norm")
     sizes = np.log(points["update_norm"].to_numpy())
     if len(sizes) < 2 or not sizes[0] <= np.log(norm) <= sizes[-1]:
         return float("nan")

@@ -3,15 +3,16 @@
     python studies/collect.py STORE …
 
 adds every cell of the stores to `studies/results/*.parquet`; a cell that was asked for before is replaced. Kept are the
-tables of `dualview export` (of queries: none, of layers: those of the cells with full controls), the curves of
-similarity against step size, and where and when each cell was run.
+tables of `dualview export` (of queries: none, of layers: those of the cells with full controls), some of their controls
+by layer, the curves of similarity against step size, and where and when each cell was run.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -20,7 +21,9 @@ from dualview.runs import Store
 from dualview.runs.reading import query
 
 RESULTS = Path(__file__).parent / "results"
-TABLES = ("cells", "layers", "controls", "curves", "runs")
+TABLES = ("cells", "layers", "profiles", "controls", "curves", "runs")
+PROFILES = {"floors": ("shuffled_query", "icl_random_labels", "untrained"), "ceilings": ("icl_reordered",)}
+"""The controls that are kept layer by layer."""
 
 
 def collected(path: Path) -> dict[str, pd.DataFrame]:
@@ -38,14 +41,31 @@ def collected(path: Path) -> dict[str, pd.DataFrame]:
         runs.append(
             {"key": key, "date": where["run"]["date"], "device": where["device"], "seconds": seconds, **versions}
         )
-    full = ", ".join(f"'{key}'" for key in cells.loc[cells["controls"] == "full", "key"]) or "''"
+    full = list(cells.loc[cells["controls"] == "full", "key"])
+    listed = ", ".join(f"'{key}'" for key in full) or "''"
     return {
         "cells": cells,
-        "layers": query(f"SELECT * FROM layers WHERE key IN ({full})", path).to_pandas(),
+        "layers": query(f"SELECT * FROM layers WHERE key IN ({listed})", path).to_pandas(),
+        "profiles": frame([row for key in full for row in profile(key, stored[key])]),
         "controls": query("SELECT * FROM controls", path).to_pandas(),
-        "curves": pd.DataFrame(curves),
-        "runs": pd.DataFrame(runs),
+        "curves": frame(curves),
+        "runs": frame(runs),
     }
+
+
+def frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """A table that has its key even without rows."""
+    return pd.DataFrame(rows) if rows else pd.DataFrame({"key": pd.Series(dtype=str)})
+
+
+def profile(key: str, content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The controls of one cell's two similarities, layer by layer."""
+    for metric in ("sim_aou", "sim_am"):
+        for kind, names in PROFILES.items():
+            for name in names:
+                values = content["controls"][metric]["per_layer"][kind].get(name) or ()
+                for layer, value in enumerate(values):
+                    yield {"key": key, "metric": metric, "kind": kind, "name": name, "layer": layer, "value": value}
 
 
 def merged(parts: Sequence[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:

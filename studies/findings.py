@@ -1,4 +1,4 @@
-"""docs/findings.md from the study's results: `python studies/findings.py` writes every table of the page anew.
+"""docs/findings.md from the study's results: `python studies/findings.py` writes its tables and figure anew.
 
 The page holds pairs of marks, `<!-- study: NAME -->` and `<!-- end -->`; what stands between them is made by the
 function NAME of `parts`, from `studies/results/*.parquet` and the lab's files. Prose outside of the marks has no
@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import by_layer
 from parts import PARTS
 
 from dualview.files import write_text
+from dualview.report.figures_style import save
 
 PAGE = Path(__file__).parents[1] / "docs" / "findings.md"
 _PART = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -24,4 +26,5 @@ def filled(text: str) -> str:
 
 
 if __name__ == "__main__":
+    save(by_layer.figure(), by_layer.FIGURE)
     write_text(PAGE, filled(PAGE.read_text(encoding="utf-8")))

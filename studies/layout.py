@@ -11,8 +11,10 @@ from dualview.lab.words import number
 from dualview.report.published import published_values
 
 Row = Sequence[str]
+COMPARISON = ("six/comparison",)
 SEEDS = "Ours: mean over seeds ± half of the 95 % interval (Student, over seeds; the queries are the same)."
-COMPARISON = "dualview sweep studies/six/comparison.yaml --store STORE"
+NOT_YET = "*Not run yet.*"
+OVER_TASKS = "Means over tasks of means over seeds, ± half of the 95 % interval over tasks."
 
 
 def grid(columns: Row, rows: Sequence[Row]) -> str:
@@ -21,10 +23,11 @@ def grid(columns: Row, rows: Sequence[Row]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ruler, *rows))
 
 
-def source(files: str, command: str) -> str:
-    """Where a table comes from."""
+def source(files: str, first: str, *others: str) -> str:
+    """Where a table comes from: the result files, and the specs whose sweeps made them."""
     links = ", ".join(f"[{name}](../studies/results/{name})" for name in files.split())
-    return f"*From {links}, made by `{command}`.*"
+    more = f", and so with {', '.join(f'`{each}.yaml`' for each in others)}" if others else ""
+    return f"*From {links}, made by `dualview sweep studies/{first}.yaml --store STORE`{more}.*"
 
 
 def papers(rows: Rows, tasks: Sequence[str]) -> list[list[str]]:
@@ -46,4 +49,4 @@ def against_papers(
     known = {task for means in found.values() for task in means}
     tasks = [task for task in TASKS if task in known]
     rows = papers(PAPER[what], tasks) + [ours(title, means, tasks) for title, means in found.items()]
-    return "\n\n".join([grid(["", *(TASKS[task] for task in tasks)], rows), note, source(files, COMPARISON)])
+    return "\n\n".join([grid(["", *(TASKS[task] for task in tasks)], rows), note, source(files, *COMPARISON)])

@@ -13,10 +13,12 @@ from docs.blocks import ROOT
 sys.path.insert(0, str(ROOT / "studies"))
 
 import aggregate
+import by_layer
 import collect
 import findings
 import layout
 import parts
+import steps
 
 
 def test_every_table_is_that_of_its_files() -> None:
@@ -43,11 +45,31 @@ def test_a_curve_is_read_off_between_its_points_alone() -> None:
     assert aggregate.at_norm(curve, 5.0, "x") != aggregate.at_norm(curve, 5.0, "x")  # and past what trained well
 
 
+def test_rules_are_held_against_each_other_at_equal_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cells(rule: str, seed: int, lr: float, size: float, sim: float, status: str = "ok") -> dict[str, object]:
+        asked = {"task": "mr", "seed": seed, "ft_rule": rule, "lr": lr, "lr_asked": str(lr), "weights": "trained"}
+        found = {"ft_status": status, "update_norm_ft": size, "sim_aou_raw": sim, "sim_am_delta": 0.0}
+        return {**asked, **found, "accuracy_ft": 0.5, "accuracy_zsl": 0.25}
+
+    plain = [cells("sgd", seed, lr, lr, 10 * lr) for seed in (1, 2) for lr in (0.01, 0.1)]
+    causal = [cells("layer-causal", 1, lr, 10 * lr, lr) for lr in (0.001, 0.01)]
+    causal += [cells("layer-causal", 2, 0.001, 0.01, 0.0), cells("layer-causal", 2, 0.1, 9.0, 1.0, "diverged")]
+    monkeypatch.setattr(aggregate, "table", lambda name: pd.DataFrame(plain + causal))
+    read = steps.at_size(0.1**1.5, "sim_aou_raw")  # half-way in the logarithm; seed 2 does not reach it with both
+    assert read.to_dict("records") == [
+        {"task": "mr", "seed": 1, "sgd": pytest.approx(0.55), "layer-causal": pytest.approx(0.0055)}
+    ]
+    assert "| gradient descent | 0.01 | 2 | 0 | 0 | 0.010 | 0.100 | 0.000 | 0.250 |" in steps.by_rate()
+    assert "| layer-causal | 0.1 | 1 | 1 | 0 | – | – | – | – |" in steps.by_rate()
+
+
 def test_cells_that_were_asked_again_replace_the_old() -> None:
     def part(key: str, asked: str, value: float) -> dict[str, pd.DataFrame]:
         cells = pd.DataFrame({"key": [key], "asked": [asked], "value": [value]})
         return {name: cells if name == "cells" else cells[["key", "value"]] for name in collect.TABLES}
 
+    none = pd.DataFrame({"key": pd.Series(dtype=str)})  # a store whose cells have no such rows
+    assert collect.frame([]).equals(none)
     parts_ = [part("old", "a", 1.0), part("other", "b", 2.0), part("new", "a", 3.0), part("other", "b", 2.1)]
     merged = collect.merged(parts_)
     assert list(merged["cells"]["key"]) == ["new", "other"]
@@ -58,6 +80,29 @@ def test_cells_that_were_asked_again_replace_the_old() -> None:
 def test_tasks_that_the_papers_lack_have_blanks() -> None:
     rows = {"x": ("Dai et al., 1.3B", "sim_aou.normalised")}
     assert layout.papers(rows, ["mr", "movie"]) == [["*x*", "0.222", ""]]
+
+
+def test_the_figure_draws_means_over_tasks_by_layer() -> None:
+    cells = aggregate.comparison()
+    rows = aggregate.table("layers")
+    tasks = [rows[(rows["layer"] == 7) & rows["key"].isin(own)] for own in cells.groupby("task")["key"].agg(list)]
+    by_hand = sum(task["sim_aou_raw"].mean() for task in tasks) / len(tasks)
+    assert by_layer.curves("sim_aou")["gradient descent"][7].value == pytest.approx(by_hand)
+    for axes, metric in zip(by_layer.figure().axes, by_layer.PANELS, strict=True):
+        drawn = {str(line.get_label()): line.get_ydata() for line in axes.lines}
+        for title, means in by_layer.curves(metric).items():
+            assert drawn[title] == pytest.approx([mean.value for mean in means], nan_ok=True)
+
+
+def test_controls_by_layer_are_those_of_the_result() -> None:
+    floors = {"shuffled_query": [0.1, None], "gaussian": [0.0, 0.0]}
+    controls = {"per_layer": {"floors": floors, "ceilings": {"icl_reordered": [0.9, 0.8]}}}
+    rows = list(collect.profile("k", {"controls": {"sim_aou": controls, "sim_am": controls}}))
+    kept = [(row["name"], row["layer"], row["value"]) for row in rows if row["metric"] == "sim_am"]
+    assert kept == [
+        *(("shuffled_query", 0, 0.1), ("shuffled_query", 1, None)),
+        *(("icl_reordered", 0, 0.9), ("icl_reordered", 1, 0.8)),
+    ]
 
 
 @pytest.mark.parametrize("name", collect.TABLES)
