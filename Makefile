@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint bench clean
+.PHONY: run test lint site bench clean
 
 run: $(READY)
 	$(BIN)/dualview run --out out --save-records
@@ -15,6 +15,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# The documentation as a site, in site/; a broken link is an error. (The theme's notice about mkdocs 2 is left out.)
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The comparisons of benchmarks/README.md that need no GPU, each printing its ratio last.
 bench: $(READY)

@@ -33,8 +33,8 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, config: Any) -> Any:
     """Called by mkdocs once it knows its files: the study's results lie outside of the pages' folder."""
     root = Path(config["docs_dir"]).parent
-    for path in sorted((root / RESULTS).glob("*.parquet")):
-        files.append(File.generated(config, f"{RESULTS}/{path.name}", abs_src_path=str(path)))
+    for path in sorted([*(root / RESULTS).glob("*.parquet"), *(root / RESULTS).glob("patches/*.json")]):
+        files.append(File.generated(config, path.relative_to(root).as_posix(), abs_src_path=str(path)))
     return files
 
 

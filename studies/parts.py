@@ -100,7 +100,8 @@ SHOWN = {
 
 
 def patch() -> str:
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((RESULTS / "patches").glob("*.json"))]
+    paths = sorted((RESULTS / "patches").glob("*.json"))
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     rows = []
     for task in dict.fromkeys(each["task"]["name"] for each in found):
         own = [each["settings"] for each in found if each["task"]["name"] == task]
@@ -114,8 +115,9 @@ def patch() -> str:
         f"{found[0]['task']['shots']} demonstrations, {found[0]['n_queries']} queries that neither the patch nor its "
         f"ridge has seen. {SEEDS}"
     )
+    links = ", ".join(f"[{path.name}](../studies/results/patches/{path.name})" for path in paths)
     command = "dualview compile --task TASK --seed SEED --out patch.safetensors --json TASK-SEED.json"
-    return f"{shown}\n\n{note}\n\n*From `studies/results/patches/`, made by `{command}`.*"
+    return f"{shown}\n\n{note}\n\n*From {links}, made by `{command}`.*"
 
 
 PARTS: dict[str, Callable[[], str]] = {
