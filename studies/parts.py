@@ -99,23 +99,34 @@ SHOWN = {
 }
 
 
-def patch() -> str:
-    paths = sorted((RESULTS / "patches").glob("*.json"))
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+def patches() -> pd.DataFrame:
+    """One row a compiled patch and setting: its accuracy, and how far it is from the prompt."""
     rows = []
-    for task in dict.fromkeys(each["task"]["name"] for each in found):
-        own = [each["settings"] for each in found if each["task"]["name"] == task]
-        for name, title in SHOWN.items():
-            values = [
-                over([each[name][what] for each in own]).show() for what in ("accuracy", "agreement", "divergence")
-            ]
-            rows.append([task, title, str(len(own)), *values])
+    for path in sorted((RESULTS / "patches").glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        asked = {"file": path.name, "task": found["task"]["name"], "shots": found["task"]["shots"]}
+        rows += [
+            {**asked, "n_queries": found["n_queries"], "setting": name, **found["settings"][name]} for name in SHOWN
+        ]
+    return pd.DataFrame(rows)
+
+
+def patch() -> str:
+    found, columns = patches(), ["accuracy", "agreement", "divergence"]
+    rows = [
+        [task, SHOWN[setting], str(len(own)), *(over(own[column]).show() for column in columns)]
+        for (task, setting), own in found.groupby(["task", "setting"], sort=False)
+    ]
     shown = grid(["task", "", "seeds", "accuracy", "answers as the prompt", "KL from the prompt"], rows)
+    each = found.set_index(["task", "file", "setting"])[columns].astype(float)
+    gain = each.xs("patch", level="setting") - each.xs("ft", level="setting")
+    more, closer = (int((gain[name] * way > 0).sum()) for name, way in (("agreement", 1), ("divergence", -1)))
     note = (
-        f"{found[0]['task']['shots']} demonstrations, {found[0]['n_queries']} queries that neither the patch nor its "
-        f"ridge has seen. {SEEDS}"
+        f"{found['shots'].iloc[0]} demonstrations, {found['n_queries'].iloc[0]} queries that neither the patch nor its "
+        f"ridge has seen. {SEEDS} Against fine-tuning on the same demonstrations, the patch answers as the prompt more "
+        f"often in {more} of {len(gain)} draws, and its KL is lower in {closer}."
     )
-    links = ", ".join(f"[{path.name}](../studies/results/patches/{path.name})" for path in paths)
+    links = ", ".join(f"[{name}](../studies/results/patches/{name})" for name in found["file"].unique())
     command = "dualview compile --task TASK --seed SEED --out patch.safetensors --json TASK-SEED.json"
     return f"{shown}\n\n{note}\n\n*From {links}, made by `{command}`.*"
 
