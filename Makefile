@@ -18,7 +18,7 @@ lint: $(READY)
 
 # The documentation as a site, in site/; a broken link is an error. (The theme's notice about mkdocs 2 is left out.)
 site: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The comparisons of benchmarks/README.md that need no GPU, each printing its ratio last.
 bench: $(READY)

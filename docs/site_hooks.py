@@ -71,4 +71,6 @@ def _described(command: Any, name: str) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    """As Markdown shows it unchanged: neither table, tag nor link."""
+    flat = " ".join(text.split())
+    return flat.replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[").replace("]", "\\]")

@@ -61,7 +61,7 @@ class Mean:
     def show(self, digits: int = 3) -> str:
         if self.n == 0:
             return "–"
-        return f"{self.value:.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
+        return f"{self.value:.{digits}f}" + (f" ± {self.half:.{digits}f}" if self.half else "")
 
     @property
     def above_zero(self) -> bool:

@@ -38,9 +38,8 @@ def collected(path: Path) -> dict[str, pd.DataFrame]:
         where = content["provenance"]
         versions = {name: where["versions"][name] for name in ("python", "dualview", "torch", "transformers")}
         seconds = sum(where["run"]["seconds"].values())
-        runs.append(
-            {"key": key, "date": where["run"]["date"], "device": where["device"], "seconds": seconds, **versions}
-        )
+        run = {name: where["run"][name] for name in ("date", "device_name")}
+        runs.append({"key": key, **run, "seconds": seconds, **versions})
     full = list(cells.loc[cells["controls"] == "full", "key"])
     listed = ", ".join(f"'{key}'" for key in full) or "''"
     return {

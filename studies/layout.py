@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from aggregate import TASKS, Mean
@@ -18,8 +19,9 @@ OVER_TASKS = "Means over tasks of means over seeds, ± half of the 95 % interval
 
 
 def grid(columns: Row, rows: Sequence[Row]) -> str:
-    """A Markdown table."""
-    ruler = ["---", *("---:" for _ in columns[1:])]
+    """A Markdown table, numbers to the right."""
+    words = [any(re.search("[a-z]{3}", row[at]) for row in rows) for at in range(len(columns))]
+    ruler = ["---" if word or at == 0 else "---:" for at, word in enumerate(words)]
     return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ruler, *rows))
 
 

@@ -10,9 +10,12 @@ SETTINGS = {"zero-shot": "accuracy.zsl", "fine-tuned": "accuracy.ft", "in-contex
 
 PAPER: dict[str, Rows] = {
     "accuracy": {f"{title}, {of}": (of, key) for of in (SMALL, LARGE) for title, key in SETTINGS.items()},
-    "rec2ftp": {of: (of, "rec2ftp.value") for of in (SMALL, LARGE)},
+    "rec2ftp": {
+        **{of: (of, "rec2ftp.value") for of in (SMALL, LARGE)},
+        f"its chance level, {SMALL} (from its table 1 and Deutch et al.'s logs)": (SMALL, "rec2ftp.chance"),
+    },
     "sim_aou": {
-        **{f"normalised, {of}": (of, "sim_aou.normalised") for of in (SMALL, LARGE)},
+        **{f"normalised, {of}": (of, "sim_aou.normalised") for of in (SMALL, LARGE, DEUTCH)},
         f"raw, {DEUTCH}": (DEUTCH, "sim_aou.raw"),
     },
     "sim_am": {
@@ -22,12 +25,19 @@ PAPER: dict[str, Rows] = {
     "kendall": {of: (of, "kendall.released.tau_token") for of in (SMALL, LARGE)},
     "layer_causal": {
         f"{title}, {of}": (of, key)
-        for title, key in (("raw SimAOU", "sim_aou.raw"), ("SimAM of the changes", "sim_am.delta"))
+        for title, key in (
+            ("normalised SimAOU", "sim_aou.normalised"),
+            ("raw SimAOU", "sim_aou.raw"),
+            ("SimAM after", "sim_am.after"),
+            ("SimAM of the changes", "sim_am.delta"),
+        )
         for of in (DEUTCH, f"{DEUTCH}, layer-causal")
     },
     "order": {},
+    "overlap": {},
     "untrained": {
-        f"raw SimAOU, {of}": (of, "sim_aou.raw")
+        f"{title}, {of}": (of, key)
+        for title, key in (("raw SimAOU", "sim_aou.raw"), ("SimAM of the changes", "sim_am.delta"))
         for of in (DEUTCH, f"{DEUTCH}, embeddings and norms trained", f"{DEUTCH}, untrained")
     },
 }

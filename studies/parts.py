@@ -11,7 +11,19 @@ from aggregate import RESULTS, TASKS, comparison, over, table
 from by_layer import layers
 from layout import SEEDS, grid, source
 from steps import at_equal_size, by_rate, matched, shots
-from tables import accuracy, claims, kendall, layer_causal, order, rec2ftp, sim_am, sim_aou, untrained, verdicts
+from tables import (
+    accuracy,
+    claims,
+    kendall,
+    layer_causal,
+    order,
+    overlap,
+    rec2ftp,
+    sim_am,
+    sim_aou,
+    untrained,
+    verdicts,
+)
 
 from dualview.lab.frame import LabResult
 
@@ -31,13 +43,14 @@ def run() -> str:
         [kind, str(len(part)), _tasks(part)] for kind, part in ((kind, cells[which]) for kind, which in kinds.items())
     ]
     versions = runs[["torch", "transformers"]].drop_duplicates().iloc[0]
-    queries = cells["n_queries_used"]
+    devices = " and ".join(sorted(runs["device_name"].unique()))
+    queries, dates = cells["n_queries_used"], sorted({runs["date"].min()[:10], runs["date"].max()[:10]})
     return "\n\n".join(
         [
             grid(["part", "cells", "seeds of each task"], rows),
             f"{len(cells)} cells on the embedded model (weights {cells['weights_hash'].iloc[0][:12]}…), float32, "
-            f"{queries.min()} to {queries.max()} queries each, on {_devices(runs)}, torch {versions['torch']}, "
-            f"transformers {versions['transformers']}, {runs['date'].min()[:10]} to {runs['date'].max()[:10]}.",
+            f"{queries.min()} to {queries.max()} queries each, on {devices}, torch {versions['torch']}, "
+            f"transformers {versions['transformers']}, {' to '.join(dates)}.",
             source("cells.parquet runs.parquet", "…/…"),
         ]
     )
@@ -47,10 +60,6 @@ def _tasks(cells: pd.DataFrame) -> str:
     """Each task with its number of seeds."""
     counts = cells.groupby("task")["seed"].nunique()
     return ", ".join(f"{task} {counts[task]}" for task in TASKS if task in counts.index)
-
-
-def _devices(runs: pd.DataFrame) -> str:
-    return " and ".join(sorted({"a GPU" if device.startswith("cuda") else "a CPU" for device in runs["device"]}))
 
 
 def momentum() -> str:
@@ -135,6 +144,6 @@ PARTS: dict[str, Callable[[], str]] = {
     part.__name__: part
     for part in (
         *(run, claims, verdicts, accuracy, rec2ftp, sim_aou, sim_am, kendall, layers, layer_causal, matched),
-        *(by_rate, at_equal_size, untrained, order, shots, patch, momentum, sign, check),
+        *(by_rate, at_equal_size, untrained, order, overlap, shots, patch, momentum, sign, check),
     )
 }

@@ -2,60 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 from aggregate import EMBEDDED, RULES, Mean, at_norm, comparison, over, over_tasks, rates, table
 from layout import COMPARISON, NOT_YET, OVER_TASKS, SEEDS, grid, source
 
-NORMS = (0.5, 0.7, 1.0, 1.5)
+SIZES = (0.1, 0.2, 0.5, 0.7, 1.0, 1.2, 1.5)
 
 
-def _at_size(norm: float, column: str) -> pd.DataFrame:
-    """One column of both rules' curves at one size of update, a row for each cell whose curves both reach it."""
-    curves, cells = table("curves").groupby(["key", "rule"]), comparison()
-    values = {rule: [at_norm(curves.get_group((key, rule)), norm, column) for key in cells["key"]] for rule in RULES}
-    return cells[["task", "seed"]].assign(**values).dropna()
+def curves_of_controls() -> pd.DataFrame:
+    """Both rules at every rate of the grid, a row a rate: the curves that every cell with full controls has."""
+    return table("curves").merge(comparison()[["key", "task", "seed"]], on="key")
 
 
-def closer_at(norm: float) -> Mean:
+def curves_of_rates() -> pd.DataFrame:
+    """Both rules' cells at given rates, a row a rate."""
+    columns = {"ft_rule": "rule", "ft_status": "status", "update_norm_ft": "update_norm", "accuracy_ft": "accuracy"}
+    return pd.concat([rates(rule) for rule in RULES]).rename(columns=columns)
+
+
+def at_size(curves: pd.DataFrame, norm: float, column: str) -> pd.DataFrame:
+    """One column of both rules at one size of update, a row for each task and seed where both reach it."""
+    read = {name: at_norm(curve, norm, column) for name, curve in curves.groupby(["task", "seed", "rule"])}
+    rows = pd.Series(read, dtype=float).rename_axis(["task", "seed", "rule"]).unstack("rule")
+    return rows.reindex(columns=list(RULES)).dropna().reset_index()
+
+
+def closer_at(norm: float, column: str = "sim_aou_raw") -> Mean:
     """How much closer layer-causal descent is at one size of update."""
-    found = _at_size(norm, "sim_aou_raw")
+    found = at_size(curves_of_controls(), norm, column)
     return over_tasks(found, found["layer-causal"] - found["sgd"])
 
 
-def matched() -> str:
+def _at_sizes(curves: pd.DataFrame, sizes: Sequence[float]) -> str:
+    """Similarity and accuracy of both rules, a row for each size of update."""
     rows = []
-    for norm in NORMS:
-        sim, right = _at_size(norm, "sim_aou_raw"), _at_size(norm, "accuracy")
-        values = [over_tasks(sim, sim[rule]).show() for rule in RULES]
-        values += [closer_at(norm).show(), *(over_tasks(right, right[rule]).show() for rule in RULES)]
-        rows.append([f"{norm:g}", str(sim["task"].nunique()), str(len(sim)), *values])
-    names = ["raw SimAOU, GD", "raw SimAOU, LCGD", "difference", "accuracy, GD", "accuracy, LCGD"]
-    shown = grid(["‖Δh‖", "tasks", "cells", *names], rows)
+    for norm in sizes:
+        shown: list[Mean] = []
+        for column in ("sim_aou_raw", "sim_am_delta", "accuracy"):
+            found = at_size(curves, norm, column)
+            shown += [over_tasks(found, found[rule]) for rule in RULES]
+            if column != "accuracy":
+                shown.append(over_tasks(found, found["layer-causal"] - found["sgd"]))
+        rows.append([f"{norm:g}", str(found["task"].nunique()), str(len(found)), *(mean.show() for mean in shown)])
+    names = [f"{what}, {of}" for what in ("raw SimAOU", "SimAM of changes") for of in ("GD", "LCGD", "LCGD less GD")]
+    return grid(["‖Δh‖", "tasks", "cells", *names, "accuracy, GD", "accuracy, LCGD"], rows)
+
+
+def matched() -> str:
     size = over_tasks(comparison(), comparison()["update_norm_icl"]).show(2)
     note = (
         "Both rules at every rate of the grid, read off at one size of update (interpolated in its logarithm), where "
         "both curves reach it: not the same cells in every row. The first 64 queries of each cell; ± over tasks. The "
         f"size of ICL's own update is {size}."
     )
+    shown = _at_sizes(curves_of_controls(), [size for size in SIZES if size >= 0.5])
     return f"{shown}\n\n{note}\n\n{source('curves.parquet cells.parquet', *COMPARISON)}"
-
-
-SIZES = (0.1, 0.2, 0.5, 1.0, 1.5)
-
-
-def points() -> pd.DataFrame:
-    """Both rules' cells at given rates as curves: one row a rate, its similarity and accuracy against its size."""
-    cells = pd.concat([rates(rule) for rule in RULES])
-    columns = {"ft_rule": "rule", "ft_status": "status", "update_norm_ft": "update_norm", "accuracy_ft": "accuracy"}
-    return cells.rename(columns=columns)
-
-
-def at_size(norm: float, column: str) -> pd.DataFrame:
-    """One column of both rules at one size of update, a row for each task and seed where both reach it."""
-    curves = points().groupby(["task", "seed", "rule"])
-    read = {name: at_norm(curve, norm, column) for name, curve in curves}
-    rows = pd.Series(read, dtype=float).rename_axis(["task", "seed", "rule"]).unstack("rule")
-    return rows.reindex(columns=list(RULES)).dropna().reset_index()
 
 
 def by_rate() -> str:
@@ -76,21 +79,14 @@ def by_rate() -> str:
 
 
 def at_equal_size() -> str:
-    if points().empty:
+    curves = curves_of_rates()
+    if curves.empty:
         return NOT_YET
-    rows = []
-    for norm in SIZES:
-        sim, right = at_size(norm, "sim_aou_raw"), at_size(norm, "accuracy")
-        difference = over_tasks(sim, sim["layer-causal"] - sim["sgd"])
-        shown = [*(over_tasks(sim, sim[rule]) for rule in RULES), difference]
-        shown += [over_tasks(right, right[rule]) for rule in RULES]
-        rows.append([f"{norm:g}", str(sim["task"].nunique()), str(len(sim)), *(mean.show() for mean in shown)])
-    names = ["raw SimAOU, GD", "raw SimAOU, LCGD", "difference", "accuracy, GD", "accuracy, LCGD"]
     note = (
         "Read off between the rates of the table above (interpolated in the logarithm of the size), where both rules "
         f"reach that size: not the same cells in every row. {OVER_TASKS}"
     )
-    return f"{grid(['‖Δh‖', 'tasks', 'seeds of tasks', *names], rows)}\n\n{note}\n\n{_made_by_rates()}"
+    return f"{_at_sizes(curves, SIZES)}\n\n{note}\n\n{_made_by_rates()}"
 
 
 def _made_by_rates() -> str:

@@ -22,13 +22,14 @@ def rec2ftp() -> str:
     cells = comparison()
     lift = cells["rec2ftp_value"] - cells["rec2ftp_chance"]
     found = {
-        "errors that fine-tuning mends": by_task(cells, cells["rec2ftp_n_ft"].astype(float)),
         "Rec2FTP": by_task(cells, cells["rec2ftp_value"]),
         "its chance level": by_task(cells, cells["rec2ftp_chance"]),
         "lift over chance": by_task(cells, lift),
         "in-context in another order (ceiling)": by_task(cells, control(cells, "rec2ftp", "icl_reordered")),
     }
+    mended = ", ".join(f"{task} {mean.show(0)}" for task, mean in by_task(cells, cells["rec2ftp_n_ft"]).items())
     passed = f"Above chance at p < .01 in {(cells['rec2ftp_p'] < 0.01).sum()} of {len(cells)} cells. "
+    passed += f"Errors that fine-tuning mends: {mended}. "
     return against_papers("rec2ftp", found, passed + SEEDS)
 
 
@@ -81,7 +82,12 @@ def kendall() -> str:
 
 def layer_causal() -> str:
     found = {}
-    for column, title in (("sim_aou_raw", "raw SimAOU"), ("sim_am_delta", "SimAM of the changes")):
+    for column, title in (
+        ("sim_aou_normalised", "normalised SimAOU"),
+        ("sim_aou_raw", "raw SimAOU"),
+        ("sim_am_after", "SimAM after"),
+        ("sim_am_delta", "SimAM of the changes"),
+    ):
         for rule, name in RULES.items():
             cells = comparison(rule)
             found[f"{title}, {name}"] = by_task(cells, cells[column])
@@ -92,20 +98,25 @@ def layer_causal() -> str:
 
 
 def untrained() -> str:
-    cells = comparison()
-    shown = {"trained": cells["sim_aou_raw"]}
-    shown["embeddings and norms trained"] = control(cells, "sim_aou", "untrained_but_embeddings")
-    shown["untrained"] = control(cells, "sim_aou", "untrained")
-    means = {f"raw SimAOU, {name}": by_task(cells, values) for name, values in shown.items()}
-    means["trained less untrained"] = by_task(cells, shown["trained"] - shown["untrained"])
-    for weights, name in (("trained-embeddings", "embeddings and norms trained"), ("untrained", "untrained")):
+    cells, means = comparison(), {}
+    drawn = {"trained-embeddings": "embeddings and norms trained", "untrained": "untrained"}
+    names = {"trained-embeddings": "untrained_but_embeddings", "untrained": "untrained"}
+    for metric, column, title in (
+        ("sim_aou", "sim_aou_raw", "raw SimAOU"),
+        ("sim_am", "sim_am_delta", "SimAM of the changes"),
+    ):
+        means[f"{title}, trained"] = by_task(cells, cells[column])
+        for weights, name in drawn.items():
+            means[f"{title}, {name}"] = by_task(cells, control(cells, metric, names[weights]))
+        less = cells[column] - control(cells, metric, "untrained")
+        means[f"{title}, trained less untrained"] = by_task(cells, less)
+    for weights, name in drawn.items():
         own = redrawn(weights)
         if len(own):
-            means[f"{name}, at a rate of its own"] = by_task(own, own["sim_aou_raw"])
-            means[f"{name}, at a rate of its own: another query's"] = by_task(
-                own, control(own, "sim_aou", "shuffled_query")
-            )
-            means[f"{name}: in-context accuracy"] = by_task(own, own["accuracy_icl"])
+            means[f"raw SimAOU, {name}, at a rate of its own"] = by_task(own, own["sim_aou_raw"])
+            another = by_task(own, control(own, "sim_aou", "shuffled_query"))
+            means[f"raw SimAOU, {name}, at a rate of its own: another query's"] = another
+            means[f"in-context accuracy, {name}"] = by_task(own, own["accuracy_icl"])
     return against_papers("untrained", means, SEEDS)
 
 
@@ -118,6 +129,17 @@ def order() -> str:
     }
     note = "Standard deviation of the labels' probabilities over five orders of the same demonstrations, 64 queries."
     return against_papers("order", found, f"{note} {SEEDS}", "cells.parquet")
+
+
+def overlap() -> str:
+    cells = comparison()
+    found = {
+        "fine-tuned": by_task(cells, cells["overlap_ft_token_overlap"]),
+        "zero-shot": by_task(cells, cells["overlap_zsl_token_overlap"]),
+        "in-context in another order (ceiling)": by_task(cells, cells["overlap_icl_reordered_token_overlap"]),
+    }
+    note = f"How many of the ten likeliest next tokens are also among in-context learning's ten. {SEEDS}"
+    return against_papers("overlap", found, note, "cells.parquet")
 
 
 def verdicts() -> str:
@@ -149,6 +171,7 @@ def claims() -> str:
     raw = cells["sim_aou_raw"]
     lift = over_tasks(cells, cells["rec2ftp_value"] - cells["rec2ftp_chance"])
     query = over_tasks(cells, raw - control(cells, "sim_aou", "shuffled_query"))
+    noise = over_tasks(cells, raw - control(cells, "sim_aou", "gaussian"))
     labels = over_tasks(cells, raw - control(cells, "sim_aou", "icl_random_labels"))
     change = over_tasks(cells, cells["sim_am_after"] - cells["sim_am_before"])
     rank = over_tasks(cells, cells["kendall_released_tau_token"] - cells["kendall_released_lr0_tau_token"])
@@ -157,7 +180,12 @@ def claims() -> str:
     equal = closer_at(1.0)
     drawn = over_tasks(cells, raw - control(cells, "sim_aou", "untrained"))
     order = over_tasks(cells, cells["order_sensitivity_icl"] - cells["order_sensitivity_ft"])
+    attention = over_tasks(both, both["sim_am_delta_lc"] - both["sim_am_delta_gd"])
+    shared = closer_at(1.0, "sim_am_delta")
+    drawn_maps = over_tasks(cells, cells["sim_am_delta"] - control(cells, "sim_am", "untrained"))
+    tokens = over_tasks(cells, cells["overlap_ft_token_overlap"] - cells["overlap_icl_reordered_token_overlap"])
     floors = table("controls").query("metric == 'sim_aou' and kind == 'floor' and name != 'zsl_shifted'")
+    above = int((cells["key"].map(floors[floors["name"] == "gaussian"].set_index("key")["p"]) < 0.01).sum())
     every = int((cells["key"].map(floors.groupby("key")["p"].max()) < 0.01).sum())
     chance, n = int((cells["rec2ftp_p"] < 0.01).sum()), len(cells)
     rows = [
@@ -167,8 +195,13 @@ def claims() -> str:
             f"lift over chance {lift.show()}; p < .01 in {chance} of {n} cells",
         ],
         [
-            "their updates of attention's output are alike (Dai et al., SimAOU)",
-            _says(query, "more than those of another query", "less than those of another query"),
+            "their updates of attention's output are alike, more than random ones (Dai et al., SimAOU)",
+            _says(noise, "yes", "no"),
+            f"raw, less random updates of the same size {noise.show()}; p < .01 in {above} of {n} cells",
+        ],
+        [
+            "… and more than updates that belong to another query",
+            _says(query, "yes", "no"),
             f"raw, less another query's {query.show()}",
         ],
         [
@@ -193,14 +226,25 @@ def claims() -> str:
             f"raw SimAOU, layer-causal less plain: {chosen.show()} at chosen rates, {equal.show()} at ‖Δh‖ = 1",
         ],
         [
+            "… and shares more changes of attention",
+            f"{_says(attention, 'yes', 'no')} at chosen rates; {_says(shared, 'yes', 'no')} at equal size",
+            f"SimAM of the changes, layer-causal less plain: {attention.show()} at chosen rates, {shared.show()} at "
+            "‖Δh‖ = 1",
+        ],
+        [
             "untrained models score as high (Deutch et al.)",
             _says(drawn, "no", "no lower: rather higher"),
-            f"raw SimAOU, trained less untrained {drawn.show()}",
+            f"trained less untrained: raw SimAOU {drawn.show()}, SimAM of the changes {drawn_maps.show()}",
         ],
         [
             "ICL depends more on the demonstrations' order than FT (Shen et al.)",
             _says(order, "yes, at these step sizes", "no"),
             f"standard deviation over orders, ICL less FT {order.show()}",
+        ],
+        [
+            "FT's likeliest tokens are less ICL's than those of ICL in another order (Shen et al.)",
+            _says(tokens, "no", "yes"),
+            f"shared of ten, FT less another order {tokens.show()}",
         ],
     ]
     note = (

@@ -50,6 +50,7 @@ def test_run_prints_and_writes(
     assert result == json.loads((out / "result.json").read_text())
     for key in ("schema", "provenance", "task", "accuracy", "rec2ftp", "sim_aou", "sim_am", "update_norm", "ft"):
         assert key in result
+    assert set(result["provenance"]["run"]) == {"date", "host", "device_name", "seconds"}
     assert result["verdict"]["overall"] in ("supported", "indistinguishable", "contradicted")
     assert set(result["controls"]["sim_aou"]) >= {"ci", "floors", "ceiling", "p"}
     assert call(monkeypatch, "metrics", out / "records.safetensors", "--json", tmp_path / "m.json") == 0

@@ -196,7 +196,8 @@ def verify(
         lm = load_model(model, dtype=dtype, device=device)
 
     checks = (verify_wrong if wrong else checks_of)(seed, lm)
-    _show(render(checks, "misprints: every one must fail" if wrong else None))
+    # A misprint stands beside the paper whose statement it spoils, which need not be the one that printed it.
+    _show(render(checks, "misprints: every one must fail", "statement of") if wrong else render(checks))
     if json is not None:
         write_json(json, [check.to_json() for check in checks])
     astray = [check for check in checks if check.status == ("passed" if wrong else "failed")]

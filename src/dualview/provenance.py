@@ -26,6 +26,11 @@ def attention_path(lm: LanguageModel) -> str:
     return "shared prefix, packed queries" if lm.fast else f"whole prompts: {lm.whole_because}"
 
 
+def device_name(device: torch.device) -> str:
+    """What the model ran on, as its maker calls it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+
+
 def provenance(prepared: Prepared, clock: Clock) -> dict[str, Any]:
     """The result's `provenance`; what differs between two runs of the same numbers stands under `run`."""
     lm, options = prepared.lm, prepared.options
@@ -44,6 +49,7 @@ def provenance(prepared: Prepared, clock: Clock) -> dict[str, Any]:
         "run": {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "host": socket.gethostname(),
+            "device_name": device_name(lm.device),
             "seconds": {name: round(seconds, 3) for name, seconds in clock.laps.items()},
         },
     }

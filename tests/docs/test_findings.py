@@ -55,7 +55,9 @@ def test_rules_are_held_against_each_other_at_equal_size(monkeypatch: pytest.Mon
     causal = [cells("layer-causal", 1, lr, 10 * lr, lr) for lr in (0.001, 0.01)]
     causal += [cells("layer-causal", 2, 0.001, 0.01, 0.0), cells("layer-causal", 2, 0.1, 9.0, 1.0, "diverged")]
     monkeypatch.setattr(aggregate, "table", lambda name: pd.DataFrame(plain + causal))
-    read = steps.at_size(0.1**1.5, "sim_aou_raw")  # half-way in the logarithm; seed 2 does not reach it with both
+    read = steps.at_size(
+        steps.curves_of_rates(), 0.1**1.5, "sim_aou_raw"
+    )  # half-way in the logarithm; seed 2 does not reach it with both
     assert read.to_dict("records") == [
         {"task": "mr", "seed": 1, "sgd": pytest.approx(0.55), "layer-causal": pytest.approx(0.0055)}
     ]

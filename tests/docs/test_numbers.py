@@ -10,7 +10,6 @@ import dualview
 from docs.blocks import ROOT, blocks_of
 from dualview import verdict
 from dualview.duality.verify import MISPRINTS, verify_wrong
-from dualview.report.numbers import NUMBERS
 from dualview.tasks.task import list_tasks
 
 DOCS = ROOT / "docs"
@@ -36,13 +35,6 @@ def test_the_rule_of_the_verdict() -> None:
     doc = verdict.__doc__ or ""
     whole = f"{rule} Why these. {why} What it cannot say. {limits}"
     assert whole.split() == doc[doc.index("*supported*, when") :].split()
-
-
-def test_samples_have_the_rows_that_a_run_prints() -> None:
-    for page in (ROOT / "README.md", DOCS / "tutorial.md"):
-        sample = next(block.text for block in blocks_of(page) if block.text.startswith("embedded on movie"))
-        printed = [line.split("  ")[0].strip() for line in sample.splitlines()]
-        assert [number.name for number in NUMBERS if number.name in printed] == [number.name for number in NUMBERS]
 
 
 def test_how_many_tasks() -> None:

@@ -123,15 +123,15 @@ def verify_wrong(seed: int = 0, model: object | None = None) -> list[Check]:
 _VERDICTS: dict[Status, str] = {"passed": "[green]pass[/]", "failed": "[red]FAIL[/]", "skipped": "[yellow]skipped[/]"}
 
 
-def render(checks: Sequence[Check], title: str | None = None) -> Table:
-    """The table as rich prints it: statement, paper, error found, tolerance, and passed, failed or skipped.
+def render(checks: Sequence[Check], title: str | None = None, whose: str = "paper") -> Table:
+    """The table as rich prints it: statement, whose it is, error found, tolerance, and passed, failed or skipped.
 
     Where a patch was checked, what the logits differ by without it stands beside; what was skipped says why.
     """
     beside = any(check.unpatched is not None for check in checks)
     table = Table(title=title, expand=False)
     table.add_column("statement", ratio=3)
-    table.add_column("paper", ratio=1)
+    table.add_column(whose, ratio=1)
     for name in ("error", *(["unpatched"] if beside else []), "tolerance"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", justify="center", no_wrap=True)
