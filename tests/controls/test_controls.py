@@ -14,7 +14,7 @@ import dualview
 import zoo
 from dualview.comparison import Prepared, prepare
 from dualview.controls.kendall import kendall, taps_of
-from dualview.controls.settings import _random_labels, reordered  # pyright: ignore[reportPrivateUsage]
+from dualview.controls.settings import _random_labels, _random_text, reordered  # pyright: ignore[reportPrivateUsage]
 from dualview.controls.untrained import untrained
 from dualview.learning.factors import trace_training
 from dualview.learning.finetune import Recipe, finetune
@@ -284,6 +284,21 @@ def test_the_other_rules_stand_beside_whichever_was_run(lm: LanguageModel, task:
 def test_random_labels_are_never_all_the_true_ones(lm: LanguageModel, task: Path, seed: int) -> None:
     few = prepare(RunOptions.make(task=str(task), shots=1, n_queries=2, lr=LR, seed=seed), lm)
     assert _random_labels(few).prefix != few.prompts.prefix
+
+
+def test_random_text_is_as_long_and_neither_begins_nor_ends(
+    lm: LanguageModel, task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepare(RunOptions.make(task=str(task), shots=12, n_queries=2, lr=LR), lm)
+    text, shown = _random_text(prepared), prepared.prompts
+    assert len(text) == len(shown.prefix) and text[: len(shown.zero_prefix)] == shown.zero_prefix
+    drawn = np.random.default_rng([1, 1]).choice(
+        min(len(lm.tokenizer), lm.vocab) - 1, len(text) - len(shown.zero_prefix)
+    )
+    end = drawn[len(drawn) // 2]  # were that the EOS, it and all after it would be one further on
+    monkeypatch.setattr(type(lm.tokenizer), "bos_token_id", int(end), raising=False)
+    monkeypatch.setattr(type(lm.tokenizer), "eos_token_id", int(end), raising=False)
+    assert _random_text(prepared)[len(shown.zero_prefix) :] == tuple(int(t) + (t >= end) for t in drawn)
 
 
 def test_one_demonstration_has_no_other_order(lm: LanguageModel, task: Path) -> None:

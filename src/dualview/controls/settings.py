@@ -184,10 +184,13 @@ def _other_task(prepared: Prepared) -> PromptSet:
 
 
 def _random_text(prepared: Prepared) -> tuple[int, ...]:
-    """As many tokens as the demonstrations have, drawn evenly from the vocabulary's plain tokens."""
+    """As many tokens as the demonstrations have, drawn evenly from the vocabulary but for what begins or ends a text.
+
+    (Which other tokens count as special depends on the version of transformers that reads the tokenizer.)
+    """
     prompts, tokenizer = prepared.prompts, prepared.lm.tokenizer
-    special = set(tokenizer.all_special_ids)
-    plain = np.array([t for t in range(min(len(tokenizer), prepared.lm.vocab)) if t not in special])
+    ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    plain = np.array([t for t in range(min(len(tokenizer), prepared.lm.vocab)) if t not in ends])
     draw = np.random.default_rng(control_seeds(prepared)["random_text"])
     count = len(prompts.prefix) - len(prompts.zero_prefix)
     return (*prompts.zero_prefix, *(int(t) for t in draw.choice(plain, count)))
