@@ -9,11 +9,11 @@ from pathlib import Path
 import pandas as pd
 from aggregate import RESULTS, TASKS, comparison, over, table
 from by_layer import layers
+from claims import claims
 from layout import SEEDS, grid, source
 from steps import at_equal_size, by_rate, matched, shots
 from tables import (
     accuracy,
-    claims,
     kendall,
     layer_causal,
     order,

@@ -1,10 +1,9 @@
-"""The tables beside the papers', and what they say of each claim."""
+"""The tables beside the papers'."""
 
 from __future__ import annotations
 
-from aggregate import RULES, Mean, by_task, comparison, control, over_tasks, redrawn, table
-from layout import COMPARISON, OVER_TASKS, SEEDS, against_papers, grid, source
-from steps import closer_at
+from aggregate import RULES, by_task, comparison, control, redrawn
+from layout import COMPARISON, SEEDS, against_papers, grid, source
 
 
 def accuracy() -> str:
@@ -154,102 +153,3 @@ def verdicts() -> str:
     shown = grid(["fine-tuning by", *names], rows)
     note = "Both learn: in-context and fine-tuned accuracy each above zero-shot's, by the 95 % interval over queries."
     return f"{shown}\n\n{note}\n\n{source('cells.parquet', *COMPARISON)}"
-
-
-SMALL = 0.01
-
-
-def _says(difference: Mean, more: str, less: str, same: str = "no difference") -> str:
-    """What the interval of a difference allows to say; `same` if it lies within ± SMALL."""
-    if difference.half is not None and abs(difference.value) + difference.half < SMALL:
-        return same
-    return more if difference.above_zero else less if difference.below_zero else "cannot be told here"
-
-
-def claims() -> str:
-    cells, other = comparison(), comparison("layer-causal")
-    raw = cells["sim_aou_raw"]
-    lift = over_tasks(cells, cells["rec2ftp_value"] - cells["rec2ftp_chance"])
-    query = over_tasks(cells, raw - control(cells, "sim_aou", "shuffled_query"))
-    noise = over_tasks(cells, raw - control(cells, "sim_aou", "gaussian"))
-    labels = over_tasks(cells, raw - control(cells, "sim_aou", "icl_random_labels"))
-    change = over_tasks(cells, cells["sim_am_after"] - cells["sim_am_before"])
-    rank = over_tasks(cells, cells["kendall_released_tau_token"] - cells["kendall_released_lr0_tau_token"])
-    both = other.merge(cells, on=["task", "seed"], suffixes=("_lc", "_gd"))
-    chosen = over_tasks(both, both["sim_aou_raw_lc"] - both["sim_aou_raw_gd"])
-    equal = closer_at(1.0)
-    drawn = over_tasks(cells, raw - control(cells, "sim_aou", "untrained"))
-    order = over_tasks(cells, cells["order_sensitivity_icl"] - cells["order_sensitivity_ft"])
-    attention = over_tasks(both, both["sim_am_delta_lc"] - both["sim_am_delta_gd"])
-    shared = closer_at(1.0, "sim_am_delta")
-    drawn_maps = over_tasks(cells, cells["sim_am_delta"] - control(cells, "sim_am", "untrained"))
-    tokens = over_tasks(cells, cells["overlap_ft_token_overlap"] - cells["overlap_icl_reordered_token_overlap"])
-    floors = table("controls").query("metric == 'sim_aou' and kind == 'floor' and name != 'zsl_shifted'")
-    above = int((cells["key"].map(floors[floors["name"] == "gaussian"].set_index("key")["p"]) < 0.01).sum())
-    every = int((cells["key"].map(floors.groupby("key")["p"].max()) < 0.01).sum())
-    chance, n = int((cells["rec2ftp_p"] < 0.01).sum()), len(cells)
-    rows = [
-        [
-            "ICL gets right what FT puts right (Dai et al., Rec2FTP)",
-            _says(lift, "above chance on average", "below chance"),
-            f"lift over chance {lift.show()}; p < .01 in {chance} of {n} cells",
-        ],
-        [
-            "their updates of attention's output are alike, more than random ones (Dai et al., SimAOU)",
-            _says(noise, "yes", "no"),
-            f"raw, less random updates of the same size {noise.show()}; p < .01 in {above} of {n} cells",
-        ],
-        [
-            "… and more than updates that belong to another query",
-            _says(query, "yes", "no"),
-            f"raw, less another query's {query.show()}",
-        ],
-        [
-            "… because the same task is learnt",
-            _says(labels, "less alike with random labels", "more alike so", same="no: as alike with random labels"),
-            f"raw, less demonstrations with random labels {labels.show()}; above every floor at p < .01 in {every} of "
-            f"{n} cells",
-        ],
-        [
-            "FT brings attention closer to ICL's (Dai et al., SimAM)",
-            _says(change, "yes", "the contrary"),
-            f"after less before {change.show()}",
-        ],
-        [
-            "FT attends to the training tokens as ICL does (Dai et al., Kendall)",
-            _says(rank, "more than the untouched model", "less than the untouched model"),
-            f"as released, less the same at learning rate 0: {rank.show()}",
-        ],
-        [
-            "layer-causal descent is closer (Deutch et al.)",
-            f"{_says(chosen, 'yes', 'no')} at chosen rates; {_says(equal, 'yes', 'no')} at equal size",
-            f"raw SimAOU, layer-causal less plain: {chosen.show()} at chosen rates, {equal.show()} at ‖Δh‖ = 1",
-        ],
-        [
-            "… and shares more changes of attention",
-            f"{_says(attention, 'yes', 'no')} at chosen rates; {_says(shared, 'yes', 'no')} at equal size",
-            f"SimAM of the changes, layer-causal less plain: {attention.show()} at chosen rates, {shared.show()} at "
-            "‖Δh‖ = 1",
-        ],
-        [
-            "untrained models score as high (Deutch et al.)",
-            _says(drawn, "no", "no lower: rather higher"),
-            f"trained less untrained: raw SimAOU {drawn.show()}, SimAM of the changes {drawn_maps.show()}",
-        ],
-        [
-            "ICL depends more on the demonstrations' order than FT (Shen et al.)",
-            _says(order, "yes, at these step sizes", "no"),
-            f"standard deviation over orders, ICL less FT {order.show()}",
-        ],
-        [
-            "FT's likeliest tokens are less ICL's than those of ICL in another order (Shen et al.)",
-            _says(tokens, "no", "yes"),
-            f"shared of ten, FT less another order {tokens.show()}",
-        ],
-    ]
-    note = (
-        f"{OVER_TASKS} Where that interval holds 0 "
-        f"nothing can be told; where it lies within ±{SMALL:g}, there is no difference to speak of."
-    )
-    shown = grid(["claim", "here", "numbers"], rows)
-    return f"{shown}\n\n{note}\n\n{source('cells.parquet controls.parquet curves.parquet', *COMPARISON)}"

@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "studies"))
 
 import aggregate
 import by_layer
+import claims
 import collect
 import findings
 import layout
@@ -35,6 +36,14 @@ def test_a_mean_over_seeds_by_hand() -> None:
     assert found.half == pytest.approx(4.302653 * 0.2645751 / 3**0.5, rel=1e-5)  # Student's quantile, sample deviation
     assert aggregate.over([0.5, 0.6]).half is None and aggregate.over([]).show() == "–"
     assert aggregate.over([float("nan"), 0.5]).n == 1
+
+
+def test_no_more_is_said_than_an_interval_allows() -> None:
+    def said(value: float, half: float | None) -> str:
+        return claims.says(aggregate.Mean(value, half, 6), "more", "less", "same")
+
+    assert [said(0.2, 0.1), said(-0.2, 0.1), said(0.2, 0.3)] == ["more", "less", "cannot be told here"]
+    assert said(0.004, 0.003) == "same" and said(0.2, None) == "cannot be told here"
 
 
 def test_a_curve_is_read_off_between_its_points_alone() -> None:
