@@ -12,7 +12,7 @@ from dualview.lab.words import number
 from dualview.report.published import published_values
 
 Row = Sequence[str]
-COMPARISON = ("six/comparison",)
+COMPARISON = ("six/comparison", "embedded/comparison")
 SEEDS = "Ours: mean over seeds ± half of the 95 % interval (Student, over seeds; the queries are the same)."
 NOT_YET = "*Not run yet.*"
 OVER_TASKS = "Means over tasks of means over seeds, ± half of the 95 % interval over tasks."
