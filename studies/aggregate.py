@@ -31,6 +31,11 @@ def comparison(rule: str = "sgd") -> pd.DataFrame:
     return cells[chosen & (cells["ft_rule"] == rule)]
 
 
+def both_learn(cells: pd.DataFrame) -> pd.Series:
+    """Whether in-context and fine-tuned accuracy are each above zero-shot's, by the 95 % interval over queries."""
+    return (cells["accuracy_icl_gain_ci_low"] > 0) & (cells["accuracy_ft_gain_ci_low"] > 0)
+
+
 def redrawn(weights: str) -> pd.DataFrame:
     """The cells on a model whose weights, or all but its embeddings and norms, were drawn anew."""
     cells = table("cells")
@@ -48,6 +53,13 @@ def control(cells: pd.DataFrame, metric: str, name: str) -> pd.Series:
     rows = table("controls")
     rows = rows[(rows["metric"] == metric) & (rows["name"] == name)].set_index("key")["value"]
     return cells["key"].map(rows)
+
+
+def passing(cells: pd.DataFrame, name: str | None = None) -> int:
+    """In how many of the cells raw SimAOU exceeds one floor, or every one, at p < .01."""
+    floors = table("controls").query("metric == 'sim_aou' and kind == 'floor' and name != 'zsl_shifted'")
+    worst = floors[(floors["name"] == name) | (name is None)].groupby("key")["p"].max()
+    return int((cells["key"].map(worst) < 0.01).sum())
 
 
 @dataclass(frozen=True)

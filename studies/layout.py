@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from aggregate import TASKS, Mean
+from aggregate import EMBEDDED, SIX, TASKS, Mean, over
 from papers import PAPER, Rows
 
 from dualview.lab.words import number
@@ -13,8 +13,10 @@ from dualview.report.published import published_values
 
 Row = Sequence[str]
 COMPARISON = ("six/comparison", "embedded/comparison")
+UNTRAINED = ("six/untrained", "embedded/untrained")
+RATES = tuple(f"{tasks}/{rates}" for rates in ("rates", "rates_layer_causal") for tasks in ("six", "embedded"))
 SEEDS = "Ours: mean over seeds ± half of the 95 % interval (Student, over seeds; the queries are the same)."
-NOT_YET = "*Not run yet.*"
+ALL = "The last column is the mean over tasks, ± over tasks."
 OVER_TASKS = "Means over tasks of means over seeds, ± half of the 95 % interval over tasks."
 
 
@@ -40,15 +42,20 @@ def papers(rows: Rows, tasks: Sequence[str]) -> list[list[str]]:
     ]
 
 
-def ours(title: str, found: Mapping[str, Mean], tasks: Sequence[str]) -> list[str]:
-    return [title, *(found[task].show() if task in found else "" for task in tasks)]
-
-
 def against_papers(
     what: str, found: Mapping[str, Mapping[str, Mean]], note: str, files: str = "cells.parquet controls.parquet"
 ) -> str:
-    """A table of tasks: the papers' rows, then ours."""
-    known = {task for means in found.values() for task in means}
-    tasks = [task for task in TASKS if task in known]
-    rows = papers(PAPER[what], tasks) + [ours(title, means, tasks) for title, means in found.items()]
-    return "\n\n".join([grid(["", *(TASKS[task] for task in tasks)], rows), note, source(files, *COMPARISON)])
+    """The papers' six tasks, their rows and then ours; then our other tasks, and the mean of all."""
+    six = grid(
+        ["", *SIX.values()],
+        papers(PAPER[what], list(SIX))
+        + [[title, *(means[task].show() for task in SIX)] for title, means in found.items()],
+    )
+    rest = grid(
+        ["", *EMBEDDED.values(), f"all {len(TASKS)}"],
+        [
+            [title, *(means[task].show() for task in EMBEDDED), over([mean.value for mean in means.values()]).show()]
+            for title, means in found.items()
+        ],
+    )
+    return "\n\n".join([six, rest, f"{note} {ALL}", source(files, *COMPARISON)])

@@ -7,18 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
-from aggregate import RESULTS, TASKS, comparison, over, table
+from aggregate import RESULTS, TASKS, over, table
 from by_layer import layers
 from claims import claims
 from layout import SEEDS, grid, source
-from steps import at_equal_size, by_rate, matched, shots
+from on_cpu import check
+from steps import at_equal_size, at_large_size, by_rate, shots
 from tables import (
     accuracy,
+    floors,
     kendall,
     layer_causal,
     order,
     overlap,
     rec2ftp,
+    redrawn_at_own_rate,
     sim_am,
     sim_aou,
     untrained,
@@ -77,28 +80,6 @@ def sign() -> str:
     return f"{told}\n\n*From [sign.json](lab/sign.json), made by `{result.provenance['command']}`.*"
 
 
-CHECKED = ("accuracy_zsl", "accuracy_icl", "accuracy_ft", "rec2ftp_value", "sim_aou_raw", "sim_aou_normalised")
-CHECKED += ("sim_am_before", "sim_am_after", "sim_am_delta", "kendall_value", "update_norm_icl", "update_norm_ft")
-
-
-def check() -> str:
-    """The same cells on a CPU and on a GPU: each number's largest difference."""
-    both = cpu_and_gpu()
-    rows = [
-        [name, str(len(both)), f"{(both[f'{name}_cpu'] - both[f'{name}_gpu']).abs().max():.1e}"] for name in CHECKED
-    ]
-    same = int((both["lr_cpu"] == both["lr_gpu"]).sum())
-    told = f"{same} of {len(both)} cells chose the same rate on both ({', '.join(sorted(both['task']))}, seed 1)."
-    command = source("check.parquet cells.parquet", "six/check")
-    return f"{grid(['number', 'cells', 'largest difference'], rows)}\n\n{told}\n\n{command}"
-
-
-def cpu_and_gpu() -> pd.DataFrame:
-    here = pd.read_parquet(RESULTS / "check.parquet").astype({"seed": int})
-    on = ["task", "seed", "ft_rule"]
-    return here.merge(comparison(), on=on, suffixes=("_cpu", "_gpu"))
-
-
 SHOWN = {
     "zsl": "zero-shot",
     "task_vector": "task vector",
@@ -143,7 +124,20 @@ def patch() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     part.__name__: part
     for part in (
-        *(run, claims, verdicts, accuracy, rec2ftp, sim_aou, sim_am, kendall, layers, layer_causal, matched),
-        *(by_rate, at_equal_size, untrained, order, overlap, shots, patch, momentum, sign, check),
+        *(run, claims, verdicts, accuracy, rec2ftp, sim_aou, floors, sim_am, kendall, layers, layer_causal),
+        *(
+            by_rate,
+            at_equal_size,
+            at_large_size,
+            untrained,
+            redrawn_at_own_rate,
+            order,
+            overlap,
+            shots,
+            patch,
+            momentum,
+            sign,
+            check,
+        ),
     )
 }

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 import pandas as pd
 from aggregate import EMBEDDED, RULES, Mean, at_norm, comparison, over, over_tasks, rates, table
-from layout import COMPARISON, NOT_YET, OVER_TASKS, SEEDS, grid, source
+from layout import COMPARISON, OVER_TASKS, RATES, SEEDS, grid, source
 
-SIZES = (0.1, 0.2, 0.5, 0.7, 1.0, 1.2, 1.5)
+SIZES = (0.2, 0.5, 0.7, 1.0)
+LARGE = (1.0, 1.2, 1.5)
+"""Sizes that not all of the given rates reach, but the rates of the controls do."""
 
 
-def curves_of_controls() -> pd.DataFrame:
+def curves_of_controls(cells: pd.DataFrame) -> pd.DataFrame:
     """Both rules at every rate of the grid, a row a rate: the curves that every cell with full controls has."""
-    return table("curves").merge(comparison()[["key", "task", "seed"]], on="key")
+    return table("curves").merge(cells[["key", "task", "seed"]], on="key")
 
 
 def curves_of_rates() -> pd.DataFrame:
@@ -29,10 +31,21 @@ def at_size(curves: pd.DataFrame, norm: float, column: str) -> pd.DataFrame:
     return rows.reindex(columns=list(RULES)).dropna().reset_index()
 
 
-def closer_at(norm: float, column: str = "sim_aou_raw") -> Mean:
-    """How much closer layer-causal descent is at one size of update."""
-    found = at_size(curves_of_controls(), norm, column)
+def closer_at(norm: float, column: str, cells: pd.DataFrame) -> Mean:
+    """How much closer layer-causal descent is at one size of update, where the cells' curves reach it."""
+    found = at_size(curves_of_controls(cells), norm, column)
     return over_tasks(found, found["layer-causal"] - found["sgd"])
+
+
+def trained_less(others: pd.DataFrame, column: str, cells: pd.DataFrame) -> Mean:
+    """Plain descent on the trained model, read off at the size of other cells' updates, less those cells.
+
+    Of tasks and seeds that are among `cells`, where the trained model's curve reaches that size.
+    """
+    curves = dict(iter(curves_of_rates().query("rule == 'sgd'").groupby(["task", "seed"])))
+    wanted = others.merge(cells[["task", "seed"]], on=["task", "seed"])
+    read = [at_norm(curves[row.task, row.seed], row.update_norm_ft, column) for row in wanted.itertuples()]
+    return over_tasks(wanted, pd.Series(read, index=wanted.index) - wanted[column])
 
 
 def _at_sizes(curves: pd.DataFrame, sizes: Sequence[float]) -> str:
@@ -43,21 +56,21 @@ def _at_sizes(curves: pd.DataFrame, sizes: Sequence[float]) -> str:
         for column in ("sim_aou_raw", "sim_am_delta", "accuracy"):
             found = at_size(curves, norm, column)
             shown += [over_tasks(found, found[rule]) for rule in RULES]
-            if column != "accuracy":
-                shown.append(over_tasks(found, found["layer-causal"] - found["sgd"]))
+            shown.append(over_tasks(found, found["layer-causal"] - found["sgd"]))
         rows.append([f"{norm:g}", str(found["task"].nunique()), str(len(found)), *(mean.show() for mean in shown)])
-    names = [f"{what}, {of}" for what in ("raw SimAOU", "SimAM of changes") for of in ("GD", "LCGD", "LCGD less GD")]
-    return grid(["‖Δh‖", "tasks", "cells", *names, "accuracy, GD", "accuracy, LCGD"], rows)
+    titles = ("raw SimAOU", "SimAM of changes", "accuracy")
+    names = [f"{what}, {of}" for what in titles for of in ("GD", "LCGD", "LCGD less GD")]
+    return grid(["‖Δh‖", "tasks", "cells", *names], rows)
 
 
-def matched() -> str:
+def at_large_size() -> str:
     size = over_tasks(comparison(), comparison()["update_norm_icl"]).show(2)
     note = (
         "Both rules at every rate of the grid, read off at one size of update (interpolated in its logarithm), where "
         "both curves reach it: not the same cells in every row. The first 64 queries of each cell; ± over tasks. The "
         f"size of ICL's own update is {size}."
     )
-    shown = _at_sizes(curves_of_controls(), [size for size in SIZES if size >= 0.5])
+    shown = _at_sizes(curves_of_controls(comparison()), LARGE)
     return f"{shown}\n\n{note}\n\n{source('curves.parquet cells.parquet', *COMPARISON)}"
 
 
@@ -71,27 +84,17 @@ def by_rate() -> str:
             values = (over_tasks(trained, each).show() for each in (*columns, gain))
             counts = (len(cells), len(cells) - len(trained), one.sum())
             rows.append([title, f"{lr:g}", *map(str, counts), *values])
-    if not rows:
-        return NOT_YET
     names = ["cells", "diverged", "one answer to all"]
     names += ["‖Δh‖", "raw SimAOU", "SimAM of changes", "accuracy less zero-shot's"]
-    return f"{grid(['fine-tuning by', 'rate', *names], rows)}\n\n{OVER_TASKS}\n\n{_made_by_rates()}"
+    return f"{grid(['fine-tuning by', 'rate', *names], rows)}\n\n{OVER_TASKS}\n\n{source('cells.parquet', *RATES)}"
 
 
 def at_equal_size() -> str:
-    curves = curves_of_rates()
-    if curves.empty:
-        return NOT_YET
     note = (
         "Read off between the rates of the table above (interpolated in the logarithm of the size), where both rules "
         f"reach that size: not the same cells in every row. {OVER_TASKS}"
     )
-    return f"{_at_sizes(curves, SIZES)}\n\n{note}\n\n{_made_by_rates()}"
-
-
-def _made_by_rates() -> str:
-    specs = (f"{tasks}/{rates}" for rates in ("rates", "rates_layer_causal") for tasks in ("six", "embedded"))
-    return source("cells.parquet", *specs)
+    return f"{_at_sizes(curves_of_rates(), SIZES)}\n\n{note}\n\n{source('cells.parquet', *RATES)}"
 
 
 def shots() -> str:

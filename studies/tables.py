@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aggregate import RULES, by_task, comparison, control, redrawn
-from layout import COMPARISON, SEEDS, against_papers, grid, source
+from aggregate import RULES, both_learn, by_task, comparison, control, over_tasks, passing, redrawn
+from layout import COMPARISON, OVER_TASKS, SEEDS, UNTRAINED, against_papers, grid, source
 
 
 def accuracy() -> str:
@@ -48,6 +48,38 @@ def sim_aou() -> str:
         "raw: in-context in another order (ceiling)": by_task(cells, cells["sim_aou_raw_ceiling"]),
     }
     return against_papers("sim_aou", found, SEEDS)
+
+
+FLOORS = {
+    "gaussian": "FT: a random update of the same size",
+    "shuffled_query": "FT: its update of another query",
+    "mean_direction": "FT: its mean update over queries",
+    "zsl_direction": "FT: its part along the zero-shot vector",
+    "rotated": "FT: what these two explain, the rest turned at random",
+    "ft_random_labels": "FT on random labels",
+    "ft_other_task": "FT on another task",
+    "ft_sign_flipped": "FT up the gradient",
+    "icl_random_labels": "ICL with random labels",
+    "icl_other_task": "ICL with another task's demonstrations",
+    "icl_random_text": "ICL with random text",
+    "untrained_but_embeddings": "a model of which only embeddings and norms are trained",
+    "untrained": "an untrained model",
+}
+
+
+def floors() -> str:
+    cells = comparison()
+    learning = cells[both_learn(cells)]
+    rows = []
+    for name, title in FLOORS.items():
+        values = control(cells, "sim_aou", name)
+        means = (over_tasks(cells, each).show() for each in (values, cells["sim_aou_raw"] - values))
+        counts = (str(passing(part, name)) for part in (cells, learning))
+        rows.append([title, *means, *counts])
+    passed = [f"at p < .01, of {len(cells)} cells", f"of the {len(learning)} where both learn"]
+    shown = grid(["in place of the one or the other", "raw SimAOU then", "raw SimAOU less that", *passed], rows)
+    note = f"Raw SimAOU itself: {over_tasks(cells, cells['sim_aou_raw']).show()}. {OVER_TASKS}"
+    return f"{shown}\n\n{note}\n\n{source('cells.parquet controls.parquet', *COMPARISON)}"
 
 
 def sim_am() -> str:
@@ -109,14 +141,25 @@ def untrained() -> str:
             means[f"{title}, {name}"] = by_task(cells, control(cells, metric, names[weights]))
         less = cells[column] - control(cells, metric, "untrained")
         means[f"{title}, trained less untrained"] = by_task(cells, less)
-    for weights, name in drawn.items():
-        own = redrawn(weights)
-        if len(own):
-            means[f"raw SimAOU, {name}, at a rate of its own"] = by_task(own, own["sim_aou_raw"])
-            another = by_task(own, control(own, "sim_aou", "shuffled_query"))
-            means[f"raw SimAOU, {name}, at a rate of its own: another query's"] = another
-            means[f"in-context accuracy, {name}"] = by_task(own, own["accuracy_icl"])
     return against_papers("untrained", means, SEEDS)
+
+
+def redrawn_at_own_rate() -> str:
+    trained = comparison()
+    settings = {"trained": trained, "embeddings and norms trained": redrawn("trained-embeddings")}
+    settings["untrained"] = redrawn("untrained")
+    rows = []
+    for name, cells in settings.items():
+        columns = ("accuracy_zsl", "accuracy_icl", "accuracy_ft", "update_norm_icl", "update_norm_ft", "sim_aou_raw")
+        values = [cells[column] for column in columns]
+        values += [control(cells, "sim_aou", "shuffled_query"), cells["sim_am_delta"]]
+        values.append(cells["rec2ftp_value"] - cells["rec2ftp_chance"])
+        counts = (str((cells["verdict"] == said).sum()) for said in ("supported", "contradicted"))
+        rows.append([name, str(len(cells)), *(over_tasks(cells, each).show() for each in values), *counts])
+    names = ["cells", "zero-shot", "in-context", "fine-tuned", "‖Δh‖ of ICL", "‖Δh‖ of FT", "raw SimAOU"]
+    names += ["raw SimAOU, another query's", "SimAM of the changes", "Rec2FTP lift", "supported", "contradicted"]
+    made_by = source("cells.parquet controls.parquet", *UNTRAINED, *COMPARISON)
+    return f"{grid(['weights', *names], rows)}\n\n{OVER_TASKS}\n\n{made_by}"
 
 
 def order() -> str:
@@ -146,9 +189,8 @@ def verdicts() -> str:
     for rule, title in RULES.items():
         cells = comparison(rule)
         counts = cells["verdict"].value_counts()
-        learn = (cells["accuracy_icl_gain_ci_low"] > 0) & (cells["accuracy_ft_gain_ci_low"] > 0)
         said = (str(counts.get(each, 0)) for each in ("supported", "indistinguishable", "contradicted"))
-        rows.append([title, str(len(cells)), str(int(learn.sum())), *said])
+        rows.append([title, str(len(cells)), str(int(both_learn(cells).sum())), *said])
     names = ["cells", "both learn", "supported", "indistinguishable from its controls", "contradicted"]
     shown = grid(["fine-tuning by", *names], rows)
     note = "Both learn: in-context and fine-tuned accuracy each above zero-shot's, by the 95 % interval over queries."

@@ -3,7 +3,8 @@
 The rule, on one run's records:
 
 *supported*, when all of these hold
-  1. ICL and FT each beat ZSL: the 95 % bootstrap interval of the paired difference in accuracy lies above 0.
+  1. ICL and FT each beat ZSL: the 95 % bootstrap interval of the paired difference in accuracy lies above 0, and
+     each is right more often than one answer to all queries could be.
   2. Raw SimAOU and SimAM-delta each exceed every floor at p < .01. Against the shuffled query and the mean direction:
      an exact permutation test. Against random rotations of FT's updates: how far they carry what is left once the
      mean and the ZSL direction are both gone (exact variance, normal tail, layers taken to err together).
@@ -15,7 +16,9 @@ The rule, on one run's records:
 *indistinguishable* from its controls, otherwise; the sentence says which conditions failed.
 
 Why these. All tests must pass together (an intersection-union test), so testing many floors needs no correction: the
-verdict is wrong at most as often as its most telling test. A mean direction common to all queries passes the Gaussian
+verdict is wrong at most as often as its most telling test. One answer to all queries beats a zero-shot model that has
+a rarer favourite, and two settings that give it agree wherever they are right: neither has learnt the task. A mean
+direction common to all queries passes the Gaussian
 floor and fails the shuffled query and the mean direction. Two settings that only shrink the zero-shot vector pass
 those and fail `zsl_direction`. Updates that many queries share in part (by label, by length) are aligned with ICL's by
 chance, a little above or below 0 in each layer; more queries make that error sharper, not smaller, and every test over
@@ -37,11 +40,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from jaxtyping import Int
+
 from dualview.errors import UserError
 from dualview.metrics.controls import SIMILARITIES, MetricControls, Options, compute_controls
+from dualview.metrics.prediction import accuracy
 from dualview.metrics.statistics import DRAWS
 from dualview.metrics.summary import NOT_RECORDED
-from dualview.records import as_records
+from dualview.records import Records, as_records
 
 Overall = Literal["supported", "indistinguishable", "contradicted"]
 JUDGED = ("sim_aou", "sim_am")
@@ -103,9 +110,10 @@ def judge(records: object, *, seed: int = 0, draws: int = DRAWS, level: float = 
     """Judge one run from its records alone (anything `as_records` reads); the rule is this module's docstring."""
     if seed < 0 or draws < 99 or not 0 < level < 1 or not 0 < alpha < 1:
         raise UserError("judge takes a seed from 0, at least 99 draws, and level and alpha between 0 and 1.")
-    metrics = compute_controls(as_records(records), Options(seed, draws, level))
+    given = as_records(records)
+    metrics = compute_controls(given, Options(seed, draws, level))
     conditions = (
-        *(_beats_zsl(metrics[f"accuracy_{name}"], name.upper()) for name in ("icl", "ft")),
+        *(_beats_zsl(given, metrics[f"accuracy_{name}"], name) for name in ("icl", "ft")),
         *(_above_floors(metrics[name], alpha) for name in JUDGED),
         _above_chance(metrics["rec2ftp"], alpha),
     )
@@ -133,13 +141,20 @@ def _number(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.3f}"
 
 
-def _beats_zsl(metric: MetricControls, title: str) -> Condition:
-    passed = metric.ci is not None and metric.ci.low > 0
+def _single_answer(gold: Int[np.ndarray, " query"]) -> float:
+    """The best accuracy of one answer to all queries; 0 if all have the same, where it would be no sign of anything."""
+    share = float(np.unique(gold, return_counts=True)[1].max()) / gold.size
+    return share if share < 1 else 0.0
+
+
+def _beats_zsl(records: Records, metric: MetricControls, name: str) -> Condition:
+    above = metric.ci is not None and metric.ci.low > 0
     interval = "" if metric.ci is None else f" ({metric.ci.low:+.3f} to {metric.ci.high:+.3f})"
-    verb = "beats" if passed else "does not reliably beat"
-    return Condition(
-        metric.metric, passed, f"{title} {verb} zero-shot, {metric.value or 0.0:+.3f} in accuracy{interval}"
-    )
+    verb = "beats" if above else "does not reliably beat"
+    right, single = accuracy(records[name].log_probs, records.gold), _single_answer(records.gold)
+    but = f", but its {right:.3f} is no more than one answer to all gives" if above and right <= single else ""
+    clause = f"{name.upper()} {verb} zero-shot, {metric.value or 0.0:+.3f} in accuracy{interval}{but}"
+    return Condition(metric.metric, above and right > single, clause)
 
 
 def _above_floors(metric: MetricControls, alpha: float) -> Condition:

@@ -18,6 +18,7 @@ import claims
 import collect
 import findings
 import layout
+import on_cpu
 import parts
 import steps
 
@@ -74,6 +75,41 @@ def test_rules_are_held_against_each_other_at_equal_size(monkeypatch: pytest.Mon
     assert "| layer-causal | 0.1 | 1 | 1 | 0 | – | – | – | – |" in steps.by_rate()
 
 
+def test_models_are_held_against_each_other_at_the_size_of_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cell(weights: str, seed: int, lr: str, size: float, sim: float) -> dict[str, object]:
+        asked = {"task": "mr", "seed": seed, "ft_rule": "sgd", "lr_asked": lr, "weights": weights, "ft_status": "ok"}
+        return {**asked, "update_norm_ft": size, "sim_aou_raw": sim, "accuracy_ft": 0.5}
+
+    trained = [cell("trained", seed, str(size), size, 10 * size) for seed in (1, 2, 3) for size in (0.01, 0.1)]
+    drawn = [cell("untrained", 1, "auto", 0.1**1.5, 0.05), cell("untrained", 2, "auto", 0.1, 0.5)]
+    drawn += [cell("untrained", 3, "auto", 0.2, 9.0)]  # past the trained model's curve
+    monkeypatch.setattr(aggregate, "table", lambda name: pd.DataFrame(trained + drawn))
+    others = aggregate.redrawn("untrained")
+    all_seeds = pd.DataFrame({"task": ["mr"] * 3, "seed": [1, 2, 3]})
+    assert steps.trained_less(others, "sim_aou_raw", all_seeds).value == pytest.approx((0.5 + 0.5) / 2)
+    assert steps.trained_less(others, "sim_aou_raw", all_seeds[:1]).value == pytest.approx(0.55 - 0.05)
+
+
+def test_cells_are_paired_by_task_and_seed() -> None:
+    first = pd.DataFrame({"task": ["mr", "mr", "sst2"], "seed": [1, 2, 1], "x": [1.0, 2.0, 3.0]})
+    second = pd.DataFrame({"task": ["mr", "mr", "cb"], "seed": [2, 1, 1], "x": [0.5, 0.25, 7.0]})
+    assert claims.paired("x", first, second).value == pytest.approx((0.75 + 1.5) / 2)  # mr alone has both
+
+
+def test_cells_where_both_learn_are_those_whose_intervals_are_above_zero() -> None:
+    cells = pd.DataFrame({"accuracy_icl_gain_ci_low": [0.1, 0.1, 0.0], "accuracy_ft_gain_ci_low": [0.1, -0.1, 0.1]})
+    assert list(aggregate.both_learn(cells)) == [True, False, False]
+
+
+def test_a_floor_is_passed_at_p_under_one_per_cent(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("a", "gaussian", 0.001), ("a", "rotated", 0.02), ("b", "gaussian", 0.001), ("b", "rotated", 0.002)]
+    rows += [("b", "zsl_shifted", 1.0)]
+    floors = pd.DataFrame(rows, columns=["key", "name", "p"]).assign(metric="sim_aou", kind="floor")
+    monkeypatch.setattr(aggregate, "table", lambda name: floors)
+    cells = pd.DataFrame({"key": ["a", "b", "unknown"]})
+    assert [aggregate.passing(cells, name) for name in ("gaussian", "rotated", None)] == [2, 1, 1]
+
+
 def test_cells_that_were_asked_again_replace_the_old() -> None:
     def part(key: str, asked: str, value: float) -> dict[str, pd.DataFrame]:
         cells = pd.DataFrame({"key": [key], "asked": [asked], "value": [value]})
@@ -88,9 +124,13 @@ def test_cells_that_were_asked_again_replace_the_old() -> None:
         assert list(zip(merged[name]["key"], merged[name]["value"], strict=True)) == [("new", 3.0), ("other", 2.1)]
 
 
-def test_tasks_that_the_papers_lack_have_blanks() -> None:
-    rows = {"x": ("Dai et al., 1.3B", "sim_aou.normalised")}
-    assert layout.papers(rows, ["mr", "movie"]) == [["*x*", "0.222", ""]]
+def test_our_rows_stand_under_the_papers_and_other_tasks_beneath() -> None:
+    means = {task: aggregate.Mean(number / 8, None, 5) for number, task in enumerate(aggregate.TASKS)}
+    lines = layout.against_papers("kendall", {"ours": means}, "A note.").splitlines()
+    assert "| *Dai et al., 1.3B* | 0.192 | 0.151 | 0.173 | 0.181 | 0.190 | 0.274 |" in lines
+    assert "| ours | 0.000 | 0.125 | 0.250 | 0.375 | 0.500 | 0.625 |" in lines
+    (rest,) = [line for line in lines if line.startswith("| ours | 0.750")]
+    assert rest.startswith("| ours | 0.750 | 0.875 | 1.000 | 1.125 | 1.250 | 0.625 ± ")  # the last: the mean of all
 
 
 def test_the_figure_draws_means_over_tasks_by_layer() -> None:
@@ -124,8 +164,12 @@ def test_results_are_small_and_belong_together(name: str) -> None:
 
 
 def test_a_cpu_finds_what_the_gpu_found() -> None:
-    both = parts.cpu_and_gpu()
-    assert len(both) > 1 and (both["lr_cpu"] == both["lr_gpu"]).all()
-    for name in parts.CHECKED:
+    both = on_cpu.both_cells()
+    assert set(both["ft_rule"]) == set(aggregate.RULES) and (both["lr_cpu"] == both["lr_gpu"]).all()
+    for name in on_cpu.CHECKED:
         tolerance = 0.01 if name.startswith("accuracy") else 1e-3
         assert (both[f"{name}_cpu"] - both[f"{name}_gpu"]).abs().max() < tolerance, name
+    controls = on_cpu.both_controls()
+    assert len(controls) > 150 and set(controls["ft_rule"]) == set(aggregate.RULES)
+    for name, here, there in zip(controls["name"], controls["value_cpu"], controls["value_gpu"], strict=True):
+        assert here == pytest.approx(there, abs=1e-3, nan_ok=True), name
