@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from dualview.errors import UserError
 from dualview.files import whole
 from dualview.runs import Store
 from dualview.runs.reading import query
@@ -81,11 +82,22 @@ def merged(parts: Sequence[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
     return tables
 
 
-def main(stores: Sequence[str]) -> None:
+def stores_asked_for() -> list[dict[str, pd.DataFrame]]:
+    """The tables of the stores that the command line names; the program ends with one sentence if there are none."""
+    try:
+        if len(sys.argv) < 2:
+            raise UserError(f"Name a store or several: python {sys.argv[0]} STORE …")
+        return [collected(Path(store)) for store in sys.argv[1:]]
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+def main(added: Sequence[dict[str, pd.DataFrame]]) -> None:
     before = {
         name: pd.read_parquet(RESULTS / f"{name}.parquet") for name in TABLES if (RESULTS / "cells.parquet").exists()
     }
-    tables = merged([part for part in (before, *(collected(Path(store)) for store in stores)) if part])
+    tables = merged([part for part in (before, *added) if part])
     for name, table in tables.items():
         with whole(RESULTS / f"{name}.parquet") as temporary:
             table.reset_index(drop=True).to_parquet(temporary, compression="zstd", index=False)
@@ -93,4 +105,4 @@ def main(stores: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(stores_asked_for())

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+from again import check
 from aggregate import RESULTS, TASKS, over, table
 from by_layer import layers
 from claims import claims
 from layout import SEEDS, grid, source
-from on_cpu import check
 from steps import at_equal_size, at_large_size, by_rate, shots
 from tables import (
     accuracy,

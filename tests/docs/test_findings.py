@@ -12,13 +12,13 @@ from docs.blocks import ROOT
 
 sys.path.insert(0, str(ROOT / "studies"))
 
+import again
 import aggregate
 import by_layer
 import claims
 import collect
 import findings
 import layout
-import on_cpu
 import parts
 import steps
 
@@ -164,12 +164,27 @@ def test_results_are_small_and_belong_together(name: str) -> None:
 
 
 def test_a_cpu_finds_what_the_gpu_found() -> None:
-    both = on_cpu.both_cells()
-    assert set(both["ft_rule"]) == set(aggregate.RULES) and (both["lr_cpu"] == both["lr_gpu"]).all()
-    for name in on_cpu.CHECKED:
+    here, controls = (pd.read_parquet(collect.RESULTS / f"{name}.parquet") for name in ("check", "check_controls"))
+    both = again.both_cells(here)
+    assert set(both["ft_rule"]) == set(aggregate.RULES) and (both["lr_again"] == both["lr_study"]).all()
+    for name in again.CHECKED:
         tolerance = 0.01 if name.startswith("accuracy") else 1e-3
-        assert (both[f"{name}_cpu"] - both[f"{name}_gpu"]).abs().max() < tolerance, name
-    controls = on_cpu.both_controls()
-    assert len(controls) > 150 and set(controls["ft_rule"]) == set(aggregate.RULES)
-    for name, here, there in zip(controls["name"], controls["value_cpu"], controls["value_gpu"], strict=True):
-        assert here == pytest.approx(there, abs=1e-3, nan_ok=True), name
+        assert (both[f"{name}_again"] - both[f"{name}_study"]).abs().max() < tolerance, name
+    found = again.both_controls(both, controls)
+    assert len(found) > 150 and set(found["ft_rule"]) == set(aggregate.RULES)
+    for name, value, kept in zip(found["name"], found["value_again"], found["value_study"], strict=True):
+        assert value == pytest.approx(kept, abs=1e-3, nan_ok=True), name
+
+
+def test_cells_run_again_are_held_against_the_same_of_the_study() -> None:
+    cells, controls = aggregate.table("cells"), aggregate.table("controls")
+    one = cells[(cells["task"] == "mr") & (cells["seed"] == 2) & (cells["controls"] == "full")].head(1)
+    changed = one.assign(sim_aou_raw=one["sim_aou_raw"] + 0.25, rec2ftp_value=float("nan"), key="again", seed="2")
+    own = controls[controls["key"].isin(one["key"])].assign(key="again")
+    own = own.assign(value=own["value"] + 0.5 * (own["metric"] == "sim_am"))
+    told = again.compared(changed, own)
+    assert "| sim_aou_raw | 2.5e-01 |" in told and "| sim_am_after | 0.0e+00 |" in told
+    assert "| rec2ftp_value | –, 1 undefined in one |" in told
+    assert "| controls of sim_am | 5.0e-01 |" in told and "| controls of sim_aou | 0.0e+00 |" in told
+    assert "1 of 1 cells are the study's (mr seed 2 " in told
+    assert again.compared(one.assign(task="mine"), own) == "None of these cells is one of the study's."
