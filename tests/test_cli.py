@@ -67,7 +67,8 @@ def test_dry_run_writes_nothing(
 ) -> None:
     given = ("--model", model, "--task", task, *SMALL, "--out", tmp_path / "out", "--dry-run")
     assert call(monkeypatch, "run", *given) == 0
-    assert "prefix tokens" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "prefix tokens" in out and "(controls: " in out
     assert list(tmp_path.iterdir()) == []
 
 

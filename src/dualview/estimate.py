@@ -15,6 +15,10 @@ from dualview.options import SELECTION_ROWS, RunOptions
 from dualview.progress import Progress
 
 
+WITH_CONTROLS = {"none": 1.0, "quick": 1.6, "full": 10.0}
+"""How many times as long a run takes with its controls, about (measured on the embedded model)."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """Tokens through the model, by part, and the seconds they would take at the speed just measured."""
@@ -27,7 +31,9 @@ class Estimate:
     training_tokens: int
     """Of all steps at all learning rates."""
     selection_tokens: int
+    controls: str
     seconds: float
+    """With the controls that were asked for."""
 
     def table(self) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -36,7 +42,7 @@ class Estimate:
         table.add_row("query tokens, a setting", str(self.query_tokens))
         table.add_row("training tokens", str(self.training_tokens))
         table.add_row("selection tokens", str(self.selection_tokens))
-        table.add_row("estimated time", f"{self.seconds:.0f} s (without controls)")
+        table.add_row("estimated time", f"about {self.seconds:.0f} s (controls: {self.controls})")
         return table
 
 
@@ -60,7 +66,8 @@ def estimate(options: RunOptions, progress: Progress | None = None) -> Estimate:
         query_tokens=sum(counts),
         training_tokens=training,
         selection_tokens=selection,
-        seconds=work / speed,
+        controls=options.controls,
+        seconds=work / speed * WITH_CONTROLS[options.controls],
     )
 
 
