@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from browser.explorer import Reference
 from browser.watched import NAMES, executable, missing
+from dualview.models.loading import LanguageModel, load_model
 from equivalence import tiny
+from web.live import serving, shelf_of
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +37,35 @@ def browser() -> Generator[Any]:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save_model(tmp_path_factory.mktemp("browser-model"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows for two of the library's tasks: one field and two."""
+    folder = tmp_path_factory.mktemp("data")
+    for name in ("sst2", "cb"):
+        (folder / name).mkdir()
+        for split, seed in (("train", 1), ("validation", 2)):
+            rows = tiny.rows(12, seed)
+            if name == "sst2":
+                made = [{**row, "label": row["label"] % 2} for row in rows]
+            else:
+                made = [{"premise": row["text"], "hypothesis": "it was fine", "label": row["label"]} for row in rows]
+            tiny.write_rows(folder / name / f"{split}.jsonl", made)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(model: Path, data: Path) -> Generator[str]:
+    with serving(shelf_of(model, data=data)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def lm(model: Path) -> LanguageModel:
+    return load_model(str(model), dtype="float64", device="cpu")
+
+
+@pytest.fixture
+def reference(lm: LanguageModel, tmp_path: Path) -> Reference:
+    return Reference(lm, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,28 @@ def rows_by_query(store: Path) -> dict[str, list[dict[str, Any]]]:
 
     with Store(store) as opened:
         return {name: table(opened, name).to_pylist() for name in TABLES}
+
+
+class Counter:
+    """Counts calls of a function, and may put something in their way."""
+
+    def __init__(self, function: Callable[..., Any], before: Callable[..., None] = lambda *_, **__: None) -> None:
+        self.function, self.before, self.calls = function, before, 0
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        self.calls += 1
+        self.before(*args, **named)
+        return self.function(*args, **named)
+
+
+def cell_of(store: Path, *, controls: str = "quick", seed: int = 1) -> Path:
+    with Store(store) as opened:
+        frame = opened.frame()
+        [key] = frame.loc[(frame.controls == controls) & (frame.seed == seed), "key"]
+        return opened.places.cell(key)
+
+
+def truncated(cell: Path) -> str:
+    path = cell / "queries.parquet"
+    path.write_bytes(path.read_bytes()[:100])
+    return "queries.parquet has 100 bytes instead of"

@@ -34,6 +34,7 @@ function complain(error) {
 
 // `pressed`: by the button, not after a change; only then may the focus go to a field that is wrong.
 async function start(pressed = false) {
+  soon(null); // this is the run that a change asked for
   const wrong = amiss(["lr", "epochs"], pressed);
   if (wrong) {
     complain(wrong);
