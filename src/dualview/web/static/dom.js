@@ -44,11 +44,10 @@ export function options(select, items, chosen) {
   }
 }
 
-// Puts work off until nothing was asked for a while; `null` takes back what was put off.
 export function later(milliseconds) {
   let timer = 0;
   return (work, wait = milliseconds) => {
     clearTimeout(timer);
-    if (work) timer = setTimeout(work, wait);
+    timer = setTimeout(work, wait);
   };
 }

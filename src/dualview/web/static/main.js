@@ -34,7 +34,6 @@ function complain(error) {
 
 // `pressed`: by the button, not after a change; only then may the focus go to a field that is wrong.
 async function start(pressed = false) {
-  soon(null); // this is the run that a change asked for
   const wrong = amiss(["lr", "epochs"], pressed);
   if (wrong) {
     complain(wrong);
@@ -165,11 +164,16 @@ function adopt(next) {
   if (!about.models.includes(state.model)) [state.model] = about.models;
   $("model").value = state.model;
   $("task").value = state.drawn?.task || "";
-  if (state.drawn) [$("shots").value, $("seed").value] = [state.drawn.shots, state.drawn.seed];
   noteTask();
   if (editor) editor.take(state);
   else editor = new Editor(state, about.limits, changed, complain);
   showStale();
+}
+
+// A state from elsewhere, which says also how it was drawn; a draw of this page's own leaves its fields to who types there.
+function open(given) {
+  adopt(given);
+  if (state.drawn) [$("shots").value, $("seed").value] = [state.drawn.shots, state.drawn.seed];
 }
 
 function noteTask() {
@@ -266,7 +270,7 @@ function wire() {
   $("download").addEventListener("click", () => download("dualview-explorer.json", { schema: "dualview.explorer/1", version: about.version, ...run }));
   window.addEventListener("hashchange", () => {
     const given = decode(location.hash);
-    if (given) adopt(given);
+    if (given) open(given);
   });
 }
 
@@ -284,7 +288,7 @@ async function begin() {
   const tasks = Object.entries(places).flatMap(([where, group]) => about.tasks.filter((task) => task.where === where).map(({ name }) => ({ value: name, text: name, group })));
   options($("task"), [{ value: "", text: "typed by hand" }, ...tasks], "");
   const given = decode(location.hash);
-  adopt(given || copy(EXAMPLE));
+  open(given || copy(EXAMPLE));
   if (location.hash.startsWith("#s=") && !given) complain(new Error("The address holds no state that can be read; this is the example."));
   wire();
   showAnswers(run, before);
