@@ -2,27 +2,36 @@
 
     python studies/again.py STORE …
 
-prints, for every number and every metric's controls, how far the stores' cells are from `studies/results`. The study
-was run on a GPU: docs/findings.md has the table of a CPU's.
+prints, for every number and every metric's controls, how far the stores' cells are from `studies/results`, and ends
+with 1 if that is too far. The study was run on a GPU: docs/findings.md has the table of a CPU's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
 
 import pandas as pd
-from aggregate import RESULTS, table
+from aggregate import RESULTS, of_the_study, table
 from layout import grid, source
 
-ASKED = ["task", "seed", "shots", "ft_rule", "lr_asked", "weights", "controls", "n_queries"]
+from dualview.errors import UserError
+
+ASKED = ["task", "seed", "shots", "ft_rule", "lr_asked", "weights", "controls", "prompts_hash"]
 """What two cells have in common that should have the same numbers."""
 CHECKED = ("accuracy_zsl", "accuracy_icl", "accuracy_ft", "rec2ftp_value", "sim_aou_raw", "sim_aou_normalised")
 CHECKED += ("sim_am_before", "sim_am_after", "sim_am_delta", "kendall_value", "update_norm_icl", "update_norm_ft")
 
 
+def tolerance(number: str) -> float:
+    """How far a number may be from the study's where both chose the same learning rate."""
+    return 0.01 if number.startswith("accuracy") else 1e-3
+
+
 def both_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells that the study has too: columns with `_again` and `_study`."""
-    return cells.astype({"seed": int}).merge(table("cells"), on=ASKED, suffixes=("_again", "_study"))
+    return (
+        cells[of_the_study(cells)].astype({"seed": int}).merge(table("cells"), on=ASKED, suffixes=("_again", "_study"))
+    )
 
 
 def both_controls(both: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
@@ -35,41 +44,53 @@ def both_controls(both: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
     return again.merge(study, on=on, how="outer", suffixes=("_again", "_study"))
 
 
-def apart(both: pd.DataFrame, controls: pd.DataFrame) -> Iterable[list[str]]:
-    """The largest difference of each number, and of each metric's controls."""
-    for name in CHECKED:
-        yield [name, _largest(both[f"{name}_again"], both[f"{name}_study"])]
+def apart(both: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
+    """A row for each number, and for each metric's controls: the largest difference, and those that only one has."""
+    pairs = {name: (both[f"{name}_again"], both[f"{name}_study"]) for name in CHECKED}
     for metric, own in controls.groupby("metric", sort=False):
-        yield [f"controls of {metric}", _largest(own["value_again"], own["value_study"])]
+        pairs[f"controls of {metric}"] = (own["value_again"], own["value_study"])
+    found = {
+        name: {"largest": (again - study).abs().max(), "alone": int((again.isna() != study.isna()).sum())}
+        for name, (again, study) in pairs.items()
+    }
+    return pd.DataFrame(found).T
 
 
-def _largest(again: pd.Series, study: pd.Series) -> str:
-    """The largest difference, and how many are a number in one of the two alone."""
-    alone = int((again.isna() != study.isna()).sum())
-    largest = (again - study).abs().max()
-    shown = "–" if pd.isna(largest) else f"{largest:.1e}"
-    return f"{shown}, {alone} undefined in one" if alone else shown
-
-
-def compared(cells: pd.DataFrame, controls: pd.DataFrame) -> str:
-    """The table, and which cells it is about."""
+def compared(cells: pd.DataFrame, controls: pd.DataFrame) -> tuple[str, bool]:
+    """The table with what it is about, and whether the cells agree with the study's."""
     both = both_cells(cells)
     if both.empty:
-        return "None of these cells is one of the study's."
-    named = ", ".join(f"{row.task} seed {row.seed} {row.ft_rule}" for row in both.itertuples())
+        return "None of these cells is one of the study's: another model, prompts or settings.", False
+    found = apart(both, both_controls(both, controls))
+    far = [name for name, row in found.iterrows() if row["alone"] or row["largest"] > tolerance(str(name))]
+    rows = [
+        [str(name), "–" if pd.isna(row["largest"]) else f"{row['largest']:.1e}", f"{tolerance(str(name)):g}"]
+        for name, row in found.iterrows()
+    ]
+    named = ", ".join(f"{row.task} seed {row.seed} {row.shots} shots {row.ft_rule}" for row in both.itertuples())
     same = int((both["lr_again"] == both["lr_study"]).sum())
-    told = f"{len(both)} of {len(cells)} cells are the study's ({named}); {same} of them chose the same learning rate."
-    return f"{grid(['number', 'largest difference'], list(apart(both, both_controls(both, controls))))}\n\n{told}"
+    verdicts = int((both["verdict_again"].fillna("") == both["verdict_study"].fillna("")).sum())
+    told = (
+        f"{len(both)} of {len(cells)} cells are the study's ({named}): the same learning rate in {same}, the same "
+        f"verdict in {verdicts}. " + (f"Too far apart: {', '.join(map(str, far))}." if far else "They agree.")
+    )
+    return f"{grid(['number', 'largest difference', 'tolerance'], rows)}\n\n{told}", not far
 
 
 def check() -> str:
     """The part of the study that was run on a CPU."""
-    found = compared(*(pd.read_parquet(RESULTS / f"{name}.parquet") for name in ("check", "check_controls")))
+    found, _ = compared(*(pd.read_parquet(RESULTS / f"{name}.parquet") for name in ("check", "check_controls")))
     return f"{found}\n\n{source('check.parquet check_controls.parquet cells.parquet controls.parquet', 'six/check')}"
 
 
 if __name__ == "__main__":
-    from collect import stores_asked_for
+    from collect import asked, collected
 
-    stores = stores_asked_for()
-    print(compared(*(pd.concat([tables[name] for tables in stores]) for name in ("cells", "controls"))))
+    try:
+        stores = [collected(path) for path in asked(sys.argv[1:])]
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    shown, agree = compared(*(pd.concat([tables[name] for tables in stores]) for name in ("cells", "controls")))
+    print(shown)
+    sys.exit(0 if agree else 1)

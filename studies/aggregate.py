@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,25 @@ RESULTS = Path(__file__).parent / "results"
 SIX = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}
 EMBEDDED = {"movie": "movie", "movie5": "movie5", "product": "product", "tweet": "tweet", "source": "source"}
 TASKS = {**SIX, **EMBEDDED}
+FILMS = ("sst2", "sst5", "mr", "movie", "movie5")
+"""Tasks of one kind: sentences about films."""
 RULES = {"sgd": "gradient descent", "layer-causal": "layer-causal"}
+
+FIXED = {
+    "model": "embedded",
+    "dtype": "float32",
+    "protocol": "modern",
+    "epochs": 1,
+    "ft_loss": "all",
+    "ft_params": "kv",
+}
+FIXED |= {"at": "prompt", "calibrate": False, "n_queries": 500}
+"""What all cells of the study have in common."""
+
+
+def of_the_study(cells: pd.DataFrame) -> pd.Series:
+    """Which of some cells could be the study's."""
+    return cells["task"].isin(TASKS) & (cells[list(FIXED)] == pd.Series(FIXED)).all(axis=1)
 
 
 @cache
@@ -55,11 +74,16 @@ def control(cells: pd.DataFrame, metric: str, name: str) -> pd.Series:
     return cells["key"].map(rows)
 
 
-def passing(cells: pd.DataFrame, name: str | None = None) -> int:
-    """In how many of the cells raw SimAOU exceeds one floor, or every one, at p < .01."""
-    floors = table("controls").query("metric == 'sim_aou' and kind == 'floor' and name != 'zsl_shifted'")
+def passing(cells: pd.DataFrame, name: str | None = None, metric: str = "sim_aou") -> int:
+    """In how many of the cells a similarity exceeds one floor, or every one but a shift of position, at p < .01."""
+    floors = table("controls").query("metric == @metric and kind == 'floor' and name != 'zsl_shifted'")
     worst = floors[(floors["name"] == name) | (name is None)].groupby("key")["p"].max()
     return int((cells["key"].map(worst) < 0.01).sum())
+
+
+def one_answer(cells: pd.DataFrame, setting: str) -> int:
+    """In how many of the cells a setting gives all queries the same answer (their warnings say so)."""
+    return sum(any(line.startswith(f"{setting} predicts label ") for line in told) for told in cells["warnings"])
 
 
 @dataclass(frozen=True)
@@ -74,6 +98,14 @@ class Mean:
         if self.n == 0:
             return "–"
         return f"{self.value:.{digits}f}" + (f" ± {self.half:.{digits}f}" if self.half else "")
+
+    @property
+    def p(self) -> float:
+        """Of the two-sided test that the mean is 0 (Student)."""
+        if self.half is None:
+            return float("nan")
+        deviation = self.half / stats.t.ppf(0.975, self.n - 1)
+        return float(2 * stats.t.sf(abs(self.value) / deviation, self.n - 1))
 
     @property
     def above_zero(self) -> bool:
@@ -98,6 +130,10 @@ def over(values: pd.Series | np.ndarray | list[float]) -> Mean:
     return Mean(float(known.mean()), half, len(known))
 
 
+Means = Mapping[str, Mean]
+"""By task, over its seeds."""
+
+
 def by_task(cells: pd.DataFrame, values: pd.Series) -> dict[str, Mean]:
     """Over the seeds of each task that was run."""
     return {task: over(values[cells["task"] == task]) for task in TASKS if (cells["task"] == task).any()}
@@ -105,7 +141,18 @@ def by_task(cells: pd.DataFrame, values: pd.Series) -> dict[str, Mean]:
 
 def over_tasks(cells: pd.DataFrame, values: pd.Series) -> Mean:
     """The mean over tasks of means over seeds, its interval over tasks: seeds of one task share its queries."""
-    return over([mean.value for mean in by_task(cells, values).values()])
+    return mean_of(by_task(cells, values))
+
+
+def mean_of(means: Means, tasks: Iterable[str] = TASKS) -> Mean:
+    """Over some of the tasks."""
+    return over([means[task].value for task in tasks if task in means])
+
+
+def mean_of_kinds(means: Means) -> Mean:
+    """Over tasks, those about films as one."""
+    others = [mean.value for task, mean in means.items() if task not in FILMS]
+    return over([mean_of(means, FILMS).value, *others])
 
 
 def at_norm(curve: pd.DataFrame, norm: float, column: str) -> float:

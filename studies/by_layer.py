@@ -100,4 +100,5 @@ def _draw(axes: Axes, drawn: Mapping[str, list[Mean]]) -> None:
         if rule:
             half = np.array([float("nan") if mean.half is None else mean.half for mean in means])
             axes.fill_between(at, values - half, values + half, color=how.colour, alpha=0.15, linewidth=0)
+    axes.set_xlim(-0.5, len(next(iter(drawn.values()))) - 0.5)
     axes.axhline(0, color=BLACK, linewidth=0.7)

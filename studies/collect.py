@@ -1,20 +1,24 @@
 """From the stores of a study to the files that its findings are made of.
 
-    python studies/collect.py STORE …
+    python studies/collect.py STORE … PATCH.json …
 
 adds every cell of the stores to `studies/results/*.parquet`; a cell that was asked for before is replaced. Kept are the
 tables of `dualview export` (of queries: none, of layers: those of the cells with full controls), some of their controls
-by layer, the curves of similarity against step size, and where and when each cell was run.
+by layer, the curves of similarity against step size, and where and when each cell was run. What `dualview compile
+--json` wrote goes to `patches.parquet`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from aggregate import of_the_study
 
 from dualview.errors import UserError
 from dualview.files import whole
@@ -31,16 +35,12 @@ def collected(path: Path) -> dict[str, pd.DataFrame]:
     """The tables of one store."""
     with Store(path) as store:
         cells = store.frame(current=True).drop(columns="current")
+        if not len(cells):
+            raise UserError(f"The store {path} has no finished cell.")
         stored = {each.key: each.result.to_json() for each in store.results()}
     stored = {key: stored[key] for key in cells["key"]}
     curves = [{"key": key, **point} for key, content in stored.items() for point in content.get("norm_curve") or ()]
-    runs = []
-    for key, content in stored.items():
-        where = content["provenance"]
-        versions = {name: where["versions"][name] for name in ("python", "dualview", "torch", "transformers")}
-        seconds = sum(where["run"]["seconds"].values())
-        run = {name: where["run"][name] for name in ("date", "device_name")}
-        runs.append({"key": key, **run, "seconds": seconds, **versions})
+    runs = [{"key": key, **_ran(content["provenance"])} for key, content in stored.items()]
     full = list(cells.loc[cells["controls"] == "full", "key"])
     listed = ", ".join(f"'{key}'" for key in full) or "''"
     return {
@@ -82,27 +82,76 @@ def merged(parts: Sequence[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
     return tables
 
 
-def stores_asked_for() -> list[dict[str, pd.DataFrame]]:
-    """The tables of the stores that the command line names; the program ends with one sentence if there are none."""
-    try:
-        if len(sys.argv) < 2:
-            raise UserError(f"Name a store or several: python {sys.argv[0]} STORE …")
-        return [collected(Path(store)) for store in sys.argv[1:]]
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+def showings(path: Path) -> Iterator[dict[str, Any]]:
+    """A compiled patch's settings, a row each."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    where = found["provenance"]
+    asked = {"task": found["task"]["name"], "seed": where["seeds"]["demos"], "shots": found["task"]["shots"]}
+    asked |= {name: found[name] for name in ("n_queries", "fitted", "ridge", "lr", "ft_status", "task_vector_layer")}
+    for setting, shown in found["settings"].items():
+        yield {**asked, "setting": setting, **shown, "weights_hash": where["weights_hash"], **_ran(where)}
+
+
+def _ran(where: dict[str, Any]) -> dict[str, Any]:
+    """When, on what and with what something ran."""
+    versions = {name: where["versions"][name] for name in ("python", "dualview", "torch", "transformers")}
+    run = {name: where["run"][name] for name in ("date", "device_name")}
+    return {**run, "seconds": sum(where["run"]["seconds"].values()), **versions}
+
+
+def add_patches(paths: Sequence[Path]) -> None:
+    """Adds to the patches that are there; of the same task and seed the last is kept."""
+    kept = RESULTS / "patches.parquet"
+    before = [pd.read_parquet(kept)] if kept.exists() else []
+    rows = pd.concat([*before, *(pd.DataFrame(list(showings(path))) for path in paths)], ignore_index=True)
+    rows = rows.drop_duplicates(["task", "seed", "setting"], keep="last").sort_values(["task", "seed"], kind="stable")
+    with whole(kept) as temporary:
+        rows.to_parquet(temporary, compression="zstd", index=False)
+    print(f"patches: {len(rows):,} rows")
+
+
+def must_be_the_study_s(cells: pd.DataFrame) -> None:
+    """Other models, tasks or settings would change every mean."""
+    foreign = cells[~of_the_study(cells)]
+    if len(foreign):
+        first = foreign.iloc[0]
+        raise UserError(
+            f"{len(foreign)} of {len(cells)} cells are not of this study (the first: model {first['model']}, task "
+            f"{first['task']}, {first['n_queries']} queries); give a store that the specs in studies/ made."
+        )
 
 
 def main(added: Sequence[dict[str, pd.DataFrame]]) -> None:
+    """Adds the stores' tables to those that are there: all of them, or none."""
+    for tables in added:
+        must_be_the_study_s(tables["cells"])
     before = {
         name: pd.read_parquet(RESULTS / f"{name}.parquet") for name in TABLES if (RESULTS / "cells.parquet").exists()
     }
     tables = merged([part for part in (before, *added) if part])
-    for name, table in tables.items():
-        with whole(RESULTS / f"{name}.parquet") as temporary:
+    with ExitStack() as stack:
+        for name, table in tables.items():
+            temporary = stack.enter_context(whole(RESULTS / f"{name}.parquet"))
             table.reset_index(drop=True).to_parquet(temporary, compression="zstd", index=False)
-        print(f"{name}: {len(table):,} rows")
+    print("\n".join(f"{name}: {len(table):,} rows" for name, table in tables.items()))
+
+
+def asked(paths: Sequence[str]) -> list[Path]:
+    """The files and folders that the command line names."""
+    if not paths or paths[0].startswith("-"):
+        raise UserError(f"Name a store or several: python {sys.argv[0]} STORE …")
+    return [Path(path) for path in paths]
 
 
 if __name__ == "__main__":
-    main(stores_asked_for())
+    try:
+        named = asked(sys.argv[1:])
+        patches = [path for path in named if path.suffix == ".json"]
+        stores = [collected(path) for path in named if path not in patches]
+        if stores:
+            main(stores)
+        if patches:
+            add_patches(patches)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

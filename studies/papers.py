@@ -6,6 +6,7 @@ Rows = dict[str, tuple[str, str]]
 """By title: the source, and the result file's key."""
 
 SMALL, LARGE, DEUTCH = "Dai et al., 1.3B", "Dai et al., 2.7B", "Deutch et al., 1.3B"
+REDRAWN = (f"{DEUTCH}, embeddings and norms trained", f"{DEUTCH}, untrained")
 SETTINGS = {"zero-shot": "accuracy.zsl", "fine-tuned": "accuracy.ft", "in-context": "accuracy.icl"}
 
 PAPER: dict[str, Rows] = {
@@ -33,11 +34,9 @@ PAPER: dict[str, Rows] = {
         )
         for of in (DEUTCH, f"{DEUTCH}, layer-causal")
     },
-    "order": {},
-    "overlap": {},
     "untrained": {
-        f"{title}, {of}": (of, key)
-        for title, key in (("raw SimAOU", "sim_aou.raw"), ("SimAM of the changes", "sim_am.delta"))
-        for of in (DEUTCH, f"{DEUTCH}, embeddings and norms trained", f"{DEUTCH}, untrained")
+        f"raw SimAOU, {DEUTCH}": (DEUTCH, "sim_aou.raw"),
+        **{f"SimAOU (raw or normalised), {of}": (of, "sim_aou.raw") for of in REDRAWN},
+        **{f"SimAM of the changes, {of}": (of, "sim_am.delta") for of in (DEUTCH, *REDRAWN)},
     },
 }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 from again import check
-from aggregate import RESULTS, TASKS, over, table
+from aggregate import TASKS, over, table
 from by_layer import layers
 from claims import claims
 from layout import SEEDS, grid, source
@@ -38,22 +37,24 @@ def run() -> str:
     kinds = {
         "both rules at their chosen rates, full controls": (cells["controls"] == "full")
         & (cells["lr_asked"] == "auto"),
-        "every rate of the grid": (cells["controls"] == "none") & (cells["lr_asked"] != "auto"),
-        "the untrained model": cells["weights"] != "trained",
+        "both rules at given rates": (cells["controls"] == "none") & (cells["lr_asked"] != "auto"),
+        "untrained weights, and all but embeddings and norms": cells["weights"] != "trained",
         "1 to 64 demonstrations": (cells["controls"] == "quick") & (cells["weights"] == "trained"),
     }
     rows = [
         [kind, str(len(part)), _tasks(part)] for kind, part in ((kind, cells[which]) for kind, which in kinds.items())
     ]
-    versions = runs[["torch", "transformers"]].drop_duplicates().iloc[0]
-    devices = " and ".join(sorted(runs["device_name"].unique()))
+    versions = {name: " and ".join(sorted(runs[name].unique())) for name in ("torch", "transformers")}
+    (trained,) = cells.loc[cells["weights"] == "trained", "weights_hash"].unique()
+    devices = " and ".join(f"{name} ({count})" for name, count in runs["device_name"].value_counts().items())
+    codes = ", ".join(f"{code[:8]}… ({count})" for code, count in cells["code"].value_counts().items())
     queries, dates = cells["n_queries_used"], sorted({runs["date"].min()[:10], runs["date"].max()[:10]})
     return "\n\n".join(
         [
             grid(["part", "cells", "seeds of each task"], rows),
-            f"{len(cells)} cells on the embedded model (weights {cells['weights_hash'].iloc[0][:12]}…), float32, "
+            f"{len(cells)} cells on the embedded model (weights {trained[:12]}…), float32, "
             f"{queries.min()} to {queries.max()} queries each, on {devices}, torch {versions['torch']}, "
-            f"transformers {versions['transformers']}, {' to '.join(dates)}.",
+            f"transformers {versions['transformers']}, {' to '.join(dates)}; by these states of the code: {codes}.",
             source("cells.parquet runs.parquet", "…/…"),
         ]
     )
@@ -89,26 +90,16 @@ SHOWN = {
 }
 
 
-def patches() -> pd.DataFrame:
-    """One row a compiled patch and setting: its accuracy, and how far it is from the prompt."""
-    rows = []
-    for path in sorted((RESULTS / "patches").glob("*.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        asked = {"file": path.name, "task": found["task"]["name"], "shots": found["task"]["shots"]}
-        rows += [
-            {**asked, "n_queries": found["n_queries"], "setting": name, **found["settings"][name]} for name in SHOWN
-        ]
-    return pd.DataFrame(rows)
-
-
 def patch() -> str:
-    found, columns = patches(), ["accuracy", "agreement", "divergence"]
+    found, columns = table("patches"), ["accuracy", "agreement", "divergence"]
     rows = [
-        [task, SHOWN[setting], str(len(own)), *(over(own[column]).show() for column in columns)]
-        for (task, setting), own in found.groupby(["task", "setting"], sort=False)
+        [task, title, str(len(own)), *(over(own[column]).show() for column in columns)]
+        for task, part in found.groupby("task")
+        for setting, title in SHOWN.items()
+        for own in [part[part["setting"] == setting]]
     ]
     shown = grid(["task", "", "seeds", "accuracy", "answers as the prompt", "KL from the prompt"], rows)
-    each = found.set_index(["task", "file", "setting"])[columns].astype(float)
+    each = found.set_index(["task", "seed", "setting"])[columns].astype(float)
     gain = each.xs("patch", level="setting") - each.xs("ft", level="setting")
     more, closer = (int((gain[name] * way > 0).sum()) for name, way in (("agreement", 1), ("divergence", -1)))
     note = (
@@ -116,9 +107,10 @@ def patch() -> str:
         f"ridge has seen. {SEEDS} Against fine-tuning on the same demonstrations, the patch answers as the prompt more "
         f"often in {more} of {len(gain)} draws, and its KL is lower in {closer}."
     )
-    links = ", ".join(f"[{name}](../studies/results/patches/{name})" for name in found["file"].unique())
+    devices = " and ".join(sorted(found["device_name"].unique()))
+    note += f" On {devices}, torch {' and '.join(sorted(found['torch'].unique()))}."
     command = "dualview compile --task TASK --seed SEED --out patch.safetensors --json TASK-SEED.json"
-    return f"{shown}\n\n{note}\n\n*From {links}, made by `{command}`.*"
+    return f"{shown}\n\n{note}\n\n*From [patches.parquet](../studies/results/patches.parquet), made by `{command}`.*"
 
 
 PARTS: dict[str, Callable[[], str]] = {

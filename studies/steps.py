@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pandas as pd
-from aggregate import EMBEDDED, RULES, Mean, at_norm, comparison, over, over_tasks, rates, table
+from aggregate import EMBEDDED, RULES, Mean, Means, at_norm, by_task, comparison, over, over_tasks, rates, table
 from layout import COMPARISON, OVER_TASKS, RATES, SEEDS, grid, source
 
 SIZES = (0.2, 0.5, 0.7, 1.0)
@@ -31,13 +31,13 @@ def at_size(curves: pd.DataFrame, norm: float, column: str) -> pd.DataFrame:
     return rows.reindex(columns=list(RULES)).dropna().reset_index()
 
 
-def closer_at(norm: float, column: str, cells: pd.DataFrame) -> Mean:
+def closer_at(norm: float, column: str, cells: pd.DataFrame) -> Means:
     """How much closer layer-causal descent is at one size of update, where the cells' curves reach it."""
     found = at_size(curves_of_controls(cells), norm, column)
-    return over_tasks(found, found["layer-causal"] - found["sgd"])
+    return by_task(found, found["layer-causal"] - found["sgd"])
 
 
-def trained_less(others: pd.DataFrame, column: str, cells: pd.DataFrame) -> Mean:
+def trained_less(others: pd.DataFrame, column: str, cells: pd.DataFrame) -> Means:
     """Plain descent on the trained model, read off at the size of other cells' updates, less those cells.
 
     Of tasks and seeds that are among `cells`, where the trained model's curve reaches that size.
@@ -45,7 +45,7 @@ def trained_less(others: pd.DataFrame, column: str, cells: pd.DataFrame) -> Mean
     curves = dict(iter(curves_of_rates().query("rule == 'sgd'").groupby(["task", "seed"])))
     wanted = others.merge(cells[["task", "seed"]], on=["task", "seed"])
     read = [at_norm(curves[row.task, row.seed], row.update_norm_ft, column) for row in wanted.itertuples()]
-    return over_tasks(wanted, pd.Series(read, index=wanted.index) - wanted[column])
+    return by_task(wanted, pd.Series(read, index=wanted.index) - wanted[column])
 
 
 def _at_sizes(curves: pd.DataFrame, sizes: Sequence[float]) -> str:
@@ -102,11 +102,12 @@ def shots() -> str:
     cells = cells[(cells["controls"] == "quick") & (cells["weights"] == "trained") & cells["task"].isin(EMBEDDED)]
     rows = []
     for (task, asked), part in cells.groupby(["task", "shots"]):
-        columns = ("accuracy_zsl", "accuracy_icl", "accuracy_ft", "sim_aou_raw", "sim_aou_raw_floor", "update_norm_icl")
+        columns = ("accuracy_zsl", "accuracy_icl", "accuracy_ft", "sim_aou_raw", "sim_aou_raw_floor")
         lift = part["rec2ftp_value"] - part["rec2ftp_chance"]
-        rows.append(
-            [str(task), str(asked), str(len(part)), *(over(part[c]).show() for c in columns), over(lift).show()]
-        )
-    names = ["zero-shot", "in-context", "fine-tuned", "raw SimAOU", "its highest floor", "‖Δh‖ of ICL", "Rec2FTP lift"]
+        values = [part[column] for column in (*columns, "update_norm_icl", "update_norm_ft")]
+        shown = [over(each).show() for each in (*values, lift)]
+        rows.append([str(task), str(asked), str(len(part)), *shown, str((part["verdict"] == "supported").sum())])
+    names = ["zero-shot", "in-context", "fine-tuned", "raw SimAOU", "its highest floor", "‖Δh‖ of ICL", "‖Δh‖ of FT"]
+    names += ["Rec2FTP lift", "called supported"]
     shown = grid(["task", "shots", "seeds", *names], rows)
     return f"{shown}\n\n{SEEDS}\n\n{source('cells.parquet', 'embedded/shots')}"

@@ -81,6 +81,7 @@ def test_the_report(compiled):
     content = json.loads(json.dumps(compiled.to_json(), allow_nan=False))
     assert content["settings"]["patch"]["accuracy"] == compiled.settings["patch"].accuracy
     assert content["bytes"] == compiled.path.stat().st_size
+    assert content["provenance"]["weights_hash"] and set(content["provenance"]["run"]["seconds"]) >= {"fit", "showings"}
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(compiled.table())
     text = console.export_text()

@@ -20,6 +20,7 @@ from rich.table import Table
 from scipy.special import log_softmax  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
+from dualview.clock import Clock
 from dualview.comparison import Prepared, fine_tune, prepare
 from dualview.duality.feed_forward import FeedForward, feed_forwards
 from dualview.duality.reusable import Aims, LowRank, ReusableBlock, ReusablePatch, fit_patch, in_context_aims
@@ -32,6 +33,7 @@ from dualview.models.loading import LanguageModel
 from dualview.models.passes import Patch, Plan, ask, compute_prefix
 from dualview.options import COMPARISON_ONLY, RunOptions, refuse_options
 from dualview.progress import Progress, Silent
+from dualview.provenance import provenance
 from dualview.tasks.prompt import Query, encode_queries, prompts_hash
 from dualview.tasks.sampling import selection_rows
 
@@ -89,6 +91,7 @@ class Compiled:
     """How the fine-tuned baseline went: ok, diverged or collapsed; None without baselines."""
     task_vector_layer: int | None
     bytes: int
+    provenance: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -103,6 +106,7 @@ class Compiled:
             "ft_status": self.ft_status,
             "task_vector_layer": self.task_vector_layer,
             "settings": {name: showing.to_json() for name, showing in self.settings.items()},
+            "provenance": self.provenance,
         }
 
     def table(self) -> Table:
@@ -157,14 +161,18 @@ def compile_patch(
         raise UserError("The ridges to choose from are finite numbers of at least 0; give at least one.")
     refuse_options("compile", options, COMPARISON_ONLY)
     must_be_writable(Path(out))
+    clock = Clock()
     loaded = None if isinstance(model, str) else model
     chosen = RunOptions.make(model=model if isinstance(model, str) else model.name, **options)
     prepared = prepare(chosen, loaded, progress)
+    clock.lap("prepare")
     fitted, held_out = _rows(prepared, fit_rows)
     work = _Work(prepared, fitted, held_out, progress)
     trials, patches = work.fit(tuple(ridges))
+    clock.lap("fit")
     best = min(range(len(trials)), key=lambda i: (trials[i].divergence, -trials[i].ridge))
     found = work.showings(patches[best], baselines)
+    clock.lap("showings")
     # Written last, so that there is no patch without its showing.
     path = save_patch(Path(out), patches[best], prepared.lm, _metadata(prepared, trials[best], len(fitted)))
     prompts = prepared.prompts
@@ -182,6 +190,7 @@ def compile_patch(
         ft_status=None if found.tuned is None else found.tuned.status,
         task_vector_layer=found.task_vector_layer,
         bytes=path.stat().st_size,
+        provenance=provenance(prepared, clock),
     )
 
 

@@ -14,7 +14,6 @@ from dualview.models.passes import ask
 from dualview.options import SELECTION_ROWS, RunOptions
 from dualview.progress import Progress
 
-
 WITH_CONTROLS = {"none": 1.0, "quick": 1.6, "full": 10.0}
 """How many times as long a run takes with its controls, about (measured on the embedded model)."""
 

@@ -3,8 +3,8 @@
 The rule, on one run's records:
 
 *supported*, when all of these hold
-  1. ICL and FT each beat ZSL: the 95 % bootstrap interval of the paired difference in accuracy lies above 0, and
-     each is right more often than one answer to all queries could be.
+  1. ICL and FT each beat ZSL, and each beats the best single answer to all queries (the most frequent label): the
+     95 % bootstrap intervals of the paired differences in accuracy lie above 0.
   2. Raw SimAOU and SimAM-delta each exceed every floor at p < .01. Against the shuffled query and the mean direction:
      an exact permutation test. Against random rotations of FT's updates: how far they carry what is left once the
      mean and the ZSL direction are both gone (exact variance, normal tail, layers taken to err together).
@@ -18,20 +18,23 @@ The rule, on one run's records:
 Why these. All tests must pass together (an intersection-union test), so testing many floors needs no correction: the
 verdict is wrong at most as often as its most telling test. One answer to all queries beats a zero-shot model that has
 a rarer favourite, and two settings that give it agree wherever they are right: neither has learnt the task. A mean
-direction common to all queries passes the Gaussian
-floor and fails the shuffled query and the mean direction. Two settings that only shrink the zero-shot vector pass
-those and fail `zsl_direction`. Updates that many queries share in part (by label, by length) are aligned with ICL's by
-chance, a little above or below 0 in each layer; more queries make that error sharper, not smaller, and every test over
-queries calls it real. `rotated` knows its size, in both directions, so it also guards *contradicted*. It looks at what
-neither the mean nor the ZSL direction explains, for either would carry the other past a test of its own; and it takes
-the layers' chances for one, since layers that write into one residual stream may share their directions. An array that
-was not recorded is not tested, nor is a similarity that cannot be held against the shuffled query, the mean direction
-or rotations (no two queries have maps of the same length, say), and the sentence says so; one of the two similarities
-is the least. A similarity that was recorded and is undefined everywhere fails; a control that is (a position shift,
-under rotary positions, changes nothing) is no floor to exceed.
+direction common to all queries passes the Gaussian floor and fails the shuffled query and the mean direction. Two
+settings that only shrink the zero-shot vector pass those and fail `zsl_direction`. Updates that many queries share in
+part (by label, by length) are aligned with ICL's by chance, a little above or below 0 in each layer; more queries make
+that error sharper, not smaller, and every test over queries calls it real. `rotated` knows its size, in both
+directions, so it also guards *contradicted*. It looks at what neither the mean nor the ZSL direction explains, for
+either would carry the other past a test of its own; and it takes the layers' chances for one, since layers that write
+into one residual stream may share their directions. An array that was not recorded is not tested, nor is a similarity
+that cannot be held against the shuffled query, the mean direction or rotations (no two queries have maps of the same
+length, say), and the sentence says so; one of the two similarities is the least. A similarity that was recorded and is
+undefined everywhere fails; a control that is (a position shift, under rotary positions, changes nothing) is no floor
+to exceed.
 
 What it cannot say. Queries share one list of demonstrations and one fine-tuning run: the verdict is about that list
-and that run. Repeat it over seeds before believing it. And passing every floor shows likeness, not mechanism.
+and that run. Repeat it over seeds before believing it. It knows the floors that were run and no others: quick controls
+have neither random labels nor another task nor an untrained model, and a *supported* of theirs says so. Two settings
+that only shift zero-shot's answers towards one label, rightly, mend the same errors and pass. Where one label is most
+of the queries', a setting that has learnt may not beat it. And passing every floor shows likeness, not mechanism.
 """
 
 from __future__ import annotations
@@ -41,12 +44,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int
 
 from dualview.errors import UserError
 from dualview.metrics.controls import SIMILARITIES, MetricControls, Options, compute_controls
-from dualview.metrics.prediction import accuracy
-from dualview.metrics.statistics import DRAWS
+from dualview.metrics.prediction import correct
+from dualview.metrics.statistics import DRAWS, paired_interval
 from dualview.metrics.summary import NOT_RECORDED
 from dualview.records import Records, as_records
 
@@ -54,6 +56,12 @@ Overall = Literal["supported", "indistinguishable", "contradicted"]
 JUDGED = ("sim_aou", "sim_am")
 NEEDED = ("shuffled_query", "mean_direction", "rotated")
 """Floors without which a similarity counts as not tested."""
+TELLING = {
+    "icl_random_labels": "random labels",
+    "icl_other_task": "another task's demonstrations",
+    "untrained": "untrained weights",
+}
+"""Controls that only `--controls full` runs, and that similarities most often do not exceed."""
 LIMITS = "Intervals and p-values are over queries, which share one list of demonstrations and one fine-tuning run."
 
 
@@ -110,10 +118,10 @@ def judge(records: object, *, seed: int = 0, draws: int = DRAWS, level: float = 
     """Judge one run from its records alone (anything `as_records` reads); the rule is this module's docstring."""
     if seed < 0 or draws < 99 or not 0 < level < 1 or not 0 < alpha < 1:
         raise UserError("judge takes a seed from 0, at least 99 draws, and level and alpha between 0 and 1.")
-    given = as_records(records)
-    metrics = compute_controls(given, Options(seed, draws, level))
+    given, options = as_records(records), Options(seed, draws, level)
+    metrics = compute_controls(given, options)
     conditions = (
-        *(_beats_zsl(given, metrics[f"accuracy_{name}"], name) for name in ("icl", "ft")),
+        *(_beats_zsl(given, metrics[f"accuracy_{name}"], options) for name in ("icl", "ft")),
         *(_above_floors(metrics[name], alpha) for name in JUDGED),
         _above_chance(metrics["rec2ftp"], alpha),
     )
@@ -126,7 +134,7 @@ def judge(records: object, *, seed: int = 0, draws: int = DRAWS, level: float = 
     elif failed or not tested:
         overall, clauses = "indistinguishable", failed + untested
     else:
-        overall, clauses = "supported", [c.clause for c in conditions if c.passed] + untested
+        overall, clauses = "supported", [c.clause for c in conditions if c.passed] + untested + _untried(given)
     return Verdict(overall, f"{_OPENING[overall]}: {'; '.join(clauses)}.", metrics, conditions, seed, alpha)
 
 
@@ -137,24 +145,38 @@ _OPENING: Mapping[Overall, str] = {
 }
 
 
+def _untried(records: Records) -> list[str]:
+    """What a verdict of support leaves open: the telling controls that were not run."""
+    missing = [title for name, title in TELLING.items() if name not in records.controls]
+    return [f"not tried: {', '.join(missing)} (--controls full)"] if missing else []
+
+
 def _number(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.3f}"
 
 
-def _single_answer(gold: Int[np.ndarray, " query"]) -> float:
-    """The best accuracy of one answer to all queries; 0 if all have the same, where it would be no sign of anything."""
-    share = float(np.unique(gold, return_counts=True)[1].max()) / gold.size
-    return share if share < 1 else 0.0
-
-
-def _beats_zsl(records: Records, metric: MetricControls, name: str) -> Condition:
+def _beats_zsl(records: Records, metric: MetricControls, options: Options) -> Condition:
+    name = metric.metric.removeprefix("accuracy_")
     above = metric.ci is not None and metric.ci.low > 0
+    passed = above and _beats_one_answer(records, name, options)
     interval = "" if metric.ci is None else f" ({metric.ci.low:+.3f} to {metric.ci.high:+.3f})"
     verb = "beats" if above else "does not reliably beat"
-    right, single = accuracy(records[name].log_probs, records.gold), _single_answer(records.gold)
-    but = f", but its {right:.3f} is no more than one answer to all gives" if above and right <= single else ""
+    but = ", but does not reliably beat one answer to all queries" if above and not passed else ""
     clause = f"{name.upper()} {verb} zero-shot, {metric.value or 0.0:+.3f} in accuracy{interval}{but}"
-    return Condition(metric.metric, above and right > single, clause)
+    return Condition(metric.metric, passed, clause)
+
+
+def _beats_one_answer(records: Records, name: str, options: Options) -> bool:
+    """Whether a setting is right more often than the most frequent label; True if there is but one label."""
+    labels, counts = np.unique(records.gold, return_counts=True)
+    if labels.size == 1:
+        return True
+    right = correct(records[name].log_probs, records.gold).astype(np.float64)
+    constant = (records.gold == labels[counts.argmax()]).astype(np.float64)
+    found = paired_interval(
+        right, constant, seed=options.seed, name=f"one_answer_{name}", draws=options.draws, level=options.level
+    )
+    return found is not None and found.low > 0
 
 
 def _above_floors(metric: MetricControls, alpha: float) -> Condition:
@@ -193,4 +215,4 @@ def _below_zero(metric: MetricControls, level: float) -> bool:
 def _against(metric: MetricControls, level: float) -> str:
     interval = "" if metric.ci is None else f", {level:.0%} interval {metric.ci.low:.3f} to {metric.ci.high:.3f}"
     title = SIMILARITIES[metric.metric].title
-    return f"FT changes attention against ICL's direction, {title} {_number(metric.value)}{interval}"
+    return f"FT's change is against ICL's direction, {title} {_number(metric.value)}{interval}"

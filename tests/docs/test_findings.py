@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pandas as pd
 import pytest
 
 from docs.blocks import ROOT
+from dualview.errors import UserError
 
 sys.path.insert(0, str(ROOT / "studies"))
 
@@ -86,14 +89,16 @@ def test_models_are_held_against_each_other_at_the_size_of_the_second(monkeypatc
     monkeypatch.setattr(aggregate, "table", lambda name: pd.DataFrame(trained + drawn))
     others = aggregate.redrawn("untrained")
     all_seeds = pd.DataFrame({"task": ["mr"] * 3, "seed": [1, 2, 3]})
-    assert steps.trained_less(others, "sim_aou_raw", all_seeds).value == pytest.approx((0.5 + 0.5) / 2)
-    assert steps.trained_less(others, "sim_aou_raw", all_seeds[:1]).value == pytest.approx(0.55 - 0.05)
+    found = steps.trained_less(others, "sim_aou_raw", all_seeds)["mr"]
+    assert (found.value, found.n) == (pytest.approx((0.5 + 0.5) / 2), 2)
+    assert steps.trained_less(others, "sim_aou_raw", all_seeds[:1])["mr"].value == pytest.approx(0.55 - 0.05)
 
 
 def test_cells_are_paired_by_task_and_seed() -> None:
     first = pd.DataFrame({"task": ["mr", "mr", "sst2"], "seed": [1, 2, 1], "x": [1.0, 2.0, 3.0]})
     second = pd.DataFrame({"task": ["mr", "mr", "cb"], "seed": [2, 1, 1], "x": [0.5, 0.25, 7.0]})
-    assert claims.paired("x", first, second).value == pytest.approx((0.75 + 1.5) / 2)  # mr alone has both
+    found = claims.paired("x", first, second)
+    assert list(found) == ["mr"] and found["mr"].value == pytest.approx((0.75 + 1.5) / 2)  # mr alone has both
 
 
 def test_cells_where_both_learn_are_those_whose_intervals_are_above_zero() -> None:
@@ -105,9 +110,58 @@ def test_a_floor_is_passed_at_p_under_one_per_cent(monkeypatch: pytest.MonkeyPat
     rows = [("a", "gaussian", 0.001), ("a", "rotated", 0.02), ("b", "gaussian", 0.001), ("b", "rotated", 0.002)]
     rows += [("b", "zsl_shifted", 1.0)]
     floors = pd.DataFrame(rows, columns=["key", "name", "p"]).assign(metric="sim_aou", kind="floor")
+    floors = pd.concat([floors, floors.assign(metric="sim_am", p=1.0)])
     monkeypatch.setattr(aggregate, "table", lambda name: floors)
     cells = pd.DataFrame({"key": ["a", "b", "unknown"]})
     assert [aggregate.passing(cells, name) for name in ("gaussian", "rotated", None)] == [2, 1, 1]
+    assert aggregate.passing(cells, "gaussian", "sim_am") == 0
+
+
+def test_a_setting_with_one_answer_is_known_by_its_warning() -> None:
+    told = [["icl predicts label 3 for all 500 queries."], ["icl_reordered predicts label 3 for all 500 queries."], []]
+    cells = pd.DataFrame({"warnings": told})
+    assert aggregate.one_answer(cells, "icl") == 1 and aggregate.one_answer(cells, "ft") == 0
+
+
+def test_films_can_count_as_one_kind() -> None:
+    means = {task: aggregate.Mean(number, None, 5) for number, task in enumerate(aggregate.TASKS)}
+    films = [0, 1, 2, 6, 7]  # sst2, sst5, mr, movie, movie5
+    by_hand = [sum(films) / 5, 3, 4, 5, 8, 9, 10]
+    found = aggregate.mean_of_kinds(means)
+    assert (found.value, found.n) == (pytest.approx(sum(by_hand) / 7), 7)
+    assert found.half == pytest.approx(aggregate.over(by_hand).half)
+
+
+def test_the_p_of_a_mean_is_student_s() -> None:
+    from scipy.stats import ttest_1samp
+
+    draws = [0.1, 0.4, -0.2, 0.5]
+    assert aggregate.over(draws).p == pytest.approx(ttest_1samp(draws, 0).pvalue)
+
+
+def test_fewer_cells_than_a_column_has_are_told() -> None:
+    means = {"mr": aggregate.Mean(0.5, None, 2), "cb": aggregate.Mean(0.25, None, 1)}
+    assert claims._shown(means, 3) == "0.375" and claims._shown(means, 4) == "0.375 (3 cells)"
+
+
+def test_patches_are_kept_with_what_made_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(seed: int, accuracy: float) -> Path:
+        run = {"date": "2026", "host": "here", "device_name": "a CPU", "seconds": {"fit": 1.0, "showings": 2.0}}
+        versions = dict.fromkeys(("python", "dualview", "torch", "transformers", "numpy"), "1")
+        where = {"versions": versions, "weights_hash": "abc", "seeds": {"demos": seed}, "run": run}
+        settings = {"patch": {"accuracy": accuracy, "agreement": 1.0, "divergence": 0.0}}
+        found = {"task": {"name": "movie", "shots": 32, "shots_used": 32}, "n_queries": 200, "fitted": 64, "ridge": 1.0}
+        found |= {"lr": 0.1, "ft_status": "ok", "task_vector_layer": 3, "settings": settings, "provenance": where}
+        path = tmp_path / f"{seed}-{accuracy}.json"
+        path.write_text(json.dumps(found))
+        return path
+
+    monkeypatch.setattr(collect, "RESULTS", tmp_path)
+    collect.add_patches([written(1, 0.5), written(2, 0.5)])
+    collect.add_patches([written(1, 0.75)])
+    rows = pd.read_parquet(tmp_path / "patches.parquet")
+    assert list(rows[["seed", "accuracy"]].itertuples(index=False, name=None)) == [(1, 0.75), (2, 0.5)]
+    assert set(rows["seconds"]) == {3.0} and set(rows["device_name"]) == {"a CPU"} and "host" not in rows
 
 
 def test_cells_that_were_asked_again_replace_the_old() -> None:
@@ -127,8 +181,8 @@ def test_cells_that_were_asked_again_replace_the_old() -> None:
 def test_our_rows_stand_under_the_papers_and_other_tasks_beneath() -> None:
     means = {task: aggregate.Mean(number / 8, None, 5) for number, task in enumerate(aggregate.TASKS)}
     lines = layout.against_papers("kendall", {"ours": means}, "A note.").splitlines()
-    assert "| *Dai et al., 1.3B* | 0.192 | 0.151 | 0.173 | 0.181 | 0.190 | 0.274 |" in lines
-    assert "| ours | 0.000 | 0.125 | 0.250 | 0.375 | 0.500 | 0.625 |" in lines
+    assert "| *Dai et al., 1.3B* | 0.192 | 0.151 | 0.173 | 0.181 | 0.190 | 0.274 | 0.194 |" in lines
+    assert any(line.startswith("| ours | 0.000 | 0.125 | 0.250 | 0.375 | 0.500 | 0.625 | 0.312 ± ") for line in lines)
     (rest,) = [line for line in lines if line.startswith("| ours | 0.750")]
     assert rest.startswith("| ours | 0.750 | 0.875 | 1.000 | 1.125 | 1.250 | 0.625 ± ")  # the last: the mean of all
 
@@ -174,6 +228,7 @@ def test_a_cpu_finds_what_the_gpu_found() -> None:
     assert len(found) > 150 and set(found["ft_rule"]) == set(aggregate.RULES)
     for name, value, kept in zip(found["name"], found["value_again"], found["value_study"], strict=True):
         assert value == pytest.approx(kept, abs=1e-3, nan_ok=True), name
+    assert again.compared(here, controls)[1]
 
 
 def test_cells_run_again_are_held_against_the_same_of_the_study() -> None:
@@ -182,9 +237,30 @@ def test_cells_run_again_are_held_against_the_same_of_the_study() -> None:
     changed = one.assign(sim_aou_raw=one["sim_aou_raw"] + 0.25, rec2ftp_value=float("nan"), key="again", seed="2")
     own = controls[controls["key"].isin(one["key"])].assign(key="again")
     own = own.assign(value=own["value"] + 0.5 * (own["metric"] == "sim_am"))
-    told = again.compared(changed, own)
-    assert "| sim_aou_raw | 2.5e-01 |" in told and "| sim_am_after | 0.0e+00 |" in told
-    assert "| rec2ftp_value | –, 1 undefined in one |" in told
-    assert "| controls of sim_am | 5.0e-01 |" in told and "| controls of sim_aou | 0.0e+00 |" in told
-    assert "1 of 1 cells are the study's (mr seed 2 " in told
-    assert again.compared(one.assign(task="mine"), own) == "None of these cells is one of the study's."
+    told, agree = again.compared(changed, own)
+    assert not agree and "| sim_aou_raw | 2.5e-01 | 0.001 |" in told and "| sim_am_after | 0.0e+00 | 0.001 |" in told
+    assert "| rec2ftp_value | – | 0.001 |" in told
+    assert "| controls of sim_am | 5.0e-01 | 0.001 |" in told and "| controls of sim_aou | 0.0e+00 | 0.001 |" in told
+    assert "1 of 1 cells are the study's (mr seed 2 32 shots " in told
+    assert told.endswith("Too far apart: rec2ftp_value, sim_aou_raw, controls of sim_am.")
+    kept = controls[controls["key"].isin(one["key"])]
+    assert again.compared(one, kept)[1] and again.compared(one, kept)[0].endswith("They agree.")
+    for other in ({"task": "mine"}, {"model": "./tiny"}, {"prompts_hash": "other"}, {"epochs": 2}):
+        told, agree = again.compared(one.assign(**other), kept)
+        assert not agree and told.startswith("None of these cells")
+
+
+def test_cells_of_another_study_are_refused() -> None:
+    cells = aggregate.table("cells").head(3)
+    collect.must_be_the_study_s(cells)
+    for other in ({"task": "mine"}, {"model": "./tiny"}, {"n_queries": 10}):
+        mixed = pd.concat([cells, cells.head(1).assign(**other)])
+        with pytest.raises(UserError, match="1 of 4 cells are not of this study"):
+            collect.must_be_the_study_s(mixed)
+
+
+@pytest.mark.parametrize(("script", "given"), [("collect", []), ("again", ["--help"]), ("again", ["nowhere"])])
+def test_a_wrong_call_ends_with_one_sentence(script: str, given: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "studies" / f"{script}.py"), *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1

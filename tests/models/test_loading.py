@@ -70,6 +70,14 @@ def test_there_is_no_such_model(tmp_path: Path) -> None:
     assert "nowhere.gguf" in complaint(str(tmp_path / "nowhere.gguf"))
 
 
+def test_a_model_without_its_tokenizer(folder: Path, tmp_path: Path) -> None:
+    bare = copied(folder, tmp_path)
+    for path in [*bare.glob("*token*"), *bare.glob("*vocab*"), *bare.glob("merges*")]:
+        path.unlink()
+    with pytest.raises(UserError, match=r"no tokenizer beside it"):
+        load_model(str(bare), device="cpu")
+
+
 def test_a_broken_gguf(tmp_path: Path) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(b"not a model at all")

@@ -259,8 +259,10 @@ def _source(name: str) -> str | Path:
 def _why(name: str, error: Exception) -> str:
     if name.endswith(".gguf"):
         return f"The GGUF file {name} could not be read ({_first_line(error)}); it may be cut short: fetch it again."
+    no_tokenizer = "instantiate the backend tokenizer" in str(error)
+    why = "there is no tokenizer beside it: save it to the same folder" if no_tokenizer else _first_line(error)
     return (
-        f"The model {name} could not be loaded ({_first_line(error)}); --model takes embedded, a folder with "
+        f"The model {name} could not be loaded ({why}); --model takes embedded, a folder with "
         "config.json and safetensors weights, a .gguf file, or the id of a causal LM on a reachable hub."
     )
 
