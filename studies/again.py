@@ -61,19 +61,20 @@ def compared(cells: pd.DataFrame, controls: pd.DataFrame) -> tuple[str, bool]:
     both = both_cells(cells)
     if both.empty:
         return "None of these cells is one of the study's: another model, prompts or settings.", False
-    found = apart(both, both_controls(both, controls))
+    same = both[both["lr_again"] == both["lr_study"]]  # near a tie rounding may choose another rate: other numbers
+    found = apart(same, both_controls(same, controls))
     far = [name for name, row in found.iterrows() if row["alone"] or row["largest"] > tolerance(str(name))]
     rows = [
         [str(name), "–" if pd.isna(row["largest"]) else f"{row['largest']:.1e}", f"{tolerance(str(name)):g}"]
         for name, row in found.iterrows()
     ]
     named = ", ".join(f"{row.task} seed {row.seed} {row.shots} shots {row.ft_rule}" for row in both.itertuples())
-    same = int((both["lr_again"] == both["lr_study"]).sum())
     verdicts = int((both["verdict_again"].fillna("") == both["verdict_study"].fillna("")).sum())
-    told = (
-        f"{len(both)} of {len(cells)} cells are the study's ({named}): the same learning rate in {same}, the same "
-        f"verdict in {verdicts}. " + (f"Too far apart: {', '.join(map(str, far))}." if far else "They agree.")
-    )
+    told = f"{len(both)} of {len(cells)} cells are the study's ({named}): the same verdict in {verdicts}, the same "
+    told += f"learning rate in {len(same)}, which are compared. "
+    if same.empty:
+        return f"{told}None is.", False
+    told += f"Too far apart: {', '.join(map(str, far))}." if far else "They agree."
     return f"{grid(['number', 'largest difference', 'tolerance'], rows)}\n\n{told}", not far
 
 
@@ -84,10 +85,10 @@ def check() -> str:
 
 
 if __name__ == "__main__":
-    from collect import asked, collected
+    from collect import collected, paths_given
 
     try:
-        stores = [collected(path) for path in asked(sys.argv[1:])]
+        stores = [collected(path) for path in paths_given(sys.argv[1:])]
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

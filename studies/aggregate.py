@@ -18,7 +18,6 @@ TASKS = {**SIX, **EMBEDDED}
 FILMS = ("sst2", "sst5", "mr", "movie", "movie5")
 """Tasks of one kind: sentences about films."""
 RULES = {"sgd": "gradient descent", "layer-causal": "layer-causal"}
-
 FIXED = {
     "model": "embedded",
     "dtype": "float32",
@@ -26,8 +25,10 @@ FIXED = {
     "epochs": 1,
     "ft_loss": "all",
     "ft_params": "kv",
+    "at": "prompt",
+    "calibrate": False,
+    "n_queries": 500,
 }
-FIXED |= {"at": "prompt", "calibrate": False, "n_queries": 500}
 """What all cells of the study have in common."""
 
 

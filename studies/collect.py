@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from aggregate import of_the_study
+from aggregate import RESULTS, of_the_study
 
 from dualview.errors import UserError
 from dualview.files import whole
 from dualview.runs import Store
 from dualview.runs.reading import query
 
-RESULTS = Path(__file__).parent / "results"
 TABLES = ("cells", "layers", "profiles", "controls", "curves", "runs")
 PROFILES = {"floors": ("shuffled_query", "icl_random_labels", "untrained"), "ceilings": ("icl_reordered",)}
 """The controls that are kept layer by layer."""
@@ -136,7 +135,7 @@ def main(added: Sequence[dict[str, pd.DataFrame]]) -> None:
     print("\n".join(f"{name}: {len(table):,} rows" for name, table in tables.items()))
 
 
-def asked(paths: Sequence[str]) -> list[Path]:
+def paths_given(paths: Sequence[str]) -> list[Path]:
     """The files and folders that the command line names."""
     if not paths or paths[0].startswith("-"):
         raise UserError(f"Name a store or several: python {sys.argv[0]} STORE …")
@@ -145,7 +144,7 @@ def asked(paths: Sequence[str]) -> list[Path]:
 
 if __name__ == "__main__":
     try:
-        named = asked(sys.argv[1:])
+        named = paths_given(sys.argv[1:])
         patches = [path for path in named if path.suffix == ".json"]
         stores = [collected(path) for path in named if path not in patches]
         if stores:

@@ -245,6 +245,8 @@ def test_cells_run_again_are_held_against_the_same_of_the_study() -> None:
     assert told.endswith("Too far apart: rec2ftp_value, sim_aou_raw, controls of sim_am.")
     kept = controls[controls["key"].isin(one["key"])]
     assert again.compared(one, kept)[1] and again.compared(one, kept)[0].endswith("They agree.")
+    told, agree = again.compared(one.assign(lr=0.5), kept)
+    assert not agree and told.endswith("the same learning rate in 0, which are compared. None is.")
     for other in ({"task": "mine"}, {"model": "./tiny"}, {"prompts_hash": "other"}, {"epochs": 2}):
         told, agree = again.compared(one.assign(**other), kept)
         assert not agree and told.startswith("None of these cells")
