@@ -6,6 +6,7 @@ findings link to go onto the site. `reference/cli.md` gets every verb and option
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from dualview.cli import app
 from dualview.lab.commands import lab_app
 
 RESULTS = "studies/results"
+NEEDS = re.compile(r"^(```.*) needs=\"[^\"]*\"", re.MULTILINE)
+"""Why a block is not run by the tests: no option of the site's, which would not show such a block as code."""
 PLACE = "<!-- every verb, filled in when the site is built -->"
 
 
@@ -33,13 +36,14 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, config: Any) -> Any:
     """Called by mkdocs once it knows its files: the study's results lie outside of the pages' folder."""
     root = Path(config["docs_dir"]).parent
-    for path in sorted([*(root / RESULTS).glob("*.parquet"), *(root / RESULTS).glob("patches/*.json")]):
+    for path in sorted((root / RESULTS).glob("*.parquet")):
         files.append(File.generated(config, path.relative_to(root).as_posix(), abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Called by mkdocs for every page."""
+    markdown = NEEDS.sub(r"\1", markdown)
     if page.file.src_uri == "findings.md":
         return markdown.replace(f"](../{RESULTS}/", f"]({RESULTS}/")
     if page.file.src_uri != "reference/cli.md":

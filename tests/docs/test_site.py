@@ -39,6 +39,12 @@ def test_no_page_asks_another_machine(site: Path) -> None:
         assert not asked, f"{page.name} loads {asked}"
 
 
+def test_every_block_of_code_is_shown_as_one(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        assert "```" not in page.read_text(encoding="utf-8"), page.name
+    assert "--editable" in (site / "tutorial.html").read_text(encoding="utf-8")
+
+
 def test_every_verb_and_option_is_in_the_reference(site: Path) -> None:
     text = (site / "reference" / "cli.html").read_text(encoding="utf-8")
     for said in ("dualview run", "dualview verify", "--lr-grid", "--save-records", "--controls"):
