@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from crash.processes import run_apart, wait_for
+from dualview.runs import claims
 from runs.study import grid, save_study
 
 
@@ -41,5 +42,8 @@ def test_a_signal_stops_cleanly(kind: signal.Signals, tmp_path: Path) -> None:
     assert said.endswith("Continue with: dualview sweep study.yaml --store store --threads 1 --shard 1/1\n")
     assert "nothing was written" not in said  # what was finished was
     store = tmp_path / "store"
-    assert list((store / "claims").iterdir()) == [] == list((store / "unfinished").iterdir())
+    assert list((store / "unfinished").iterdir()) == []
+    # The signal may fall just between a lock and whoever is to let it go: then its file stays, and nobody holds it.
+    left = list((store / "claims").iterdir())
+    assert len(left) <= 1 and all(claims.take(path.parent, path.stem) for path in left)
     assert 2 < len(list(store.glob("cells/*/*"))) < 199
