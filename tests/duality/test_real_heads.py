@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from dualview.errors import UserError
 from dualview.learning.factors import trace_training
 from dualview.learning.finetune import Recipe
 from dualview.learning.update import Deltas
+from dualview.models.loading import adopt
 from dualview.models.passes import Plan, ask
 from dualview.tasks.prompt import Demo, PromptSet, Query
 from equivalence import reference
@@ -122,6 +124,9 @@ def test_the_same_update_has_cosine_one_and_its_shuffle_less():
             update = icl_update(self.layer, PLACES)
             return FourTerms(base=update, from_key=0 * update, from_value=2.0 * update, cross=0 * update)
 
+        def rounding(self):
+            return torch.zeros(len(self.layer.k))
+
     found = compare_updates(layers, PLACES, [Same(layer) for layer in layers], rank=2)
     for values, aim in (
         (found.cosine, 1.0),
@@ -207,6 +212,29 @@ def test_a_layer_without_an_update_is_null():
     still = tuned_on_base_states(zoo_lm("llama"), trace_of("llama", rate=0.0).tuned.patch, [1], QUERY.ids, 30)
     found = compare_updates(layers, PLACES, still).to_json()
     assert found["cosine"] == found["cosine_floor"] == found["cross"] == [None] * 3 and found["rank"] == 8
+
+
+def rounded(states, relative):
+    """The same keys and values, the tuned ones off by a relative change with random signs."""
+    generator = torch.Generator().manual_seed(3)
+
+    def off(x):
+        signs = torch.randint(2, x.shape, generator=generator) * 2 - 1
+        return x * (1 + relative * signs.to(x))
+
+    return [replace(s, tuned_keys=off(s.base_keys), tuned_values=off(s.base_values)) for s in states]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_is_no_update_and_a_small_update_is_one(dtype):
+    """Keys and values a few units apart are the same ones; a change a thousand times larger is not."""
+    lm = adopt(copy.deepcopy(zoo_lm("llama").model).to(dtype), None, "llama")
+    (trace,) = trace_training(lm, PROMPTS.training_sequences, [0.0], Recipe())
+    states = tuned_on_base_states(lm, trace.tuned.patch, [1], QUERY.ids, 30)
+    layers, eps = record_heads(lm, IDS), torch.finfo(dtype).eps
+    assert compare_updates(layers, PLACES, rounded(states, 4 * eps)).to_json()["cosine"] == [None] * 3
+    small = compare_updates(layers, PLACES, rounded(states, 4000 * eps)).to_json()
+    assert all(isinstance(x, float) for x in small["cosine"])
 
 
 def test_a_layer_without_errors_is_null():

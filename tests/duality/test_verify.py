@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from dualview.duality import identities_linear
-from dualview.duality.identity import Draws, Identity, Measured, ModelIdentity, NotApplicable
+from dualview.duality.identity import Draws, Identity, Measured, ModelIdentity, NotApplicable, worst_of
 from dualview.duality.verify import IDENTITIES, render, verify, verify_wrong
 from dualview.errors import UserError
 
@@ -53,7 +52,7 @@ def refuse(kind, sentence):
     def error(_draws, _model):
         raise kind(sentence)
 
-    return ModelIdentity(f"raises {kind.__name__}", "nobody", error, 1.0)
+    return ModelIdentity(f"raises {kind.__name__}", "nobody", error)
 
 
 def test_only_what_has_no_place_is_skipped():
@@ -67,22 +66,29 @@ def test_only_what_has_no_place_is_skipped():
     assert rows[0]["note"] == "no such layer" and set(rows[0]) == KEYS
 
 
-def test_tolerances_are_those_of_the_models_precision():
-    class Model:
-        def __init__(self, dtype):
-            self.dtype = dtype
+def test_a_tolerance_is_what_the_statement_leaves_and_what_rounding_can_add():
+    cases = [
+        (Measured(1e-6, 2.5, rounding=1e-7), 0.0),
+        (Measured(1e-6, 2.5, rounding=1e-5), 0.0),
+        (Measured(1e-6, rounding=1e-7), 1e-3),
+        (1e-6, 0.0),
+    ]
+    asked = [ModelIdentity("x", "nobody", lambda *_, found=found: found, exact) for found, exact in cases]
+    checks = verify(0, {}, identities=(), model_identities=asked)
+    assert [check.passed for check in checks] == [False, True, True, False]
+    assert [check.tolerance for check in checks] == [1e-7, 1e-5, 1e-3 + 1e-7, 0.0] and checks[0].unpatched == 2.5
 
-    identity = ModelIdentity("x", "nobody", lambda draws, model: Measured(1e-6, unpatched=2.5), 1e-3, 1e-9)
-    single, double = (
-        verify(0, Model(dtype), identities=(), model_identities=[identity])[0]
-        for dtype in (torch.float32, torch.float64)
-    )
-    assert single.passed and single.tolerance == 1e-3 and single.unpatched == 2.5
-    assert not double.passed and double.tolerance == 1e-9
+
+def test_the_worst_is_judged_beside_its_own_rounding():
+    small, large = Measured(1e-6, rounding=1e-7), Measured(1e-3, rounding=1e-2)
+    assert worst_of([large, small, Measured(0.0)]) is small
+    broken = Measured(float("nan"), rounding=1.0)
+    assert worst_of([small, broken, large]) is broken
+    assert worst_of([small, Measured(1e-12), large]).error == 1e-12  # nothing was allowed here
 
 
 def test_the_table_shows_what_was_skipped_and_what_there_was_to_explain():
-    patched = ModelIdentity("a patch", "nobody", lambda draws, model: Measured(1e-6, unpatched=2.5), 1e-3)
+    patched = ModelIdentity("a patch", "nobody", lambda draws, model: Measured(1e-6, unpatched=2.5, rounding=1e-5))
     checks = verify(0, {}, identities=(), model_identities=[patched, refuse(NotApplicable, "no such [layer]")])
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(render(checks))
@@ -98,7 +104,7 @@ def test_nan_passes_nothing():
 
 
 def test_identities_on_a_model():
-    on_model = ModelIdentity("2 + 2 = 4", "arithmetic", lambda draws, model: abs(model["two"] * 2 - 4.0), 0.0)
+    on_model = ModelIdentity("2 + 2 = 4", "arithmetic", lambda draws, model: abs(model["two"] * 2 - 4.0))
     checks = verify(0, {"two": 2}, identities=(), model_identities=[on_model])
     assert [check.passed for check in checks] == [True]
     assert not verify(0, {"two": 3}, identities=(), model_identities=[on_model])[0].passed

@@ -264,8 +264,8 @@ class PatchReport:
     """‖patched − in-context‖ / ‖zero-shot − in-context‖; 0 is equality, 1 what no patch at all leaves."""
     same_token: bool
     """Whether both say the same next token."""
-    largest: float
-    """The largest logit, by size: what rounding is beside."""
+    gap: float
+    """‖zero-shot − in-context‖: what the patched logits are compared with."""
 
 
 def patch_report(
@@ -286,5 +286,5 @@ def patch_report(
         unpatched=float((plain - aim).abs().max()),
         relative=norm(found - aim) / gap if gap else norm(found - aim),
         same_token=bool(found.argmax() == aim.argmax()),
-        largest=float(aim.abs().max()),
+        gap=gap,
     )

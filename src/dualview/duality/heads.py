@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dualview.duality.algebra import norm
 from dualview.duality.attention import SoftmaxSplit, merge, softmax_part
 from dualview.duality.rows import forward_row, whole_row
 from dualview.duality.tensors import relative_error
@@ -65,6 +66,20 @@ class Heads:
         if own_logits.shape[1] > own_values.shape[1]:
             own_values = torch.cat([own_values, torch.zeros_like(own_values[:, :1])], 1)
         return merge(softmax_part(logits[:, inside], values[:, inside]), softmax_part(own_logits, own_values))
+
+    def conditioning(self) -> float:
+        """How far relative changes of q, k and v can change the output, relative to it.
+
+        A weight changes by at most 2 max|δ logit| of itself, and a logit by what ‖q‖‖k‖ (or its bias) is changed by;
+        the values are then averaged, and may cancel: (1 + 2 max logit) ‖Σ_t w_t |v_t|‖ / ‖y‖.
+        """
+        logits, wide = self.logits().double(), self.k.double().norm(dim=-1)
+        keys = wide.repeat_interleave(self.q.shape[0] // self.k.shape[0], 0)
+        products = keys * self.q.double().norm(dim=-1, keepdim=True) * self.rule.scale
+        seen = torch.where(torch.isfinite(logits), torch.maximum(products.abs(), logits.abs()), 0.0)
+        summed = (self.weights().double().unsqueeze(-2) @ self.values.double().abs()).squeeze(-2)
+        size = norm(self.out)
+        return (1 + 2 * float(seen.max())) * norm(summed) / (size or 1.0)
 
     def _with_sink(self, logits: Float[Tensor, "head key"]) -> Float[Tensor, "head key_or_more"]:
         sinks = self.rule.sinks

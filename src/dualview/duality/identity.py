@@ -1,7 +1,8 @@
 """What `verify` runs: an identity is a sentence, its paper, and a function that measures by how much it fails."""
 
+import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,10 +62,21 @@ class Measured:
     error: float
     unpatched: float | None = None
     """The same difference of the logits without the patch: what there was to explain."""
-    tolerance: float | None = None
-    """Where this model cannot do as well as its precision promises, what is asked of it instead …"""
+    rounding: float = 0.0
+    """How large rounding alone can make the error on this model, in its precision (see `rounding`)."""
     note: str | None = None
-    """… and why."""
+    """Why rounding is larger than the model's precision promises."""
+
+
+def worst_of(found: Sequence[Measured]) -> Measured:
+    """The one whose error is largest beside its own rounding; a NaN is larger than any number."""
+
+    def badness(each: Measured) -> float:
+        if math.isnan(each.error) or not each.rounding:
+            return math.inf if each.error else 0.0
+        return each.error / each.rounding
+
+    return max(found, key=badness)
 
 
 @dataclass(frozen=True)
@@ -74,12 +86,8 @@ class ModelIdentity:
     statement: str
     paper: str
     error: Callable[[Draws, object], float | Measured]
-    tolerance: float
-    """In single precision."""
-    wide: float | None = None
-    """In float64; the same if None."""
+    exact: float = 0.0
+    """What the statement leaves without any rounding: 0, or the error of a quadrature.
 
-    def tolerance_for(self, model: object) -> float:
-        """What is asked of this model, by its precision."""
-        in_double = getattr(model, "dtype", None) == torch.float64
-        return self.wide if in_double and self.wide is not None else self.tolerance
+    What rounding can add is found on the model and comes with the error.
+    """

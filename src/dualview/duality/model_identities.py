@@ -1,9 +1,10 @@
 """The identities on a language model's own weights and activations, for `verify --model`.
 
 Every check makes a small comparison of its own (three demonstrations, one query, a few steps of SGD), so each stands
-alone. Each has a tolerance for single precision and one for float64. In a model whose attention hardly moves its logits
-(small random weights) a small update drowns in rounding; there the rate is raised until the logits move (`Trial.move`),
-so that what is checked is the identity and not the rounding.
+alone. Each is allowed what rounding can make of it, from the model's precision and the conditioning of the check
+(`rounding`). In a model whose attention hardly moves its logits (small random weights) a small update drowns in
+rounding; there the rate is raised until the logits move (`Trial.move`), so that what is checked is the identity and not
+the rounding.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.duality.algebra import norm
+from dualview.duality.algebra import column_norms, norm
 from dualview.duality.attention import state_weights
-from dualview.duality.context_patch import PatchReport, Token, patch_report
+from dualview.duality.context_patch import PatchReport, Token, context_patch, patch_report
 from dualview.duality.feed_forward import FeedForward, feed_forwards
-from dualview.duality.heads import record_heads, split_heads
+from dualview.duality.heads import Heads, record_heads, split_heads
 from dualview.duality.identities_implicit import DHERIN, GOLDWASER
 from dualview.duality.identities_linear import DAI, IRIE
-from dualview.duality.identity import Draws, Measured, ModelIdentity, NotApplicable
+from dualview.duality.identity import Draws, Measured, ModelIdentity, NotApplicable, worst_of
 from dualview.duality.meta_gradients import projected
 from dualview.duality.reusable import fit_patch, in_context_aims
+from dualview.duality.rounding import PassRounding, pass_rounding, require_digits, summed
 from dualview.duality.rows import last_logits
 from dualview.duality.tensors import lin_attn, relative_error
 from dualview.duality.tuning import (
@@ -43,7 +45,7 @@ from dualview.learning.factors import TrainingTrace, trace_training
 from dualview.learning.finetune import Recipe
 from dualview.learning.update import Deltas
 from dualview.models.loading import LanguageModel
-from dualview.models.passes import compute_prefix
+from dualview.models.passes import Patch, compute_prefix
 from dualview.tasks.prompt import Demo, PromptSet, Query, resolve_bos
 
 _TEXTS = (
@@ -153,18 +155,40 @@ def trial(draws: Draws, model: object) -> Trial:
     return Trial(lm, PromptSet(bos, demos, queries, len(demos)))
 
 
-def _reconstruction(draws: Draws, model: object) -> float:
-    return max(each.weight for each in reconstruct(trial(draws, model).train(epochs=2)))
+def _reconstruction(draws: Draws, model: object) -> Measured:
+    """κ = Σ_t ‖e_t‖‖x_t‖ / ‖ΔW‖, for the sum over training tokens."""
+    trace = trial(draws, model).train(epochs=2)
+    patch = trace.tuned.patch
+    assert isinstance(patch, Deltas)
+    sizes = {p.name: norm(w[0]) for p, w in zip(patch.projections, patch.weights, strict=True)}
+    found: list[Measured] = []
+    for residual, factors in zip(reconstruct(trace), trace.factors, strict=True):
+        terms = column_norms(factors.errors.double().T) * column_norms(factors.inputs.double().T)
+        kappa = float(terms.sum()) / (sizes[factors.projection.name] or 1.0)
+        found.append(Measured(residual.weight, rounding=summed(factors.errors.dtype, len(terms), kappa)))
+    return worst_of(found)
 
 
-def _dual_logits(draws: Draws, model: object) -> float:
+def _dual_logits(draws: Draws, model: object) -> Measured:
     setup = trial(draws, model)
     moved = setup.move()
-    return moved.miss(last_logits(setup.lm, setup.zero_shot_ids, dual_patch(setup.lm, moved.trace)))
+    dual = dual_patch(setup.lm, moved.trace)
+    return missed(setup, moved, dual, dual)
 
 
-def _contributions(draws: Draws, model: object) -> float:
-    """Σ of the tokens' parts, from the factors alone, against ‖ΔW_V x‖, from the ΔW that training summed."""
+def missed(setup: Trial, moved: Moved, found: Patch, right: Patch) -> Measured:
+    """By how much the logits under `found` miss the fine-tuned ones; the rounding is that under the right patch."""
+    rounding = pass_rounding(setup.lm, setup.zero_shot_ids, right)
+    gap = norm(moved.tuned - moved.base)
+    require_digits(rounding.length, gap, "fine-tuning changes its logits")
+    return Measured(moved.miss(last_logits(setup.lm, setup.zero_shot_ids, found)), rounding=rounding.length / gap)
+
+
+def _contributions(draws: Draws, model: object) -> Measured:
+    """Σ of the tokens' parts, from the factors alone, against ‖ΔW_V x‖, from the ΔW that training summed.
+
+    κ = Σ_t ‖e_t‖ Σ_i |x_ti x_i| / ‖ΔW_V x‖: an entry of ΔW is rounded beside the terms it is the sum of.
+    """
     setup = trial(draws, model)
     trace = setup.train()
     patch = trace.tuned.patch
@@ -173,19 +197,20 @@ def _contributions(draws: Draws, model: object) -> float:
     factors = role_factors(setup.lm, trace, "v")
     with patch.applied():
         taps = projected(setup.lm, setup.zero_shot_ids, [f.projection for f in factors])
-    worst = 0.0
+    found: list[Measured] = []
     for f, tap in zip(factors, taps, strict=True):
         whole, delta = trained[f.projection.name]
         rows = rows_within(f.projection, whole)
         x = tap.x[0, -1].double()
         moved = norm((delta if rows is None else delta[rows]).double() @ x)
         parts = update_contributions(replace(f, errors=f.errors.double()), x)
-        gap = abs(float(parts.sum()) - moved)
-        worst = max(worst, gap / moved if moved else gap)
-    return worst
+        terms = column_norms(f.errors.double().T) * (f.inputs.double().abs() @ x.abs())
+        rounding = summed(f.errors.dtype, len(terms), float(terms.sum()) / (moved or 1.0))
+        found.append(Measured(abs(float(parts.sum()) - moved) / (moved or 1.0), rounding=rounding))
+    return worst_of(found)
 
 
-def _lead(draws: Draws, model: object) -> float:
+def _lead(draws: Draws, model: object) -> Measured:
     setup = trial(draws, model)
     try:
         feed_forwards(setup.lm)
@@ -196,18 +221,33 @@ def _lead(draws: Draws, model: object) -> float:
     # Between two candidates by chance the lead may hardly move: a logit's typical change is what there was to explain.
     least = norm(moved.tuned - moved.base) / math.sqrt(len(moved.base))
     found = score_contributions(setup.lm, moved.trace, setup.zero_shot_ids, good, bad, least=least)
-    return found.residual / max(abs(found.tuned - found.base), least)
+    change = max(abs(found.tuned - found.base), least)
+    # Two logits before and two after, each as far off as a typical one; `least` is a typical change likewise.
+    rounded = pass_rounding(setup.lm, setup.zero_shot_ids, moved.trace.tuned.patch)
+    rounding = 4 * rounded.length / math.sqrt(len(moved.base))
+    require_digits(rounding, change, "fine-tuning changes a logit")
+    return Measured(found.residual / change, rounding=rounding / change)
 
 
-def _split(draws: Draws, model: object) -> float:
+def _split(draws: Draws, model: object) -> Measured:
     setup = trial(draws, model)
-    return max(split_heads(record_heads(setup.lm, setup.in_context_ids), setup.demo_places).error)
+    layers = record_heads(setup.lm, setup.in_context_ids)
+    errors = split_heads(layers, setup.demo_places).error
+    return worst_of([Measured(e, rounding=head_rounding(h)) for e, h in zip(errors, layers, strict=True)])
 
 
-def _relaxed(draws: Draws, model: object) -> float:
-    """Linear attention over the model's own keys and values: one sum over all tokens, or two matrices."""
+def head_rounding(heads: Heads) -> float:
+    """What rounding can do to a layer's attention, relative to its output."""
+    return summed(heads.out.dtype, max(heads.k.shape[1], heads.q.shape[1]), heads.conditioning())
+
+
+def _relaxed(draws: Draws, model: object) -> Measured:
+    """Linear attention over the model's own keys and values: one sum over all tokens, or two matrices.
+
+    In float64, with κ = Σ_t ‖v_t‖ Σ_i |k_ti q_i| / ‖y‖.
+    """
     setup = trial(draws, model)
-    worst = 0.0
+    found: list[Measured] = []
     for layer in record_heads(setup.lm, setup.in_context_ids):
         group = layer.q.shape[0] // layer.k.shape[0]
         inside = torch.zeros(layer.k.shape[1], dtype=torch.bool, device=layer.k.device)
@@ -215,37 +255,53 @@ def _relaxed(draws: Draws, model: object) -> float:
         for head, q in enumerate(layer.q.double()):
             keys, values = layer.k[head // group].double().T, layer.v[head // group].double().T
             parts = [state_weights(keys[:, mask], values[:, mask]) for mask in (~inside, inside)]
-            worst = max(worst, relative_error((parts[0] + parts[1]) @ q, lin_attn(keys, values, q)))
-    return worst
+            aim = lin_attn(keys, values, q)
+            kappa = float((column_norms(values) * (keys.abs().T @ q.abs())).sum()) / (norm(aim) or 1.0)
+            error = relative_error((parts[0] + parts[1]) @ q, aim)
+            found.append(Measured(error, rounding=summed(q.dtype, sum(keys.shape), kappa)))
+    return worst_of(found)
 
 
-def _four_terms(draws: Draws, model: object) -> float:
-    """ΔW_FT itself, in float64: beside the base's V₀K₀ᵀ a small update would be lost in rounding."""
+def _four_terms(draws: Draws, model: object) -> Measured:
+    """ΔW_FT itself, in float64: beside the base's V₀K₀ᵀ a small update would be lost in rounding.
+
+    κ = Σ_t (‖v₁‖‖k₁‖ + ‖v₀‖‖k₀‖) / ‖ΔW_FT‖: the update is the difference of two sums over tokens.
+    """
     setup = trial(draws, model)
     patch = setup.move().trace.tuned.patch
     assert isinstance(patch, Deltas)
     start = len(setup.prompts.prefix)
-    worst = 0.0
+    found: list[Measured] = []
     for states in tuned_on_base_states(setup.lm, patch, setup.bare, setup.query.ids, start):
         wide = states.double()
         before = state_weights(wide.base_keys.mT, wide.base_values.mT)
         after = state_weights(wide.tuned_keys.mT, wide.tuned_values.mT)
-        worst = max(worst, relative_error(wide.four_terms().delta, after - before))
-    return worst
+        kappa = float(wide.summed_size().sum()) / (norm(after - before) or 1.0)
+        error = relative_error(wide.four_terms().delta, after - before)
+        found.append(Measured(error, rounding=summed(before.dtype, wide.base_keys.shape[1], kappa)))
+    return worst_of(found)
 
 
-def judged(setup: Trial, report: PatchReport) -> Measured:
+def judged(setup: Trial, report: PatchReport, rounding: PassRounding) -> Measured:
     """The largest difference of the logits, or the patched difference beside the unpatched one, whichever is larger.
 
     The first alone would pass any patch of a model whose logits hardly differ; the second alone, a coarse one where
-    they differ much.
+    they differ much. `rounding` is that of the pass under the right patch.
     """
-    if report.unpatched <= 1e4 * torch.finfo(setup.lm.dtype).eps * report.largest:
-        raise NotApplicable(f"the demonstrations change its logits by {report.unpatched:.0e} only, which is rounding")
+    require_digits(rounding.length, report.gap, "the demonstrations change its logits")
+    note = "the norms at the end of its blocks round float64 to float32" if _narrowed(setup.lm) else None
     error = max(report.error, report.relative)
-    if setup.lm.dtype == torch.float64 and any(_rounds(place) for place in feed_forwards(setup.lm)):
-        return Measured(error, report.unpatched, 1e-6, "the norms at the end of its blocks round float64 to float32")
-    return Measured(error, report.unpatched)
+    return Measured(error, report.unpatched, max(rounding.largest, rounding.length / report.gap), note)
+
+
+def patched_rounding(setup: Trial, query: Query, patch: Patch) -> PassRounding:
+    """What rounding can do to the zero-shot logits of a query under a patch."""
+    narrow = torch.float32 if _narrowed(setup.lm) else None
+    return pass_rounding(setup.lm, [*setup.bare, *query.ids], patch, narrow)
+
+
+def _narrowed(lm: LanguageModel) -> bool:
+    return lm.dtype == torch.float64 and any(_rounds(place) for place in feed_forwards(lm))
 
 
 def _rounds(place: FeedForward) -> bool:
@@ -265,7 +321,10 @@ def _rounds(place: FeedForward) -> bool:
 
 def _context(draws: Draws, model: object, token: Token) -> Measured:
     setup = trial(draws, model)
-    return judged(setup, patch_report(setup.lm, setup.prompts.prefix, setup.query.ids, setup.bare, token=token))
+    prefix, query = setup.prompts.prefix, setup.query
+    patch = context_patch(setup.lm, prefix, query.ids, setup.bare, token)
+    report = patch_report(setup.lm, prefix, query.ids, setup.bare, patch)
+    return judged(setup, report, patched_rounding(setup, query, patch))
 
 
 def _one_patch_for_both(draws: Draws, model: object) -> Measured:
@@ -278,49 +337,38 @@ def _one_patch_for_both(draws: Draws, model: object) -> Measured:
         prefix = compute_prefix(lm, prompts.prefix, len(setup.bare))
     aims = in_context_aims(lm, places, prompts.queries, prefix)
     patch = fit_patch(lm, places, prompts.queries, setup.bare, aims, ridge=0.0)
-    found = [judged(setup, patch_report(lm, prompts.prefix, q.ids, setup.bare, patch)) for q in prompts.queries]
-    return max(found, key=lambda each: each.error)
+    reports = [patch_report(lm, prompts.prefix, q.ids, setup.bare, patch) for q in prompts.queries]
+    pairs = zip(reports, prompts.queries, strict=True)
+    return worst_of([judged(setup, report, patched_rounding(setup, q, patch)) for report, q in pairs])
 
 
 MODEL_IDENTITIES = (
-    ModelIdentity(
-        "model: every tuned K and V is W₀ + Σ_t e_t x_tᵀ over its training tokens", IRIE, _reconstruction, 1e-5, 1e-11
-    ),
-    ModelIdentity("model: base weights + LinAttn(X, E, ·) gives the fine-tuned logits", IRIE, _dual_logits, 1e-3, 1e-9),
-    ModelIdentity(
-        "model: ‖ΔW_V x‖ = Σ_t ⟨e_t, ΔW_V x⟩ (x_t·x) / ‖ΔW_V x‖, every layer", IRIE, _contributions, 1e-3, 1e-11
-    ),
+    ModelIdentity("model: every tuned K and V is W₀ + Σ_t e_t x_tᵀ over its training tokens", IRIE, _reconstruction),
+    ModelIdentity("model: base weights + LinAttn(X, E, ·) gives the fine-tuned logits", IRIE, _dual_logits),
+    ModelIdentity("model: ‖ΔW_V x‖ = Σ_t ⟨e_t, ΔW_V x⟩ (x_t·x) / ‖ΔW_V x‖, every layer", IRIE, _contributions),
     ModelIdentity(
         "model: the change of a logit difference is the tokens' parts, summed along the path (by quadrature)",
         IRIE + ", Sundararajan et al. 2017",
         _lead,
         5e-3,  # of a quadrature, in any precision: the kinks of a ReLU leave it as much
     ),
-    ModelIdentity(
-        "model: attention = λ y_demos + (1−λ) y_own, every head", DAI + ", exact for softmax", _split, 1e-4, 1e-11
-    ),
-    ModelIdentity("model: relaxed to linear attention, F_ICL(q) = (W_ZSL + ΔW_ICL) q, every head", DAI, _relaxed, 1e-9),
-    ModelIdentity("model: tuned heads, V₁K₁ᵀ − V₀K₀ᵀ = V₀ΔKᵀ + ΔV K₀ᵀ + ΔV ΔKᵀ, every head", DAI, _four_terms, 1e-9),
+    ModelIdentity("model: attention = λ y_demos + (1−λ) y_own, every head", DAI + ", exact for softmax", _split),
+    ModelIdentity("model: relaxed to linear attention, F_ICL(q) = (W_ZSL + ΔW_ICL) q, every head", DAI, _relaxed),
+    ModelIdentity("model: tuned heads, V₁K₁ᵀ − V₀K₀ᵀ = V₀ΔKᵀ + ΔV K₀ᵀ + ΔV ΔKᵀ, every head", DAI, _four_terms),
     ModelIdentity(
         "model: zero-shot with rank-1 patches at the last token = in-context logits (largest difference, or its ratio "
         "to the unpatched one)",
         GOLDWASER + ", Alg. 1",
         lambda draws, model: _context(draws, model, "last"),
-        1e-3,
-        1e-9,
     ),
     ModelIdentity(
         "model: the same as a change of weights that every token meets",
         GOLDWASER + "; " + DHERIN,
         lambda draws, model: _context(draws, model, "every"),
-        1e-3,
-        1e-9,
     ),
     ModelIdentity(
         "model: one least-squares patch (ridge 0) gives two queries their in-context logits",
         "Mazzawi et al. 2025, fitted as " + GOLDWASER,
         _one_patch_for_both,
-        1e-2,
-        1e-6,
     ),
 )

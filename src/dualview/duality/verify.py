@@ -46,7 +46,8 @@ class Check:
     paper: str
     error: float | None
     """None if it was skipped."""
-    tolerance: float
+    tolerance: float | None
+    """None if nothing could be measured: on a model it depends on what is measured."""
     passed: bool | None
     """None if it was skipped."""
     unpatched: float | None = None
@@ -70,20 +71,17 @@ def _check(identity: Identity, error: float) -> Check:
 
 
 def _check_on(model: object, identity: ModelIdentity, seed: int) -> Check:
-    tolerance = identity.tolerance_for(model)
-
-    def row(error: float | None, passed: bool | None, unpatched: float | None = None, note: str | None = None) -> Check:
-        return Check(identity.statement, identity.paper, error, tolerance, passed, unpatched, note)
-
+    statement, paper = identity.statement, identity.paper
     try:
-        found = identity.error(Draws(seed, identity.statement), model)
+        found = identity.error(Draws(seed, statement), model)
     except NotApplicable as reason:
-        return row(None, None, note=str(reason))
+        return Check(statement, paper, None, None, passed=None, note=str(reason))
     except UserError as problem:
-        return row(float("nan"), False, note=str(problem))
+        return Check(statement, paper, float("nan"), None, passed=False, note=str(problem))
     measured = found if isinstance(found, Measured) else Measured(found)
-    tolerance = tolerance if measured.tolerance is None else measured.tolerance
-    return row(measured.error, measured.error <= tolerance, measured.unpatched, measured.note)
+    tolerance = identity.exact + measured.rounding
+    passed = measured.error <= tolerance
+    return Check(statement, paper, measured.error, tolerance, passed, measured.unpatched, measured.note)
 
 
 def verify(
@@ -141,5 +139,6 @@ def render(checks: Sequence[Check], title: str | None = None, whose: str = "pape
         numbers = ["" if check.error is None else f"{check.error:.1e}"]
         if beside:
             numbers.append("" if check.unpatched is None else f"{check.unpatched:.2g}")
-        table.add_row(statement, check.paper, *numbers, f"{check.tolerance:g}", _VERDICTS[check.status])
+        numbers.append("" if check.tolerance is None else f"{check.tolerance:.1e}")
+        table.add_row(statement, check.paper, *numbers, _VERDICTS[check.status])
     return table
