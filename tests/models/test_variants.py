@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dualview
+from close import assert_close, assert_same_weights
 from dualview.models.loading import load_model
 from dualview.models.passes import Plan, ask
 from dualview.tasks.prompt import Query
@@ -73,4 +74,6 @@ def test_a_saved_variant_is_read_with_the_model(folder: Path, tmp_path: Path) ->
     lm.tokenizer.save_pretrained(tmp_path)
     read = load_model(str(tmp_path), dtype="float64", device="cpu")
     found, wanted = (ask(each, QUERIES, Plan(PREFIX, 1)).settings[0].log_probs for each in (read, lm))
-    assert np.array_equal(found, wanted) and "momentum" in (read.whole_because or "")
+    assert_same_weights(read.model, lm.model)
+    assert_close(found, wanted)
+    assert "momentum" in (read.whole_because or "")

@@ -1,0 +1,46 @@
+"""Equal but for rounding: what may be asked of two computations of the same numbers.
+
+The same product of the same numbers is rounded differently on another processor, with another number of threads, or
+where its operands lie at another address. So weights, files and whatever else is only copied are compared bit by bit,
+and whatever comes out of a product with these functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def assert_close(found: Any, wanted: Any, ulps: float = 64) -> None:
+    """Two tensors or arrays of one shape and dtype, no number further off than `ulps` units of the largest one."""
+    gap, allowed = _gap(found, wanted, ulps)
+    assert gap <= allowed, f"{gap:.2e} apart, where rounding can be {allowed:.2e}"
+
+
+def is_close(found: Any, wanted: Any, ulps: float = 64) -> bool:
+    """The same as a truth value."""
+    gap, allowed = _gap(found, wanted, ulps)
+    return gap <= allowed
+
+
+def _gap(found: Any, wanted: Any, ulps: float) -> tuple[float, float]:
+    a, b = (x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x) for x in (found, wanted))
+    assert a.shape == b.shape and a.dtype == b.dtype, (a.shape, b.shape, a.dtype, b.dtype)
+    assert np.issubdtype(a.dtype, np.floating), f"{a.dtype} has no rounding: compare it bit by bit"
+    finite = np.isfinite(b)
+    # A NaN or an infinity must be the same on both sides.
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(a[finite]).all():
+        return np.inf, 0.0
+    gap = np.abs(a[finite] - b[finite]).max(initial=0.0)
+    return float(gap), ulps * float(np.finfo(a.dtype).eps) * float(np.abs(b[finite]).max(initial=0.0))
+
+
+def assert_same_weights(found: nn.Module, wanted: nn.Module) -> None:
+    """Every parameter and buffer, bit by bit."""
+    a, b = found.state_dict(), wanted.state_dict()
+    assert a.keys() == b.keys(), a.keys() ^ b.keys()
+    differ = [name for name in a if not torch.equal(a[name], b[name])]
+    assert not differ, differ
