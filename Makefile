@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint site bench clean
+.PHONY: run test test-rounding lint site bench clean
 
 run: $(READY)
 	$(BIN)/dualview run --out out --save-records
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# The numerical tests again as other processors would round.
+test-rounding: $(READY)
+	.ci/rounding
 
 lint: $(READY)
 	$(BIN)/ruff check .

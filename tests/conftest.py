@@ -11,3 +11,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from dualview.models.cpu import mind_amx
 
 mind_amx()
+
+if os.environ.get("DUALVIEW_ODD_ALIGNMENT"):  # one of the settings of `make test-rounding`
+    from alignment import misalign_modules
+
+    misalign_modules()
