@@ -7,6 +7,7 @@ and whatever comes out of a product with these functions.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,23 @@ def _gap(found: Any, wanted: Any, ulps: float) -> tuple[float, float]:
         return np.inf, 0.0
     gap = np.abs(a[finite] - b[finite]).max(initial=0.0)
     return float(gap), ulps * float(np.finfo(a.dtype).eps) * float(np.abs(b[finite]).max(initial=0.0))
+
+
+def assert_alike(found: Any, wanted: Any, rel: float = 1e-9, absolute: float = 1e-12, at: str = "") -> None:
+    """Two JSON documents of float64 results: numbers but for rounding, everything else exactly."""
+    if isinstance(wanted, dict):
+        assert isinstance(found, dict) and found.keys() == wanted.keys(), at
+        for key in wanted:
+            assert_alike(found[key], wanted[key], rel, absolute, f"{at}.{key}")
+    elif isinstance(wanted, list | tuple):
+        assert isinstance(found, list | tuple) and len(found) == len(wanted), at
+        for index, (a, b) in enumerate(zip(found, wanted, strict=True)):
+            assert_alike(a, b, rel, absolute, f"{at}[{index}]")
+    elif isinstance(wanted, float):
+        close = isinstance(found, float) and math.isclose(found, wanted, rel_tol=rel, abs_tol=absolute)
+        assert close, (at, found, wanted)
+    else:
+        assert found == wanted, (at, found, wanted)
 
 
 def assert_same_weights(found: nn.Module, wanted: nn.Module) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from close import assert_close, assert_same_weights, is_close
+from close import assert_alike, assert_close, assert_same_weights, is_close
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -30,6 +30,21 @@ def test_other_shapes_kinds_and_infinities_differ() -> None:
             is_close(other, x)
     with pytest.raises(AssertionError, match="bit by bit"):
         is_close(np.arange(3), np.arange(3))
+
+
+def test_documents_are_alike_but_for_rounding() -> None:
+    wanted = {"a": [1.0, None, {"b": 0.0}], "n": 3, "name": "x"}
+    assert_alike({"a": [1.0 + 1e-12, None, {"b": 1e-14}], "n": 3, "name": "x"}, wanted)
+    for changed in (
+        {**wanted, "n": 4},
+        {**wanted, "a": [1.0 + 1e-6, None, {"b": 0.0}]},
+        {**wanted, "a": [1.0, 0.0, {"b": 0.0}]},
+        {**wanted, "a": [1.0, None]},
+        {**wanted, "a": [float("nan"), None, {"b": 0.0}]},
+        {"a": wanted["a"]},
+    ):
+        with pytest.raises(AssertionError):
+            assert_alike(changed, wanted)
 
 
 def test_weights_are_the_same_to_the_bit() -> None:

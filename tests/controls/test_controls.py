@@ -12,6 +12,7 @@ import torch
 
 import dualview
 import zoo
+from close import assert_alike
 from dualview.comparison import Prepared, prepare
 from dualview.controls.kendall import kendall, taps_of
 from dualview.controls.settings import _random_labels, _random_text, reordered  # pyright: ignore[reportPrivateUsage]
@@ -138,7 +139,7 @@ def test_the_comparison_runs_on_redrawn_weights(lm: LanguageModel, task: Path, w
     found = dualview.compare(model=lm, weights=weights, **options)
     other = untrained(lm, keep_embeddings=weights == "trained-embeddings", seed=0)
     assert found.provenance["weights_hash"] == other.weights_hash != lm.weights_hash
-    assert found.queries == dualview.compare(model=other, **options).queries
+    assert_alike(found.to_json()["queries"], dualview.compare(model=other, **options).to_json()["queries"])
 
 
 def asked(prepared: Prepared) -> dict[str, Asked]:
@@ -322,7 +323,7 @@ def test_over_seeds(lm: LanguageModel, task: Path) -> None:
     several = compare_seeds(RunOptions.make(task=str(task), shots=4, n_queries=8, lr=LR), [1, 2, 3], lm=lm)
     alone = dualview.compare(model=lm, task=str(task), shots=4, n_queries=8, lr=LR, seed=2)
     raw = several.summary["sim_aou.raw"]
-    assert raw.values[1] == alone.sim_aou.raw
+    assert raw.values[1] == pytest.approx(alone.sim_aou.raw, rel=1e-9)
     assert raw.mean == pytest.approx(np.mean([value for value in raw.values if value is not None]))
     assert raw.ci is not None and raw.ci[0] <= raw.mean <= raw.ci[1]
     assert sum(several.verdicts.values()) == 3
