@@ -17,7 +17,7 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from dualview import assets
+from dualview import assets, gguf_cache
 from dualview.errors import UserError
 from dualview.gguf import read_gguf
 from dualview.models.anatomy import Anatomy, dissect
@@ -39,6 +39,7 @@ Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 BALANCED = "balanced"
 """The `device` that spreads a model's layers over all GPUs."""
 _WEIGHTS_SHARE = 0.8  # of a GPU's free memory; the rest is for the passes
+_log = logging.getLogger("dualview.models")
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -138,8 +139,7 @@ def load_model(
         if isinstance(source, Path):
             if where is None:
                 raise UserError(f"--device {BALANCED} takes a folder or a hub id, not a GGUF file: convert it first.")
-            read = read_gguf(source, DTYPES[dtype])
-            tokenizer, model = read.tokenizer, read.model
+            tokenizer, model = _from_gguf(source, dtype)
         else:
             options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": source != name}
             spread = {} if where is not None else {"device_map": "balanced", "max_memory": _room_on_gpus()}
@@ -164,6 +164,27 @@ def load_model(
     if dtype == "float64" and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the grouped product of a mixture of experts has no float64
     return adopt(model, tokenizer, name)
+
+
+def _from_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
+    """Tokenizer and model of a GGUF file, from its cached conversion where there can be one."""
+    folder = gguf_cache.converted(path, dtype)
+    if folder is not None:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                str(folder), local_files_only=True, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
+            )
+            _must_be_whole(path.name, loaded[1])
+        except Exception as error:
+            _log.warning(
+                "The cached conversion of %s could not be loaded and is removed (%s).", path.name, _first_line(error)
+            )
+            gguf_cache.discard(folder)
+        else:
+            return tokenizer, loaded[0]
+    read = read_gguf(path, DTYPES[dtype])
+    return read.tokenizer, read.model
 
 
 def _with_variant(name: str, source: str, dtype: torch.dtype, where: torch.device | None) -> PreTrainedModel | None:
