@@ -297,9 +297,9 @@ def _describe(folder: Path) -> Conversion:
 
 def _remove(folder: Path) -> None:
     """Take the entry away in one step, so that nobody finds half of it, then delete it."""
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".removing-", ignore_cleanup_errors=True) as aside:
-        with suppress(FileNotFoundError):
-            folder.replace(Path(aside) / "entry")
+    aside = tempfile.TemporaryDirectory(dir=folder.parent, prefix=".removing-", ignore_cleanup_errors=True)
+    with aside, suppress(FileNotFoundError):
+        folder.replace(Path(aside.name) / "entry")
 
 
 @contextmanager

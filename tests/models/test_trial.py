@@ -1,4 +1,4 @@
-"""The trial that decides between packed and whole prompts: rounding passes whatever its size, mixing of tokens never."""
+"""The trial that decides between packed and whole prompts: rounding passes, large or not; mixing of tokens never."""
 
 from __future__ import annotations
 
@@ -100,18 +100,24 @@ def test_in_half_precision_alone_the_trace_would_be_lost() -> None:
         assert not packed_against_whole(lm, tokens, run_whole(lm, tokens)).is_rounding
 
 
+def leak(_module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+    return (args[0] + 1e-3 * mean_so_far(args[0]).to(args[0].dtype),)
+
+
+def whole_row(x: Tensor) -> Tensor:
+    return x.mean(1, keepdim=True).expand_as(x)
+
+
 def test_attention_that_leaks_past_its_mask_is_found() -> None:
     """An output projection that adds a thousandth of what all tokens before it in the row hold."""
     for dtype in (torch.float32, torch.bfloat16):
         model = zoo.make("llama", dtype=dtype)
-        leak = lambda _m, args: (args[0] + 1e-3 * mean_so_far(args[0]).to(args[0].dtype),)  # noqa: E731
         model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(leak)  # pyright: ignore
         assert adopt(model, None, "leaking").slow_because is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_trace_of_later_tokens_is_refused(dtype: torch.dtype) -> None:
-    whole_row = lambda x: x.mean(1, keepdim=True).expand_as(x)  # noqa: E731
     with pytest.raises(UserError, match="not a causal language model"):
         adopt(mixing(zoo.make("llama", dtype=dtype), whole_row, 0.02), None, "encoder")
 
@@ -122,7 +128,11 @@ def test_single_precision_is_lent() -> None:
     ids = torch.arange(5)[None]
     seen: list[torch.dtype] = []
     probe = model.model.layers[0].mlp.down_proj  # pyright: ignore
-    probe.register_forward_hook(lambda m, a, o: seen.extend((m.weight.dtype, o.dtype)))
+
+    def see(_module: Any, _inputs: Any, output: Tensor) -> None:
+        seen.append(output.dtype)
+
+    probe.register_forward_hook(see)
     with torch.no_grad(), in_single_precision(model):
         wide = model(ids).logits
         assert all(p.dtype == torch.bfloat16 for p in model.parameters()), "nothing stays widened between modules"

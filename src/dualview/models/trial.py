@@ -204,7 +204,7 @@ def _apart(one: Float[Tensor, "read vocab"], two: Float[Tensor, "read vocab"]) -
 
 @contextmanager
 def _rounded_once_more(model: nn.Module, batch: tuple[int, int], unit: float) -> Generator[None]:
-    """Move the outputs of all modules with weights, in the second half of a batch [row, token], by `unit` of their size.
+    """Move the outputs of all modules with weights by `unit` of their size, in the second half of a [row, token] batch.
 
     The size is that of the whole vector: a sum of many terms is off by a share of the terms, not of what they leave.
     """
