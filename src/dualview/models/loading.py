@@ -8,31 +8,38 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import transformers
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from dualview import assets
+from dualview import assets, gguf_cache
 from dualview.errors import UserError
 from dualview.gguf import read_gguf
 from dualview.models.anatomy import Anatomy, dissect
 from dualview.models.cpu import mind_amx
-from dualview.models.dispatch import Call, Unsupported, run_forward
-from dualview.models.prefix import Causal
-from dualview.models.probe import Whole
+from dualview.models.dispatch import Unsupported
+from dualview.models.trial import (
+    ALLOWED,
+    CANNOT_RUN,
+    HALF,
+    Tokens,
+    WholePrompts,
+    in_single_precision,
+    packed_against_whole,
+    run_whole,
+    trial_tokens,
+)
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 BALANCED = "balanced"
 """The `device` that spreads a model's layers over all GPUs."""
 _WEIGHTS_SHARE = 0.8  # of a GPU's free memory; the rest is for the passes
+_log = logging.getLogger("dualview.models")
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -132,8 +139,7 @@ def load_model(
         if isinstance(source, Path):
             if where is None:
                 raise UserError(f"--device {BALANCED} takes a folder or a hub id, not a GGUF file: convert it first.")
-            read = read_gguf(source, DTYPES[dtype])
-            tokenizer, model = read.tokenizer, read.model
+            tokenizer, model = _from_gguf(source, dtype)
         else:
             options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": source != name}
             spread = {} if where is not None else {"device_map": "balanced", "max_memory": _room_on_gpus()}
@@ -158,6 +164,27 @@ def load_model(
     if dtype == "float64" and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the grouped product of a mixture of experts has no float64
     return adopt(model, tokenizer, name)
+
+
+def _from_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
+    """Tokenizer and model of a GGUF file, from its cached conversion where there can be one."""
+    folder = gguf_cache.converted(path, dtype)
+    if folder is not None:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                str(folder), local_files_only=True, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
+            )
+            _must_be_whole(path.name, loaded[1])
+        except Exception as error:
+            _log.warning(
+                "The cached conversion of %s could not be loaded and is removed (%s).", path.name, _first_line(error)
+            )
+            gguf_cache.discard(folder)
+        else:
+            return tokenizer, loaded[0]
+    read = read_gguf(path, DTYPES[dtype])
+    return read.tokenizer, read.model
 
 
 def _with_variant(name: str, source: str, dtype: torch.dtype, where: torch.device | None) -> PreTrainedModel | None:
@@ -189,7 +216,6 @@ def adopt(model: PreTrainedModel, tokenizer: Any, name: str) -> LanguageModel:
     except Unsupported as error:
         raise UserError(f"dualview cannot follow the attention of {name}: {error}.") from error
     lm = LanguageModel(name, model, tokenizer, anatomy)
-    _must_be_causal(lm)
     return replace(lm, slow_because=_slow_because(lm))
 
 
@@ -272,27 +298,52 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
 
 
-def _must_be_causal(lm: LanguageModel) -> None:
+def _must_be_causal(lm: LanguageModel, whole: WholePrompts) -> None:
     """An encoder loaded as a language model reads what comes later: changing the last token shows it."""
-    ids = torch.arange(6, device=lm.device)[None] % lm.vocab
-    other = ids.clone()
-    other[0, -1] = (other[0, -1] + 1) % lm.vocab
-    at = torch.arange(6, device=lm.device)
-    with torch.no_grad():
-        first, second = (
-            run_forward(lm.model, Whole(at, range(6), 0, None), row, at[None], None, native=True)[0, :-1].float()
-            for row in (ids, other)
-        )
-    noise = 1e-5 if lm.dtype in (torch.float32, torch.float64) else 2e-2
-    if float((first - second).abs().max()) > noise * float(first.abs().max()):
+    if whole.later_token.found > ALLOWED * whole.later_token.rounding:
         raise UserError(f"{lm.name} is not a causal language model: what it predicts depends on later tokens.")
 
 
 def _slow_because(lm: LanguageModel) -> str | None:
-    """Two short prompts, packed behind a shared prefix and whole: None if the model cannot tell the difference.
+    """Why packed prompts are not the same as whole ones for this model, or None where rounding is all that differs.
 
-    In half precision a small difference drowns, so what mixes tokens outside of attention is looked for as well.
+    In half precision the same question is asked in float32 first, where a small difference shows. An architecture
+    that cannot be run so (its code insists on one dtype) is judged by half precision alone, and by its modules.
     """
+    tokens = trial_tokens(lm)
+    if lm.dtype in HALF:
+        try:
+            with in_single_precision(lm.model):
+                found = _judge(lm, tokens)
+        except CANNOT_RUN:
+            found = None
+        if found is not None:
+            return found
+    return _judge(lm, tokens)
+
+
+def _judge(lm: LanguageModel, tokens: Tokens) -> str | None:
+    whole = run_whole(lm, tokens)
+    _must_be_causal(lm, whole)
+    mixing = _mixes_tokens(lm)
+    if mixing is not None:
+        return mixing
+    if not lm.shares_prefix(len(tokens.prefix), len(tokens.second) + 1):  # a variant, or positions scaled by length
+        return None
+    try:
+        gap = packed_against_whole(lm, tokens, whole)
+    except CANNOT_RUN as error:
+        return f"its attention cannot be packed ({_first_line(error)})"
+    if gap.is_rounding:
+        return None
+    return (
+        f"packed and whole prompts differ by {gap.found:.2g} in log-probability, "
+        f"where rounding explains {gap.rounding:.2g}"
+    )
+
+
+def _mixes_tokens(lm: LanguageModel) -> str | None:
+    """What can be seen of a block without running it."""
     attentive = {layer.module for layer in lm.anatomy.layers}
     for block in lm.anatomy.blocks:
         inside = list(block.modules())
@@ -300,56 +351,7 @@ def _slow_because(lm: LanguageModel) -> str | None:
             return f"{type(block).__name__} mixes tokens by other means than attention"
         if any("Indexer" in type(module).__name__ for module in inside):
             return f"{type(block).__name__} chooses the tokens it attends to"
-    try:
-        with _small_window(lm):
-            worst = _packed_against_whole(lm)
-    except (Unsupported, RuntimeError, ValueError, TypeError, IndexError) as error:
-        return f"its attention cannot be packed ({_first_line(error)})"
-    tolerance = 2e-4 if lm.dtype in (torch.float32, torch.float64) else 0.2
-    return None if worst <= tolerance else f"packed and whole prompts differ by {worst:.2g} in log-probability"
-
-
-def _packed_against_whole(lm: LanguageModel) -> float:
-    """The largest difference of the two ways to ask, on random tokens."""
-    from dualview.models.passes import Plan, ask
-    from dualview.tasks.prompt import Query
-
-    draw = torch.Generator().manual_seed(0)
-    tokens = [int(t) for t in torch.randint(lm.vocab, (17,), generator=draw)]
-    queries = [Query(tuple(tokens[5:9]), ((tokens[0],), (tokens[1], tokens[2])), 0)]
-    queries.append(Query(tuple(tokens[9:17]), ((tokens[3], tokens[4]), (tokens[3],)), 0))
-    how = Plan(prefix=tuple(tokens[:5]), special=1, record=False)
-    fast = ask(lm, queries, how).settings[0].log_probs
-    whole = ask(replace(lm, slow_because="on trial"), queries, how).settings[0].log_probs
-    return float(abs(fast - whole).max())
-
-
-@contextmanager
-def _small_window(lm: LanguageModel) -> Generator[None]:
-    """Shrink a window that only the configuration tells of, so that a short trial shows whether the model has it."""
-    config: Any = lm.model.config.get_text_config()
-    at = torch.arange(6, device=lm.device)
-    looking = _Looking(at)
-    with torch.no_grad():
-        run_forward(lm.model, looking, at[None] % lm.vocab, at[None], None)
-    if not looking.guessed:
-        yield
-        return
-    window, config.sliding_window = config.sliding_window, 4
-    try:
-        yield
-    finally:
-        config.sliding_window = window
-
-
-class _Looking(Causal):
-    """Sees whether any layer's window was guessed."""
-
-    guessed = False
-
-    def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]:
-        self.guessed = self.guessed or call.guessed
-        return super().attend(layer, call)
+    return None
 
 
 def _quiet() -> None:

@@ -153,7 +153,7 @@ def _tokenizer(name: str) -> Any:
 
     from transformers import AutoTokenizer
 
-    from dualview import assets
+    from dualview import assets, gguf_cache
 
     if name == "embedded":
         ready = [status.state == "ready" for status in assets.list_assets() if status.name == assets.MODEL.name]
@@ -162,5 +162,8 @@ def _tokenizer(name: str) -> Any:
         return AutoTokenizer.from_pretrained(str(assets.embedded_model()), local_files_only=True)
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
+        folder = gguf_cache.lookup(path) if path.is_file() else None
+        if folder is not None:
+            return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
     return AutoTokenizer.from_pretrained(str(path.absolute()) if path.is_dir() else name, local_files_only=True)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dualview.assets import AssetStatus
+from dualview.gguf_cache import Conversion
 from dualview.report.numbers import EMBEDDED, NUMBERS, at, beside, bounds, how_tuned, limits, present, shown, what_ran
 from dualview.report.published import published
 from dualview.result import Result
@@ -124,4 +125,13 @@ def asset_table(statuses: Sequence[AssetStatus]) -> Table:
         table.add_row(
             status.title, status.source, status.licence, f"{status.size / 1e6:.0f} MB", state, str(status.path)
         )
+    return table
+
+
+def conversion_table(conversions: Sequence[Conversion]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("converted GGUF", "dtype", "size", "where"):
+        table.add_column(column, overflow="fold")
+    for each in conversions:
+        table.add_row(each.source, each.dtype, f"{each.size / 1e6:.0f} MB", str(each.path))
     return table
