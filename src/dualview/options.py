@@ -47,7 +47,7 @@ AtLeastOne = Annotated[int, Ge(1)]
 class RunOptions:
     """One comparison of zero-shot, in-context and fine-tuned. Make them with `make`, which checks them."""
 
-    model: str = option("embedded", "embedded, a hub id, a folder, or a .gguf file")
+    model: str = option("embedded", "embedded, a hub id (owner/name or owner/name@revision), a folder, a .gguf file")
     task: str = option("movie", "a task of the library (see `dualview tasks`) or a task's YAML file")
     data: Path | None = option(None, "read <task>/{train,validation}.jsonl from this folder, not the hub")
     demos: Path | None = option(None, "jsonl: exactly these demonstrations, in this order")

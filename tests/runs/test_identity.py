@@ -14,8 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import dualview.hub
 from dualview import comparison
 from dualview.errors import UserError
+from dualview.hub import HubName
 from dualview.options import RunOptions
 from dualview.runs import hub, identity
 from dualview.runs.devices import auto_kind
@@ -294,12 +296,18 @@ def test_planning_waits_for_torch_only_where_a_gpu_may_be() -> None:
     assert auto_kind() == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def in_cache(cache: Path, commit: str) -> None:
+    """Let the cache hold a model of the hub at this commit."""
+    storage = cache / "models--someone--something"
+    (storage / "refs").mkdir(parents=True, exist_ok=True)
+    (storage / "refs" / "main").write_text(commit)
+    (storage / "snapshots" / commit).mkdir(parents=True)
+
+
 def test_a_hub_name_is_looked_up_in_a_fresh_process(tmp_path: Path) -> None:
-    reference = tmp_path / "models--someone--something" / "refs" / "main"
-    reference.parent.mkdir(parents=True)
-    reference.write_text("abc")
-    code = "from dualview.runs.hub import commit_of; print(commit_of('someone/something', 'model'))"
-    assert apart(code, HF_HUB_CACHE=str(tmp_path), HF_HUB_OFFLINE="1") == "abc"
+    in_cache(tmp_path, "a" * 40)
+    code = "from dualview.runs.hub import HubName, commit_of; print(commit_of(HubName('someone/something'), 'model'))"
+    assert apart(code, HF_HUB_CACHE=str(tmp_path), HF_HUB_OFFLINE="1") == "a" * 40
 
 
 def test_a_hash_is_remembered_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,25 +329,29 @@ def test_a_hub_name_is_known_by_its_commit(tmp_path: Path, monkeypatch: pytest.M
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(dualview.hub, "_known", {})
     options = RunOptions.make(model="someone/something", task="movie")
     assert Fingerprints().plan_key(options) is None  # nothing is known of it before it is fetched
-    reference = tmp_path / "models--someone--something" / "refs" / "main"
-    reference.parent.mkdir(parents=True)
     found: list[str | None] = []
-    for commit in ("abc", "def"):
-        reference.write_text(commit)
+    for commit in ("a" * 40, "b" * 40):
+        in_cache(tmp_path, commit)
         found.append(Fingerprints().plan_key(options))
     assert None not in found and found[0] != found[1]
+    pinned = RunOptions.make(model=f"someone/something@{'a' * 40}", task="movie")
+    assert Fingerprints().plan_key(pinned) not in (None, *found)
 
     class Info:
-        sha = "fed"
+        sha, siblings, id = "fed", (), "someone/something"
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_, **__: Info)
-    assert hub.commit_of("someone/something", "model") == "fed"
+    name = HubName("someone/something")
+    assert hub.commit_of(name, "model") == "fed"
 
     def unreachable(*_: object, **__: object) -> None:
-        raise OSError("no network")
+        raise ConnectionError("no network")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", unreachable)
-    assert hub.commit_of("someone/something", "model") == "def"
+    assert hub.commit_of(name, "model") == "fed"  # one name, one commit for as long as a process lives
+    dualview.hub.forget()
+    assert hub.commit_of(name, "model") == "b" * 40

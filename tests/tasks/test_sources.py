@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from dualview.errors import UserError
 from dualview.tasks import sources
-from dualview.tasks.sources import HubAddress, hub_addresses, read_file, read_source
+from dualview.tasks.hub import HubAddress, HubRows, hub_addresses
+from dualview.tasks.sources import read_file, read_source
 from dualview.tasks.task import Task
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
@@ -114,58 +115,25 @@ def test_hub_addresses() -> None:
             hub_addresses(bad)
 
 
-def hub(monkeypatch: pytest.MonkeyPatch, known: dict[tuple[str, str | None], list[dict]], script: bool = False) -> list:
-    """A stand-in for the datasets package that knows some datasets; the calls it gets are returned."""
-    calls: list[tuple[str, str | None, str, str | None]] = []
-
-    def load_dataset(path: str, name: str | None = None, *, split: str, revision: str | None = None) -> list[dict]:
-        calls.append((path, name, split, revision))
-        if (path, name) not in known:
-            raise FileNotFoundError(f"Dataset '{path}' doesn't exist on the Hub or cannot be accessed.\nmore lines")
-        if script and revision is None:
-            raise RuntimeError(f"Dataset scripts are no longer supported, but found {path}.py")
-        return known[path, name]
-
-    module = ModuleType("datasets")
-    module.__dict__["load_dataset"] = load_dataset
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    return calls
+def test_hub_addresses_with_a_revision() -> None:
+    """The revision ends the data set's name; those of the hub's own making have slashes."""
+    assert hub_addresses("hf:glue@v1/sst2:train") == (HubAddress("glue", "sst2", "train", "v1"),)
+    assert hub_addresses("hf:o/d@main:test") == (HubAddress("o/d", None, "test", "main"),)
+    assert hub_addresses("hf:o/d@refs/pr/3/c:test") == (HubAddress("o/d", "c", "test", "refs/pr/3"),)
+    for bad in ("hf:o/d@:train", "hf:@v1:train", "hf:o/d/c@v1:train", "hf:o/d@v1@v2:train", "hf:o/d@v1"):
+        with pytest.raises(UserError, match="hf:dataset@revision/config:split"):
+            hub_addresses(bad)
 
 
 def test_hub_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls = hub(monkeypatch, {("glue", "sst2"): [{"a": "x", "label": 1}], ("o/d", "c"): [{"a": "y", "label": 0}]})
-    (row,) = read_source("hf:glue/sst2:train", tmp_path)
-    assert (row.values, row.where) == ({"a": "x", "label": 1}, "hf:glue/sst2:train, row 1")
-    assert [call[:2] for call in calls] == [("glue/sst2", None), ("glue", "sst2")]
-    assert read_source("hf:o/d/c:test", tmp_path)[0].values["a"] == "y"
-
-
-def test_hub_datasets_that_are_still_scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls = hub(monkeypatch, {("o/d", None): [{"a": "x"}]}, script=True)
-    assert len(read_source("hf:o/d:train", tmp_path)) == 1
-    assert calls[-1] == ("o/d", None, "train", "refs/convert/parquet")
-
-
-def test_hub_failures_are_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hub(monkeypatch, {("o/d", None): []})
-    with pytest.raises(UserError, match=r"hf:no/such:train cannot be loaded \(Dataset .*--data") as caught:
-        read_source("hf:no/such:train", tmp_path)
-    assert "\n" not in str(caught.value)
+    """How they come from a hub is tested in tests/hub."""
+    monkeypatch.setattr(sources, "read_hub", lambda source: HubRows([{"a": "x"}] if "full" in source else [], "c0ffee"))
+    commits: dict[str, str] = {}
+    (row,) = read_source("hf:full/sst2:train", tmp_path, commits)
+    assert (row.values, row.where) == ({"a": "x"}, "hf:full/sst2:train, row 1")
+    assert commits == {"hf:full/sst2:train": "c0ffee"}
     with pytest.raises(UserError, match="hf:o/d:train has no rows"):
         read_source("hf:o/d:train", tmp_path)
-
-
-def test_an_unreachable_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls: list[str] = []
-
-    def load_dataset(path: str, *rest: object, **options: object) -> None:
-        calls.append(path)
-        raise ConnectionError(f"Couldn't reach '{path}' on the Hub")
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(UserError, match="Couldn't reach 'SetFit/sst5' on the Hub"):
-        read_source("hf:SetFit/sst5:train", tmp_path)
-    assert calls == ["SetFit/sst5"]
 
 
 def test_hub_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

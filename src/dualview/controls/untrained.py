@@ -7,6 +7,7 @@ embeddings and the norms).
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -38,7 +39,7 @@ def untrained(lm: LanguageModel, *, keep_embeddings: bool, seed: int) -> Languag
                 own[name].copy_(lm.model.get_parameter(name))
     name = f"{lm.name} ({'trained embeddings and norms' if keep_embeddings else 'untrained'}, seed {seed})"
     fresh.to(lm.device)  # pyright: ignore[reportArgumentType]
-    return adopt(fresh, lm.tokenizer, name)
+    return replace(adopt(fresh, lm.tokenizer, name), commit=lm.commit, code_commits=lm.code_commits)
 
 
 def _kept(model: nn.Module) -> list[str]:

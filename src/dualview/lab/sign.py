@@ -169,7 +169,9 @@ def sign(
         "sink": layers,
         **summarise(found, layers),
     }
-    where = provenance("sign", settings, clock, lm.device, model=lm.name, weights_hash=lm.weights_hash)
+    where = provenance(
+        "sign", settings, clock, lm.device, model=lm.name, model_commit=lm.commit, weights_hash=lm.weights_hash
+    )
     result = LabResult(lab="sign", settings=settings.to_json(), seeds=list(draws), results=results, provenance=where)
     return finish(result, out=out, json=json, tables=tables(result), figures=lambda: figures(result), units=units)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +21,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from dualview import assets, gguf_cache
 from dualview.errors import UserError
 from dualview.gguf import read_gguf
+from dualview.hub import HubName
 from dualview.models.anatomy import Anatomy, dissect
 from dualview.models.cpu import mind_amx
 from dualview.models.dispatch import Unsupported
+from dualview.models.hub import Snapshot, fetch_code, fetch_model
 from dualview.models.trial import (
     ALLOWED,
     CANNOT_RUN,
@@ -59,6 +62,10 @@ class LanguageModel:
     anatomy: Anatomy
     slow_because: str | None = None
     """Why this architecture cannot share a prefix between packed queries, found on loading; None where it can."""
+    commit: str | None = None
+    """The hub's commit that it was read from; None if it did not come from the hub."""
+    code_commits: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Other repositories of the hub that its Python code was taken from, each with its commit."""
     _hash: list[str] = field(default_factory=list[str], repr=False, compare=False)
 
     @property
@@ -127,7 +134,7 @@ def load_model(
     device: str = "auto",
     trust_remote_code: bool = False,
 ) -> LanguageModel:
-    """Load a causal LM by name: `embedded`, a folder, a `.gguf` file or a hub id."""
+    """Load a causal LM by name: `embedded`, a folder, a `.gguf` file or a hub id (`owner/name@revision`)."""
     if dtype not in DTYPES:
         raise UserError(f"Unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}.")
     where = None if device == BALANCED else pick_device(device)
@@ -135,13 +142,16 @@ def load_model(
     if where is not None and where.type == "cpu" and dtype in ("bfloat16", "float16"):
         mind_amx()
     source = _source(name)
+    hub = Snapshot(Path(name))
     try:
         if isinstance(source, Path):
             if where is None:
                 raise UserError(f"--device {BALANCED} takes a folder or a hub id, not a GGUF file: convert it first.")
             tokenizer, model = _from_gguf(source, dtype)
         else:
-            options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": source != name}
+            hub = _snapshot(source, trust_remote_code)
+            source = source if isinstance(source, str) else f"{hub.folder}/"
+            options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
             spread = {} if where is not None else {"device_map": "balanced", "max_memory": _room_on_gpus()}
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             model = _with_variant(name, source, DTYPES[dtype], where)
@@ -163,7 +173,15 @@ def load_model(
         model.to(where)  # pyright: ignore[reportArgumentType]
     if dtype == "float64" and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the grouped product of a mixture of experts has no float64
-    return adopt(model, tokenizer, name)
+    return replace(adopt(model, tokenizer, name), commit=hub.commit, code_commits=hub.code)
+
+
+def _snapshot(source: str | HubName, trust_remote_code: bool) -> Snapshot:
+    """The files of a model, and of the code it takes from elsewhere, on this machine."""
+    if isinstance(source, HubName):
+        return fetch_model(source, trust_remote_code=trust_remote_code)
+    folder = Path(source)
+    return Snapshot(folder, code=fetch_code(folder) if trust_remote_code else {})
 
 
 def _from_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
@@ -259,8 +277,8 @@ def pick_device(device: str) -> torch.device:
     return found
 
 
-def _source(name: str) -> str | Path:
-    """Where a model is read from: a GGUF file's path, a folder in full, or else the hub id as it was given."""
+def _source(name: str) -> str | Path | HubName:
+    """Where a model is read from: a GGUF file's path, a folder in full, or else a name of the hub."""
     if name == "embedded":
         return str(assets.embedded_model())
     if not name.strip():
@@ -277,14 +295,20 @@ def _source(name: str) -> str | Path:
         if not (path / "config.json").is_file():
             raise UserError(f"The folder {name} holds no model: it has no config.json.")
         return str(path.absolute()) + "/"
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    hub = HubName.parse(name)
+    if path.exists() or name.startswith((".", "/", "~")) or hub is None:
         raise UserError(f"There is no model folder {name}; --model takes embedded, a folder, a .gguf file or a hub id.")
-    return name
+    return hub
 
 
 def _why(name: str, error: Exception) -> str:
     if name.endswith(".gguf"):
         return f"The GGUF file {name} could not be read ({_first_line(error)}); it may be cut short: fetch it again."
+    if "trust_remote_code=True" in str(error):
+        return (
+            f"The model {name} needs Python code that comes with it or from another repository, which is not run "
+            "unasked; read that code, then add --trust-remote-code (trust_remote_code=True)."
+        )
     no_tokenizer = "instantiate the backend tokenizer" in str(error)
     why = "there is no tokenizer beside it: save it to the same folder" if no_tokenizer else _first_line(error)
     return (

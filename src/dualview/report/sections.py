@@ -254,12 +254,21 @@ def _more(content: Mapping[str, Any]) -> Markup | None:
 # -------------------------------------------------------------------------------------------------------- provenance
 
 
+def _commits(known: Mapping[str, Any]) -> dict[str, object]:
+    """The hub's commits behind the model, its code and the task's rows, where they came from the hub."""
+    model = {known["model"]: known["model_commit"]} if known.get("model_commit") else {}
+    found = {**model, **(known.get("code_commits") or {}), **(known.get("data_commits") or {})}
+    said = [join(f"{name} ", tag("code", commit), " ") for name, commit in found.items()]
+    return {"hub commits": join(*said)} if said else {}
+
+
 def provenance_section(result: Result) -> Markup:
     """What made these numbers, and the command that makes them again."""
     known = result.provenance
     run = known.get("run") or {}
     facts: dict[str, object] = {
         "model": known["model"],
+        **_commits(known),
         "architecture": known["architecture"],
         "weights, sha256": tag("code", known["weights_hash"]),
         "prompts, sha256": tag("code", known["prompts_hash"]),

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dualview import hub
 from dualview.errors import UserError
+from dualview.hub import HubName, Kind
 from dualview.options import RunOptions
 from dualview.runs.engine import PAUSE_SECONDS, Deliver, Failed, Finished, IsKnown, Jobs, Known, Outcome, failed
 from dualview.runs.identity import Identity, code_version
@@ -172,7 +174,7 @@ class RayEngine:
         remote = self._ray.remote(
             num_cpus=self._cpus, num_gpus=self._gpus, max_restarts=-1, max_task_retries=self._retries
         )(RemoteWorker)
-        return _Actor(remote.remote(self._threads, os.fspath(Path.cwd())))
+        return _Actor(remote.remote(self._threads, os.fspath(Path.cwd()), dict(hub.pins())))
 
     def _got(self, reference: Any, task: _Task, pool: _Pool) -> Identity | Outcome:
         errors = self._ray.exceptions
@@ -189,9 +191,10 @@ class RayEngine:
 class RemoteWorker:
     """A `Worker` at the other end; everything goes over the wire as plain values."""
 
-    def __init__(self, threads: int, folder: str) -> None:
+    def __init__(self, threads: int, folder: str, pins: Mapping[tuple[Kind, HubName], str] | None = None) -> None:
         from dualview.runs.worker import Worker
 
+        hub.pin(pins or {})  # the commits that the plan was made with
         if Path(folder).is_dir():
             os.chdir(folder)  # paths are meant as the one who asked sees them
         self._worker = Worker(threads=threads)

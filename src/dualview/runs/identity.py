@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING, Any
 from dualview import assets
 from dualview._download import sha256_of
 from dualview.errors import UserError
+from dualview.hub import HubName
+from dualview.models.hub import code_commits
 from dualview.options import RunOptions
 from dualview.runs.devices import auto_kind
 from dualview.runs.hub import commit_of
 from dualview.runs.loaded import remote_code_hash, tokenizer_hash
-from dualview.tasks.sources import hub_addresses
+from dualview.tasks.hub import find, hub_addresses
 from dualview.tasks.task import SPLITS, Task, load_task
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ ASIDE = (
     "clock",
     "errors",
     "files",
+    "hub",
     "output",
     "progress",
     "provenance",
@@ -163,7 +166,8 @@ class Fingerprints:
         `auto` is the kind of device that an automatic one turned out to be, if not what it was taken for.
         """
         device = (auto or self.auto) if options.device == "auto" else "given"
-        named = (options.model, options.task, options.data, options.demos, options.queries, options.patch, device)
+        model = (options.model, options.trust_remote_code)
+        named = (model, options.task, options.data, options.demos, options.queries, options.patch, device)
         if named not in self._behind:
             self._behind[named] = self._files_of(options, device)
         behind = self._behind[named]
@@ -171,7 +175,8 @@ class Fingerprints:
 
     def _files_of(self, options: RunOptions, device: str) -> str | None:
         """All that is behind a cell's names; many cells share it."""
-        parts = [self._once(("model", options.model), lambda: self._model_or_none(options.model))]
+        name, own_code = options.model, options.trust_remote_code
+        parts = [self._once(("model", name, str(own_code)), lambda: self._model_or_none(name, own_code))]
         where = (options.task, str(options.data))
         parts.append(self._once(("task", *where), lambda: self._task(options.task, options.data)))
         for path in (options.demos, options.queries, options.patch):
@@ -193,10 +198,13 @@ class Fingerprints:
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror or error}); check the path.") from error
 
-    def _model_or_none(self, name: str) -> str | None:
+    def _model_or_none(self, name: str, own_code: bool) -> str | None:
         try:
-            return self._model(name)
-        except OSError:  # a model that cannot be read fails its own cells, not the sweep
+            found = self._model(name)
+            if found is None or not own_code:
+                return found
+            return digest(found, *self._code(name))
+        except (OSError, UserError):  # a model that cannot be read fails its own cells, not the sweep
             return None
 
     def _model(self, name: str) -> str | None:
@@ -207,9 +215,17 @@ class Fingerprints:
         if folder.is_dir():
             files = sorted(path for path in folder.iterdir() if path.suffix in _READ and path.is_file())
             return digest(*(f"{path.name} {self._hash_file(path)}" for path in files))
-        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and name != "embedded":
-            return commit_of(name, "model")
-        return None
+        hub_name = HubName.parse(name)
+        return None if hub_name is None or name == "embedded" else commit_of(hub_name, "model")
+
+    def _code(self, name: str) -> list[str]:
+        """The commits of the code that a model takes from other repositories of the hub."""
+        folder, hub_name = Path(name).expanduser(), HubName.parse(name)
+        if folder.is_dir():
+            found = code_commits(folder)
+        else:
+            found = code_commits(hub_name) if hub_name is not None and name != "embedded" else {}
+        return [f"{other} {commit}" for other, commit in found.items()]
 
     def _task(self, name: str, data: Path | None) -> str | None:
         """A task's definition and the files of its splits."""
@@ -227,8 +243,10 @@ class Fingerprints:
         if source.startswith("embedded:"):
             return assets.DATA.pin.sha256
         if source.startswith("hf:"):
-            commits = (commit_of(address.dataset, "dataset") for address in hub_addresses(source))
-            return next((commit for commit in commits if commit is not None), None)
+            try:
+                return find(hub_addresses(source))[1].commit
+            except UserError:  # reading it says what is wrong
+                return None
         return self._file(folder / source)
 
 

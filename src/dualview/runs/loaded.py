@@ -58,11 +58,9 @@ def _says_where(name: str) -> bool:
 
 def remote_code_hash(lm: LanguageModel) -> str | None:
     """sha256 of the Python files that came with the model and that it is made of; None where there are none."""
-    found = {str(name): file for name, file in _remote_files(lm)}
-    if not found:
-        return None
-    parts = [f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in sorted(found.items())]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    # Two repositories may each bring a file of the same name, so a name alone does not tell files apart.
+    parts = {f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in _remote_files(lm)}
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest() if parts else None
 
 
 def _remote_files(lm: LanguageModel) -> Iterator[tuple[Path, Path]]:

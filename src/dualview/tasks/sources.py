@@ -17,9 +17,7 @@ from typing import Any, cast
 
 from dualview.errors import UserError
 from dualview.tasks.embedded import embedded_rows
-
-CONVERTED = "refs/convert/parquet"
-"""The branch on which the hub keeps every public dataset as parquet, for those whose own branch is still a script."""
+from dualview.tasks.hub import read_hub
 
 
 @dataclass(frozen=True)
@@ -32,10 +30,16 @@ class RawRow:
     """Every value is text (csv), so an integer label arrives as digits."""
 
 
-def read_source(source: str, folder: Path) -> list[RawRow]:
-    """All rows of `source` (paths are relative to `folder`); a source without any is a UserError."""
+def read_source(source: str, folder: Path, commits: dict[str, str] | None = None) -> list[RawRow]:
+    """All rows of `source` (paths are relative to `folder`); a source without any is a UserError.
+
+    The commit of a data set on the hub is entered in `commits`.
+    """
     if source.startswith("hf:"):
-        rows = list(_read_hub(source))
+        found = read_hub(source)
+        rows = [RawRow(f"{source}, row {n}", values) for n, values in enumerate(found.rows, start=1)]
+        if commits is not None:
+            commits[source] = found.commit
     elif source.startswith("embedded:"):
         rows = list(_read_embedded(source))
     else:
@@ -116,68 +120,6 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
         raise UserError(f"{path} is not a readable parquet file ({_first_line(error)}); write it again.") from error
     for number, values in enumerate(table.to_pylist(), start=1):
         yield RawRow(f"{path}, row {number}", values)
-
-
-@dataclass(frozen=True)
-class HubAddress:
-    """`hf:dataset/config:split`, where the dataset may carry its owner's name: `hf:owner/dataset/config:split`."""
-
-    dataset: str
-    config: str | None
-    split: str
-
-
-def hub_addresses(source: str) -> tuple[HubAddress, ...]:
-    """What `source` can mean, likeliest first.
-
-    Three names are owner, dataset and configuration, one is a dataset; of two the second may be either a dataset
-    (`SetFit/sst5`) or a configuration (`glue/sst2`), and only the hub knows.
-
-    >>> hub_addresses("hf:nyu-mll/glue/sst2:train")
-    (HubAddress(dataset='nyu-mll/glue', config='sst2', split='train'),)
-    """
-    match = re.fullmatch(r"hf:([\w.-]+(?:/[\w.-]+){0,2}):(\w+)", source)
-    if match is None:
-        raise UserError(f"{source!r} is not a hub source; write hf:dataset/config:split.")
-    names, split = match[1].split("/"), match[2]
-    if len(names) == 3:
-        return (HubAddress(f"{names[0]}/{names[1]}", names[2], split),)
-    if len(names) == 1:
-        return (HubAddress(names[0], None, split),)
-    return (HubAddress("/".join(names), None, split), HubAddress(names[0], names[1], split))
-
-
-def _read_hub(source: str) -> Iterator[RawRow]:
-    addresses = hub_addresses(source)
-    instead = "or read a folder of <task>/train.jsonl and <task>/validation.jsonl with --data"
-    try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError as error:
-        raise UserError(
-            f"{source} needs the datasets package ({error}); run `pip install 'dualview[hub]'`, {instead}."
-        ) from error
-    try:
-        table = _load_hub(datasets, addresses)
-    except Exception as error:  # the library raises its own, the hub's, the network's and the parsers' errors
-        reason = _first_line(error)
-        raise UserError(f"{source} cannot be loaded ({reason}); check the name and the network, {instead}.") from error
-    for number, values in enumerate(table, start=1):
-        yield RawRow(f"{source}, row {number}", values)
-
-
-def _load_hub(datasets: Any, addresses: tuple[HubAddress, ...]) -> Any:
-    address, *others = addresses
-    where = (address.dataset, address.config)
-    try:
-        return datasets.load_dataset(*where, split=address.split)
-    except FileNotFoundError:  # no such dataset; an unreachable hub is another error, and asking it again would be slow
-        if not others:
-            raise
-        return _load_hub(datasets, tuple(others))
-    except RuntimeError as error:
-        if "script" not in str(error):
-            raise
-        return datasets.load_dataset(*where, split=address.split, revision=CONVERTED)
 
 
 def _read_embedded(source: str) -> Iterator[RawRow]:

@@ -30,8 +30,8 @@ class Task(BaseModel):
     """What to ask, what may be answered, and where the rows come from.
 
     Sources (`train`, `selection`, `validation`) are a jsonl, csv or parquet path relative to the YAML,
-    `hf:dataset/config:split`, or `embedded:NAME:split`. A task that names no `selection` holds a part of its train
-    rows out for it (see `rows`).
+    `hf:dataset@revision/config:split`, or `embedded:NAME:split`. A task that names no `selection` holds a part of its
+    train rows out for it (see `rows`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,6 +62,7 @@ class Task(BaseModel):
     _folder: Path = PrivateAttr(default=Path())
     _data: Path | None = PrivateAttr(default=None)
     _known: dict[str, tuple[Row, ...]] = PrivateAttr(default_factory=dict[str, tuple[Row, ...]])
+    _commits: dict[str, str] = PrivateAttr(default_factory=dict[str, str])
 
     @model_validator(mode="after")
     def _coherent(self) -> Task:
@@ -144,8 +145,14 @@ class Task(BaseModel):
         shape = self._shape
         key = repr((source, self._folder, shape))
         if key not in self._known:
-            self._known[key] = tuple(parse_row(raw, shape) for raw in read_source(source, self._folder))
+            raw_rows = read_source(source, self._folder, self._commits)
+            self._known[key] = tuple(parse_row(raw, shape) for raw in raw_rows)
         return self._known[key]
+
+    @property
+    def commits(self) -> Mapping[str, str]:
+        """The hub's commit behind every `hf:` source that was read."""
+        return dict(self._commits)
 
     def _training(self) -> _Training:
         rows = self._read(cast(str, self.source("train")))
