@@ -10,17 +10,22 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
+from dualview import terminal
 from dualview.errors import UserError
-from dualview.files import must_be_writable
+from dualview.files import must_be_writable, write_json
 from dualview.lab import commands as lab_commands
 from dualview.options import COMPARISON_ONLY, QUERIES_ONLY, RunOptions
 from dualview.report import commands as report_commands
 from dualview.runs import commands as runs_commands
+from dualview.saving import cause_of, rescued, save_somewhere
 from dualview.web import commands as web_commands
+
+if TYPE_CHECKING:
+    from dualview.result import Result
 
 app = typer.Typer(
     name="dualview",
@@ -34,8 +39,10 @@ app = typer.Typer(
 
 def main() -> None:
     """Run a verb; a user's mistake is one sentence on standard error and exit code 2."""
+    terminal.open_streams()
     try:
-        app()
+        with terminal.failed_extras_said():
+            app()
     except UserError as error:
         print(f"dualview: {error}", file=sys.stderr)
         sys.exit(2)
@@ -101,7 +108,7 @@ def run(
     if chosen.save_records and out is None:
         raise UserError("--save-records needs a folder to write to: give --out DIR.")
     from dualview import comparison, estimate
-    from dualview.output import write, write_seeds
+    from dualview.output import write, write_seed, write_seeds
     from dualview.report.tables import result_table, seeds_table
     from dualview.seeds import compare_seeds, parse_seeds
 
@@ -111,17 +118,19 @@ def run(
     if seeds is not None:
         if options.get("seed") is not None:
             raise UserError("--seed and --seeds are both given; give one of them.")
-        several = compare_seeds(chosen, parse_seeds(seeds), progress=for_stream())
+        each: list[Path] = []
+
+        def keep(seed: int, found: Result) -> None:
+            if out is not None:
+                each.extend(write_seed(seed, found, out=out))
+
+        several = compare_seeds(chosen, parse_seeds(seeds), progress=for_stream(), on_result=keep)
         written = write_seeds(several, out=out, json=json)
-        _show(seeds_table(several))
-        for path in written:
-            print(f"wrote {path}")
+        _present(lambda: seeds_table(several), [*written, *each], "seeds.json", several.save)
         return
     result = comparison.run(chosen, progress=for_stream())
     written = write(result, out=out, json=json)
-    _show(result_table(result))
-    for path in written:
-        print(f"wrote {path}")
+    _present(lambda: result_table(result), written, "result.json", result.save)
 
 
 @app.command()
@@ -134,21 +143,19 @@ def prompt(
 ) -> None:
     """Show one prompt as the model sees it: tokens, spans and candidates."""
     from dualview import comparison
-    from dualview.files import write_json
     from dualview.progress import for_stream
     from dualview.tasks.show import describe_prompt, render_prompt
 
     _writable(json)
     prepared = comparison.prepare(RunOptions.make(**options), progress=for_stream())
     tokens = describe_prompt(prepared.prompts, prepared.lm.tokenizer, query)
+    _keep(json, tokens)
     if sys.stdout.isatty():
         _show(render_prompt(prepared.prompts, prepared.lm.tokenizer, query))
     else:  # colours say nothing in a file: a line a token
         for token in tokens:
             number = "" if token["number"] is None else token["number"]
             print(token["index"], token["id"], token["span"], number, repr(token["text"]), sep="\t")
-    if json is not None:
-        write_json(json, tokens)
 
 
 @app.command()
@@ -157,7 +164,6 @@ def metrics(
     json: Annotated[Path | None, typer.Option(help="write the metrics to this file")] = None,
 ) -> None:
     """Recompute every metric from saved records, without a model."""
-    from dualview.files import write_json
     from dualview.metrics.summary import compute_metrics
     from dualview.records import load_records
     from dualview.report.tables import metrics_report
@@ -169,9 +175,8 @@ def metrics(
     if kept.controls:
         verdict = judge(kept)
         measured |= {"controls": verdict.controls_json(), "verdict": verdict.to_json()}
+    _keep(json, measured)
     _show(metrics_report(measured))
-    if json is not None:
-        write_json(json, measured)
 
 
 @app.command()
@@ -186,7 +191,6 @@ def verify(
     """Check every identity on fresh random data and on a model; exit code 1 if one fails."""
     from dualview.duality.verify import render, verify_wrong
     from dualview.duality.verify import verify as checks_of
-    from dualview.files import write_json
 
     _writable(json)
     lm = None
@@ -196,10 +200,9 @@ def verify(
         lm = load_model(model, dtype=dtype, device=device)
 
     checks = (verify_wrong if wrong else checks_of)(seed, lm)
+    _keep(json, [check.to_json() for check in checks])
     # A misprint stands beside the paper whose statement it spoils, which need not be the one that printed it.
     _show(render(checks, "misprints: every one must fail", "statement of") if wrong else render(checks))
-    if json is not None:
-        write_json(json, [check.to_json() for check in checks])
     astray = [check for check in checks if check.status == ("passed" if wrong else "failed")]
     if astray:
         print(f"{len(astray)} of {len(checks)} {'misprints passed' if wrong else 'identities failed'}", file=sys.stderr)
@@ -216,14 +219,12 @@ def explain(
 ) -> None:
     """Which demonstrations and tokens an answer came from, in context and in fine-tuning's dual form."""
     from dualview.explain import explain as explained
-    from dualview.files import write_json
     from dualview.progress import for_stream
 
     _writable(json)
     found = explained(query=query, progress=for_stream(), **_given(options))
+    _keep(json, found.to_json())
     _show(found.table())
-    if json is not None:
-        write_json(json, found.to_json())
 
 
 @app.command()
@@ -237,15 +238,13 @@ def heads(
     **options: Any,
 ) -> None:
     """Demonstrations and fine-tuning as updates of the same heads, layer by layer, with floors."""
-    from dualview.files import write_json
     from dualview.heads import heads as compared
     from dualview.progress import for_stream
 
     _writable(json)
     found = compared(query=query, rank=rank, shuffles=shuffles, progress=for_stream(), **_given(options))
+    _keep(json, found.to_json())
     _show(found.table())
-    if json is not None:
-        write_json(json, found.to_json())
 
 
 @app.command(name="compile")
@@ -258,7 +257,6 @@ def compile_(
 ) -> None:
     """Turn demonstrations into a patch of the weights, scored on queries it has not seen."""
     from dualview.compile import compile_patch
-    from dualview.files import write_json
     from dualview.progress import for_stream
 
     for place in (out, json):
@@ -266,9 +264,8 @@ def compile_(
     if json is not None and json.resolve() == out.resolve():
         raise UserError(f"--out and --json both name {out}; give each a file of its own.")
     found = compile_patch(out=out, progress=for_stream(), **_given(options))
+    _keep(json, found.to_json())
     _show(found.table())
-    if json is not None:
-        write_json(json, found.to_json())
 
 
 @app.command()
@@ -310,11 +307,27 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _show(content: Any) -> None:
-    """Print a table as wide as the terminal, or as wide as it needs to be in a file."""
-    from rich.console import Console
+def _present(table: Callable[[], Any], written: Sequence[Path], name: str, save: Callable[[Path], None]) -> None:
+    """Print a result's table and the files it is in; where that fails, the result is kept all the same."""
+    try:
+        _show(table())
+        for path in written:
+            print(f"wrote {path}")
+        sys.stdout.flush()
+    except Exception as error:
+        terminal.forget_output()
+        kept = f"the result is in {written[0]}" if written else rescued(name, save)
+        terminal.say(f"dualview: warning: The table could not be printed ({cause_of(error)}); {kept}.")
 
-    Console(width=None if sys.stdout.isatty() else 140).print(content)
+
+def _show(content: Any) -> None:
+    terminal.show(content)
+
+
+def _keep(path: Path | None, content: Any) -> None:
+    """Write a verb's JSON file, before its table is printed; in a temporary folder where that fails."""
+    if path is not None:
+        save_somewhere([path], lambda place: write_json(place, content))
 
 
 def _writable(path: Path | None) -> None:

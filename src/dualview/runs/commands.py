@@ -14,6 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
+from dualview.terminal import say as _say
+from dualview.terminal import show as show_table
+
 StoreOption = Annotated[Path, typer.Option(help="the store's folder")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON, for machines")]
 CellArgument = Annotated[str, typer.Argument(help="a cell: its key, or the beginning of it")]
@@ -229,11 +232,5 @@ def _print_json(content: Any) -> None:
     print(jsonlib.dumps(plain(content), indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _show(content: Any) -> None:
-    from rich.console import Console
-
-    Console(width=None if sys.stdout.isatty() else 160).print(content)
+    show_table(content, width=160)

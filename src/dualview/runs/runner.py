@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -27,6 +27,7 @@ from dualview.runs.plan import Cell, Shard, make_current, make_plan
 from dualview.runs.spec import Spec
 from dualview.runs.store import Store, is_nothing
 from dualview.runs.trackers import Tracker, must_be_trackers, open_trackers
+from dualview.saving import cause_of
 
 EngineName = Literal["local", "ray"]
 _ESTIMATE_AFTER = (1, 3, 10, 30, 100, 300, 1000, 3000)
@@ -277,12 +278,12 @@ class Sweep:
         plan = self._plan_of(held, found.identity)
         cell = NewCell(found.identity, plan, held.options, found.result, found.records)
         try:
-            self.store.put(cell)
+            self._store(cell)
         except Exception as error:
             if isinstance(error, OSError):
                 self._unwritten = max(1 << 16, 2 * len(json.dumps(found.result)))
             expected = isinstance(error, OSError | UserError)
-            why = Failed(_cause(error)) if expected else failed(error)
+            why = Failed(cause_of(error)) if expected else failed(error)
             return Failed(f"It was computed but could not be written ({why.reason.rstrip('.')}).", why.trace)
         self._computed += 1
         self._first_seconds = self._first_seconds or sum(found.result["provenance"]["run"]["seconds"].values())
@@ -292,6 +293,19 @@ class Sweep:
             with suppress(OSError):
                 pack(self.store)
         return found
+
+    def _store(self, cell: NewCell) -> None:
+        """Put a cell into the store; without its tensors if there is no way to write those."""
+        try:
+            self.store.put(cell)
+        except Exception as error:
+            if cell.records is None:
+                raise
+            self.store.put(replace(cell, records=None))
+            self.say(
+                f"{self._named(cell.options)}: the records could not be written ({cause_of(error)}); the result is "
+                "stored, and the next sweep computes the cell again for its records"
+            )
 
     def _plan_of(self, held: Held, identity: Identity) -> str | None:
         """The plan that a cell may be found by from now on; none if a file has changed since the plan was made."""
@@ -321,12 +335,6 @@ class Sweep:
     def _named(self, options: RunOptions) -> str:
         """What sets a cell apart from its neighbours."""
         return ", ".join(f"{name} {getattr(options, name)}" for name in self.spec.varied) or "the cell"
-
-
-def _cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _now() -> dict[str, Any]:
