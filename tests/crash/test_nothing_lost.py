@@ -350,6 +350,10 @@ def test_a_cell_whose_records_cannot_be_written_is_stored(
     with Store(tmp_path / "store") as store:
         [stored] = store.results()
         assert stored.result.accuracy.zsl >= 0 and store.records(stored.key) is None
+    with monkeypatch.context() as patched:  # the records are all that is missing now, so it fails
+        patched.setattr(cell_module, "save_records", broken)
+        failing = sweep(grid(study, save_records=True), tmp_path / "store")
+        assert failing.computed == 0 and "No space left on device" in failing.failed[0].reason
     again = sweep(grid(study, save_records=True), tmp_path / "store")  # for the records that are missing
     assert (again.computed, again.failed) == (1, ())
     with Store(tmp_path / "store") as store:

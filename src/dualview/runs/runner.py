@@ -17,13 +17,14 @@ from typing import Any, Literal, get_args
 from dualview.errors import UserError
 from dualview.options import RunOptions
 from dualview.progress import Progress, Silent
-from dualview.runs.cell import NewCell
+from dualview.runs.cell import NewCell, NoRecords
 from dualview.runs.claims import Claim
 from dualview.runs.engine import Engine, Failed, Finished, Known, Local, Outcome, failed
 from dualview.runs.identity import Fingerprints, Identity
 from dualview.runs.mending import Problem
 from dualview.runs.packs import pack
 from dualview.runs.plan import Cell, Shard, make_current, make_plan
+from dualview.runs.signals import uninterrupted
 from dualview.runs.spec import Spec
 from dualview.runs.store import Store, is_nothing
 from dualview.runs.trackers import Tracker, must_be_trackers, open_trackers
@@ -192,8 +193,9 @@ class Sweep:
         except KeyboardInterrupt:
             self._stopped = True
         finally:
-            for held in list(self._held):
-                self._let_go(held)
+            with uninterrupted():
+                for held in list(self._held):
+                    self._let_go(held)
 
     # -------------------------------------------------------------------------------------------------- giving out
 
@@ -204,13 +206,10 @@ class Sweep:
         while waiting:
             later: list[Cell] = []
             for cell in waiting:
-                claim = self._claim(cell)
-                if claim is None:
+                held = self._hold(cell)
+                if held is None:
                     later.append(cell)
-                    continue
-                held = Held(cell, claim)
-                self._held.append(held)
-                if self._done_meanwhile(cell):
+                elif self._done_meanwhile(cell):
                     self._elsewhere += 1
                     self._let_go(held)
                     advance(1)
@@ -225,11 +224,18 @@ class Sweep:
                     said = True
                 yield None
 
-    def _claim(self, cell: Cell) -> Claim | None:
-        try:
-            return self.store.claim(cell.options)
-        except OSError:  # no room even for an empty file: then nobody else can write either
-            return Claim.nominal()
+    def _hold(self, cell: Cell) -> Held | None:
+        """Take a cell's lock and note it, in one step: `run` lets go of what is noted, also after an interrupt."""
+        with uninterrupted():
+            try:
+                claim = self.store.claim(cell.options)
+            except OSError:  # no room even for an empty file: then nobody else can write either
+                claim = Claim.nominal()
+            if claim is None:
+                return None
+            held = Held(cell, claim)
+            self._held.append(held)
+        return held
 
     def _done_meanwhile(self, cell: Cell) -> bool:
         key = None if cell.plan is None else self.store.index.planned(cell.plan)
@@ -282,7 +288,7 @@ class Sweep:
         except Exception as error:
             if isinstance(error, OSError):
                 self._unwritten = max(1 << 16, 2 * len(json.dumps(found.result)))
-            expected = isinstance(error, OSError | UserError)
+            expected = isinstance(error, OSError | UserError | NoRecords)
             why = Failed(cause_of(error)) if expected else failed(error)
             return Failed(f"It was computed but could not be written ({why.reason.rstrip('.')}).", why.trace)
         self._computed += 1
@@ -298,10 +304,11 @@ class Sweep:
         """Put a cell into the store; without its tensors if there is no way to write those."""
         try:
             self.store.put(cell)
-        except Exception as error:
-            if cell.records is None:
+        except NoRecords as error:
+            if not self.store.put(
+                replace(cell, records=None)
+            ):  # the cell was there, and its records were all it lacked
                 raise
-            self.store.put(replace(cell, records=None))
             self.say(
                 f"{self._named(cell.options)}: the records could not be written ({cause_of(error)}); the result is "
                 "stored, and the next sweep computes the cell again for its records"
@@ -316,9 +323,10 @@ class Sweep:
         return held.cell.plan
 
     def _let_go(self, held: Held) -> None:
-        with suppress(OSError):
-            held.claim.release()
-        self._held.remove(held)
+        with uninterrupted():
+            with suppress(OSError):
+                held.claim.release()
+            self._held.remove(held)
 
     def _estimate(self) -> None:
         """Say how long the rest will take, by the pace since the first cell, which waited for its model too."""
