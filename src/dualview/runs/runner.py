@@ -23,7 +23,7 @@ from dualview.runs.engine import Engine, Failed, Finished, Known, Local, Outcome
 from dualview.runs.identity import Fingerprints, Identity
 from dualview.runs.mending import Problem
 from dualview.runs.packs import pack
-from dualview.runs.plan import Cell, Shard, make_current, make_plan
+from dualview.runs.plan import Cell, Shard, make_current, make_plan, must_have_demonstrations
 from dualview.runs.signals import uninterrupted
 from dualview.runs.spec import Spec
 from dualview.runs.store import Store, is_nothing
@@ -106,6 +106,7 @@ def sweep(
             say(str(problem))
         # Where GPUs are asked of Ray, that is what its workers will find, whatever this machine has.
         run = Sweep(opened, read, cells, say, auto="cuda" if gpus else None)
+        must_have_demonstrations(run.planned)
         run.announce()
         if not dry_run:
             make_current(run.planned, opened)
@@ -305,9 +306,7 @@ class Sweep:
         try:
             self.store.put(cell)
         except NoRecords as error:
-            if not self.store.put(
-                replace(cell, records=None)
-            ):  # the cell was there, and its records were all it lacked
+            if not self.store.put(replace(cell, records=None)):  # it was there, and lacked only these
                 raise
             self.say(
                 f"{self._named(cell.options)}: the records could not be written ({cause_of(error)}); the result is "
