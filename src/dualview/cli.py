@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -18,6 +18,7 @@ from dualview import terminal
 from dualview.errors import UserError
 from dualview.files import must_be_writable, write_json
 from dualview.lab import commands as lab_commands
+from dualview.metavars import DTYPES, metavar_of
 from dualview.options import COMPARISON_ONLY, QUERIES_ONLY, RunOptions
 from dualview.report import commands as report_commands
 from dualview.runs import commands as runs_commands
@@ -57,9 +58,9 @@ def _option(field: Field[Any]) -> inspect.Parameter:
     """One of `RunOptions`' fields as a command-line option; None where it is not given."""
     kind = get_type_hints(RunOptions)[field.name]
     default = "" if field.default is None or kind is bool else f" [default: {_shown(field.default)}]"
-    # A choice is taken as text, so that `RunOptions` says what is wrong with it, in one sentence.
-    choices = "|".join(get_args(kind)) if get_origin(kind) is Literal else None
-    option = typer.Option(f"--{field.name.replace('_', '-')}", help=field.metadata["help"] + default, metavar=choices)
+    # Every value is taken as text, so that `RunOptions` says what is wrong with it, in one sentence.
+    shown = None if kind is bool else metavar_of(kind)
+    option = typer.Option(f"--{field.name.replace('_', '-')}", help=field.metadata["help"] + default, metavar=shown)
     taken = bool if kind is bool else str
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[taken | None, option]
@@ -95,7 +96,9 @@ def run(
         Path | None, typer.Option(help="write result.json, report.html and the saved records to this folder")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="write the result to this file")] = None,
-    seeds: Annotated[str | None, typer.Option(help="repeat over several draws: 1:5, or 1,3,7")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="repeat over several draws: 1:5, or 1,3,7", metavar="<int>:<int>|<int>,…")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="count tokens and estimate the time, no more")] = False,
     **options: Any,
 ) -> None:
@@ -137,11 +140,19 @@ def run(
 @_with_run_options
 def prompt(
     *,
-    query: Annotated[int, typer.Option(min=0, help="which query to show, from 0")] = 0,
+    query: Annotated[
+        int,
+        typer.Option(
+            min=0, help="which query to show, counted from 0 [default: 0]", metavar="<int>", show_default=False
+        ),
+    ] = 0,
     json: Annotated[Path | None, typer.Option(help="write the tokens and spans to this file")] = None,
     **options: Any,
 ) -> None:
-    """Show one prompt as the model sees it: tokens, spans and candidates."""
+    """Show one prompt as the model sees it, token by token.
+
+    Each token comes with its span; the candidates follow. Queries, demonstrations and candidates count from 0.
+    """
     from dualview import comparison
     from dualview.progress import for_stream
     from dualview.tasks.show import describe_prompt, render_prompt
@@ -184,11 +195,14 @@ def verify(
     model: Annotated[str, typer.Option(help="also on this model's own tensors; none: on paper alone")] = "embedded",
     seed: Annotated[int, typer.Option(help="draws the data")] = 0,
     wrong: Annotated[bool, typer.Option("--wrong", help="run the common misprints instead: each must fail")] = False,
-    dtype: Annotated[str, typer.Option(help="of the model")] = "float32",
+    dtype: Annotated[str, typer.Option(help="of the model", metavar=DTYPES)] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, …; auto takes a GPU if there is one")] = "auto",
     json: Annotated[Path | None, typer.Option(help="write the table to this file")] = None,
 ) -> None:
-    """Check every identity on fresh random data and on a model; exit code 1 if one fails."""
+    """Check every identity on random data and on a model.
+
+    The exit code is 1 if one fails.
+    """
     from dualview.duality.verify import render, verify_wrong
     from dualview.duality.verify import verify as checks_of
 
@@ -217,7 +231,10 @@ def explain(
     json: Annotated[Path | None, typer.Option(help="write the contributions to this file")] = None,
     **options: Any,
 ) -> None:
-    """Which demonstrations and tokens an answer came from, in context and in fine-tuning's dual form."""
+    """Show which demonstrations and tokens an answer came from.
+
+    In context by attention, in fine-tuning by its dual form. Demonstrations are counted from 0.
+    """
     from dualview.explain import explain as explained
     from dualview.progress import for_stream
 
@@ -237,7 +254,10 @@ def heads(
     json: Annotated[Path | None, typer.Option(help="write every layer's numbers to this file")] = None,
     **options: Any,
 ) -> None:
-    """Demonstrations and fine-tuning as updates of the same heads, layer by layer, with floors."""
+    """Compare demonstrations and fine-tuning as updates of heads.
+
+    Layer by layer, each similarity next to its floor.
+    """
     from dualview.heads import heads as compared
     from dualview.progress import for_stream
 
@@ -255,7 +275,10 @@ def compile_(
     json: Annotated[Path | None, typer.Option(help="write how it did to this file")] = None,
     **options: Any,
 ) -> None:
-    """Turn demonstrations into a patch of the weights, scored on queries it has not seen."""
+    """Turn demonstrations into a patch of the weights.
+
+    It is scored on queries that it has not seen.
+    """
     from dualview.compile import compile_patch
     from dualview.progress import for_stream
 
