@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 import pandas as pd
-from aggregate import RESULTS, of_the_study, table
+from aggregate import RESULTS, of_the_study, result_file, table
 from layout import grid, source
 
 from dualview.errors import UserError
@@ -80,7 +80,7 @@ def compared(cells: pd.DataFrame, controls: pd.DataFrame) -> tuple[str, bool]:
 
 def check() -> str:
     """The part of the study that was run on a CPU."""
-    found, _ = compared(*(pd.read_parquet(RESULTS / f"{name}.parquet") for name in ("check", "check_controls")))
+    found, _ = compared(*(result_file(RESULTS / f"{name}.parquet") for name in ("check", "check_controls")))
     return f"{found}\n\n{source('check.parquet check_controls.parquet cells.parquet controls.parquet', 'six/check')}"
 
 
@@ -89,9 +89,9 @@ if __name__ == "__main__":
 
     try:
         stores = [collected(path) for path in paths_given(sys.argv[1:])]
+        shown, agree = compared(*(pd.concat([tables[name] for tables in stores]) for name in ("cells", "controls")))
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    shown, agree = compared(*(pd.concat([tables[name] for tables in stores]) for name in ("cells", "controls")))
     print(shown)
     sys.exit(0 if agree else 1)

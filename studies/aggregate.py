@@ -9,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from scipy import stats
+
+from dualview.errors import UserError
 
 RESULTS = Path(__file__).parent / "results"
 SIX = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}
@@ -37,10 +40,19 @@ def of_the_study(cells: pd.DataFrame) -> pd.Series:
     return cells["task"].isin(TASKS) & (cells[list(FIXED)] == pd.Series(FIXED)).all(axis=1)
 
 
+def result_file(path: Path) -> pd.DataFrame:
+    """One of the result files, as it is."""
+    try:
+        return pd.read_parquet(path)
+    except (OSError, pa.ArrowException) as error:
+        why = "it is not there" if isinstance(error, FileNotFoundError) else str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read ({why}); studies/README.md says how it is made.") from error
+
+
 @cache
 def table(name: str) -> pd.DataFrame:
-    """One of the result files."""
-    frame = pd.read_parquet(RESULTS / f"{name}.parquet")
+    """One of the result files, with whole numbers as seeds."""
+    frame = result_file(RESULTS / f"{name}.parquet")
     return frame.assign(seed=frame["seed"].astype(int)) if name == "cells" else frame
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from aggregate import RESULTS, of_the_study
+from aggregate import RESULTS, of_the_study, result_file
 
 from dualview.errors import UserError
 from dualview.files import whole
@@ -83,10 +83,21 @@ def merged(parts: Sequence[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
 
 def showings(path: Path) -> Iterator[dict[str, Any]]:
     """A compiled patch's settings, a row each."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    where = found["provenance"]
-    asked = {"task": found["task"]["name"], "seed": where["seeds"]["demos"], "shots": found["task"]["shots"]}
-    asked |= {name: found[name] for name in ("n_queries", "fitted", "ridge", "lr", "ft_status", "task_vector_layer")}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        where = found["provenance"]
+        asked = {"task": found["task"]["name"], "seed": where["seeds"]["demos"], "shots": found["task"]["shots"]}
+        asked |= {
+            name: found[name] for name in ("n_queries", "fitted", "ridge", "lr", "ft_status", "task_vector_layer")
+        }
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); name a file of `dualview compile --json`."
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is not what `dualview compile --json` writes ({error!r}); name such a file."
+        ) from error
     for setting, shown in found["settings"].items():
         yield {**asked, "setting": setting, **shown, "weights_hash": where["weights_hash"], **_ran(where)}
 
@@ -101,7 +112,7 @@ def _ran(where: dict[str, Any]) -> dict[str, Any]:
 def add_patches(paths: Sequence[Path]) -> None:
     """Adds to the patches that are there; of the same task and seed the last is kept."""
     kept = RESULTS / "patches.parquet"
-    before = [pd.read_parquet(kept)] if kept.exists() else []
+    before = [result_file(kept)] if kept.exists() else []
     rows = pd.concat([*before, *(pd.DataFrame(list(showings(path))) for path in paths)], ignore_index=True)
     rows = rows.drop_duplicates(["task", "seed", "setting"], keep="last").sort_values(["task", "seed"], kind="stable")
     with whole(kept) as temporary:
@@ -124,9 +135,7 @@ def main(added: Sequence[dict[str, pd.DataFrame]]) -> None:
     """Adds the stores' tables to those that are there: all of them, or none."""
     for tables in added:
         must_be_the_study_s(tables["cells"])
-    before = {
-        name: pd.read_parquet(RESULTS / f"{name}.parquet") for name in TABLES if (RESULTS / "cells.parquet").exists()
-    }
+    before = {name: result_file(RESULTS / f"{name}.parquet") for name in TABLES if (RESULTS / "cells.parquet").exists()}
     tables = merged([part for part in (before, *added) if part])
     with ExitStack() as stack:
         for name, table in tables.items():

@@ -8,11 +8,13 @@ numbers of ours.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import by_layer
 from parts import PARTS
 
+from dualview.errors import UserError
 from dualview.files import write_text
 from dualview.report.figures_style import save
 
@@ -25,6 +27,20 @@ def filled(text: str) -> str:
     return _PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)
 
 
+def main() -> None:
+    """Make the figure and the page, and write them once both are made."""
+    try:
+        text = PAGE.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{PAGE} cannot be read ({error.strerror}); it holds the text around the tables.") from error
+    figure, page = by_layer.figure(), filled(text)
+    save(figure, by_layer.FIGURE)
+    write_text(PAGE, page)
+
+
 if __name__ == "__main__":
-    save(by_layer.figure(), by_layer.FIGURE)
-    write_text(PAGE, filled(PAGE.read_text(encoding="utf-8")))
+    try:
+        main()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

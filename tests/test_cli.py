@@ -237,3 +237,58 @@ def test_calibration_fits_the_context_too(
     given = ("--model", short, "--task", task, *SMALL, "--queries", rows, "--calibrate", "--json", tmp_path / "r.json")
     assert call(monkeypatch, "run", *given) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------------- --help
+
+
+def help_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *verb: str) -> str:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert call(monkeypatch, *verb, "--help") == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("group", [(), ("lab",)])
+def test_every_summary_is_whole(
+    group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = help_of(monkeypatch, capsys, *group).partition("Commands:")[2]
+    assert len(said.splitlines()) > 4
+    assert "..." not in said and "…" not in said
+    assert all(len(line) <= 80 for line in said.splitlines())
+
+
+TAKEN = {
+    "--shots": "<int>",
+    "--seed": "<int>|auto",
+    "--lr": "<float>|auto",
+    "--lr-grid": "<float>,…",
+    "--batch-size": "<int>",
+    "--data": "<path>",
+    "--patch": "<path>",
+    "--ft-loss": "all|label",
+    "--model": "<str>",
+}
+
+
+def test_help_says_what_an_option_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    said = help_of(monkeypatch, capsys, "run")
+    for option, kind in TAKEN.items():
+        assert f"  {option} {kind} " in said
+    text = {"--model", "--task", "--separator", "--device"}
+    assert {line.split()[0] for line in said.splitlines() if " <str>" in line} == text
+
+
+@pytest.mark.parametrize("verb", ["prompt", "sweep", "ls", "serve", "verify", "heads", "lab regression", "lab sign"])
+def test_no_option_takes_a_type_of_python(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = help_of(monkeypatch, capsys, *verb.split())
+    assert "range>" not in said and "list[" not in said and "<union" not in said
+
+
+def test_a_number_that_is_none_is_one_sentence(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "run", "--model", model, "--shots", "few") == 2
+    assert "Option --shots: Input should be a valid integer" in capsys.readouterr().err

@@ -87,6 +87,9 @@ def test_it_prints_and_is_json(explanation):
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(explanation.table(tokens=5))
     text = console.export_text()
+    listed = text.partition("by demonstration, counted from 0")[2].splitlines()[2 : 2 + len(explanation.demos)]
+    assert [int(line.split()[0]) for line in listed] == [demo.demo for demo in explanation.demos]  # as in the JSON
+    assert explanation.demos[0].demo == 0
     assert "by demonstration" in text and explanation.favoured in text and "FT on the lead" in text
 
 

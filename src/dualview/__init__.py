@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from dualview.tasks.task import Task, list_tasks, load_task
     from dualview.verdict import Verdict, judge
 
+__version__ = "0.1.0"
+"""The only place where the version is written; the build reads it from here."""
+
 _HOME = {
     "compare": "dualview.comparison",
     "UserError": "dualview.errors",

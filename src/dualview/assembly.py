@@ -10,7 +10,7 @@ import numpy as np
 from dualview.clock import Clock
 from dualview.learning.selection import status_of
 from dualview.metrics.summary import compute_metrics, plain
-from dualview.provenance import provenance
+from dualview.provenance import finished
 from dualview.records import Records, Setting
 from dualview.result import Result
 from dualview.tasks.prompt import Query
@@ -24,11 +24,12 @@ def assemble(
     learnt: FineTuning,
     records: Records,
     extra: dict[str, Any],
+    known: dict[str, Any],
     clock: Clock,
     *,
     selection_rows: int,
 ) -> Result:
-    """The result of one comparison: its metrics, what else was found (`extra`), and where it all came from."""
+    """The result of one comparison: its metrics, what else was found (`extra`), and its provenance (`known`)."""
     prompts = prepared.prompts
     measured = compute_metrics(records).to_json()
     ft = _ft_part(prepared, learnt, records["ft"])
@@ -36,7 +37,7 @@ def assemble(
     clock.lap("metrics")
     return Result.model_validate(
         {
-            "provenance": provenance(prepared, clock),
+            "provenance": finished(known, clock),
             "task": {
                 "name": prepared.task.name,
                 "shots": prompts.shots,

@@ -10,17 +10,23 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from dualview import terminal
 from dualview.errors import UserError
-from dualview.files import must_be_writable
+from dualview.files import must_be_writable, write_json
 from dualview.lab import commands as lab_commands
+from dualview.metavars import DTYPES, metavar_of
 from dualview.options import COMPARISON_ONLY, QUERIES_ONLY, RunOptions
 from dualview.report import commands as report_commands
 from dualview.runs import commands as runs_commands
+from dualview.saving import cause_of, rescued, save_somewhere
 from dualview.web import commands as web_commands
+
+if TYPE_CHECKING:
+    from dualview.result import Result
 
 app = typer.Typer(
     name="dualview",
@@ -34,8 +40,10 @@ app = typer.Typer(
 
 def main() -> None:
     """Run a verb; a user's mistake is one sentence on standard error and exit code 2."""
+    terminal.open_streams()
     try:
-        app()
+        with terminal.failed_extras_said():
+            app()
     except UserError as error:
         print(f"dualview: {error}", file=sys.stderr)
         sys.exit(2)
@@ -50,9 +58,9 @@ def _option(field: Field[Any]) -> inspect.Parameter:
     """One of `RunOptions`' fields as a command-line option; None where it is not given."""
     kind = get_type_hints(RunOptions)[field.name]
     default = "" if field.default is None or kind is bool else f" [default: {_shown(field.default)}]"
-    # A choice is taken as text, so that `RunOptions` says what is wrong with it, in one sentence.
-    choices = "|".join(get_args(kind)) if get_origin(kind) is Literal else None
-    option = typer.Option(f"--{field.name.replace('_', '-')}", help=field.metadata["help"] + default, metavar=choices)
+    # Every value is taken as text, so that `RunOptions` says what is wrong with it, in one sentence.
+    shown = None if kind is bool else metavar_of(kind)
+    option = typer.Option(f"--{field.name.replace('_', '-')}", help=field.metadata["help"] + default, metavar=shown)
     taken = bool if kind is bool else str
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[taken | None, option]
@@ -88,7 +96,9 @@ def run(
         Path | None, typer.Option(help="write result.json, report.html and the saved records to this folder")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="write the result to this file")] = None,
-    seeds: Annotated[str | None, typer.Option(help="repeat over several draws: 1:5, or 1,3,7")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="repeat over several draws: 1:5, or 1,3,7", metavar="<int>:<int>|<int>,…")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="count tokens and estimate the time, no more")] = False,
     **options: Any,
 ) -> None:
@@ -101,7 +111,7 @@ def run(
     if chosen.save_records and out is None:
         raise UserError("--save-records needs a folder to write to: give --out DIR.")
     from dualview import comparison, estimate
-    from dualview.output import write, write_seeds
+    from dualview.output import write, write_seed, write_seeds
     from dualview.report.tables import result_table, seeds_table
     from dualview.seeds import compare_seeds, parse_seeds
 
@@ -111,44 +121,52 @@ def run(
     if seeds is not None:
         if options.get("seed") is not None:
             raise UserError("--seed and --seeds are both given; give one of them.")
-        several = compare_seeds(chosen, parse_seeds(seeds), progress=for_stream())
+        each: list[Path] = []
+
+        def keep(seed: int, found: Result) -> None:
+            if out is not None:
+                each.extend(write_seed(seed, found, out=out))
+
+        several = compare_seeds(chosen, parse_seeds(seeds), progress=for_stream(), on_result=keep)
         written = write_seeds(several, out=out, json=json)
-        _show(seeds_table(several))
-        for path in written:
-            print(f"wrote {path}")
+        _present(lambda: seeds_table(several), [*written, *each], "seeds.json", several.save)
         return
     result = comparison.run(chosen, progress=for_stream())
     written = write(result, out=out, json=json)
-    _show(result_table(result))
-    for path in written:
-        print(f"wrote {path}")
+    _present(lambda: result_table(result), written, "result.json", result.save)
 
 
 @app.command()
 @_with_run_options
 def prompt(
     *,
-    query: Annotated[int, typer.Option(min=0, help="which query to show, from 0")] = 0,
+    query: Annotated[
+        int,
+        typer.Option(
+            min=0, help="which query to show, counted from 0 [default: 0]", metavar="<int>", show_default=False
+        ),
+    ] = 0,
     json: Annotated[Path | None, typer.Option(help="write the tokens and spans to this file")] = None,
     **options: Any,
 ) -> None:
-    """Show one prompt as the model sees it: tokens, spans and candidates."""
+    """Show one prompt as the model sees it, token by token.
+
+    Each token comes with its span; the candidates follow. Queries, demonstrations and candidates count from 0.
+    """
     from dualview import comparison
-    from dualview.files import write_json
     from dualview.progress import for_stream
     from dualview.tasks.show import describe_prompt, render_prompt
 
     _writable(json)
     prepared = comparison.prepare(RunOptions.make(**options), progress=for_stream())
     tokens = describe_prompt(prepared.prompts, prepared.lm.tokenizer, query)
+    _keep(json, tokens)
     if sys.stdout.isatty():
         _show(render_prompt(prepared.prompts, prepared.lm.tokenizer, query))
     else:  # colours say nothing in a file: a line a token
         for token in tokens:
             number = "" if token["number"] is None else token["number"]
             print(token["index"], token["id"], token["span"], number, repr(token["text"]), sep="\t")
-    if json is not None:
-        write_json(json, tokens)
 
 
 @app.command()
@@ -157,7 +175,6 @@ def metrics(
     json: Annotated[Path | None, typer.Option(help="write the metrics to this file")] = None,
 ) -> None:
     """Recompute every metric from saved records, without a model."""
-    from dualview.files import write_json
     from dualview.metrics.summary import compute_metrics
     from dualview.records import load_records
     from dualview.report.tables import metrics_report
@@ -169,9 +186,8 @@ def metrics(
     if kept.controls:
         verdict = judge(kept)
         measured |= {"controls": verdict.controls_json(), "verdict": verdict.to_json()}
+    _keep(json, measured)
     _show(metrics_report(measured))
-    if json is not None:
-        write_json(json, measured)
 
 
 @app.command()
@@ -179,14 +195,16 @@ def verify(
     model: Annotated[str, typer.Option(help="also on this model's own tensors; none: on paper alone")] = "embedded",
     seed: Annotated[int, typer.Option(help="draws the data")] = 0,
     wrong: Annotated[bool, typer.Option("--wrong", help="run the common misprints instead: each must fail")] = False,
-    dtype: Annotated[str, typer.Option(help="of the model")] = "float32",
+    dtype: Annotated[str, typer.Option(help="of the model", metavar=DTYPES)] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, …; auto takes a GPU if there is one")] = "auto",
     json: Annotated[Path | None, typer.Option(help="write the table to this file")] = None,
 ) -> None:
-    """Check every identity on fresh random data and on a model; exit code 1 if one fails."""
+    """Check every identity on random data and on a model.
+
+    The exit code is 1 if one fails.
+    """
     from dualview.duality.verify import render, verify_wrong
     from dualview.duality.verify import verify as checks_of
-    from dualview.files import write_json
 
     _writable(json)
     lm = None
@@ -196,10 +214,9 @@ def verify(
         lm = load_model(model, dtype=dtype, device=device)
 
     checks = (verify_wrong if wrong else checks_of)(seed, lm)
+    _keep(json, [check.to_json() for check in checks])
     # A misprint stands beside the paper whose statement it spoils, which need not be the one that printed it.
     _show(render(checks, "misprints: every one must fail", "statement of") if wrong else render(checks))
-    if json is not None:
-        write_json(json, [check.to_json() for check in checks])
     astray = [check for check in checks if check.status == ("passed" if wrong else "failed")]
     if astray:
         print(f"{len(astray)} of {len(checks)} {'misprints passed' if wrong else 'identities failed'}", file=sys.stderr)
@@ -214,16 +231,17 @@ def explain(
     json: Annotated[Path | None, typer.Option(help="write the contributions to this file")] = None,
     **options: Any,
 ) -> None:
-    """Which demonstrations and tokens an answer came from, in context and in fine-tuning's dual form."""
+    """Show which demonstrations and tokens an answer came from.
+
+    In context by attention, in fine-tuning by its dual form. Demonstrations are counted from 0.
+    """
     from dualview.explain import explain as explained
-    from dualview.files import write_json
     from dualview.progress import for_stream
 
     _writable(json)
     found = explained(query=query, progress=for_stream(), **_given(options))
+    _keep(json, found.to_json())
     _show(found.table())
-    if json is not None:
-        write_json(json, found.to_json())
 
 
 @app.command()
@@ -236,16 +254,17 @@ def heads(
     json: Annotated[Path | None, typer.Option(help="write every layer's numbers to this file")] = None,
     **options: Any,
 ) -> None:
-    """Demonstrations and fine-tuning as updates of the same heads, layer by layer, with floors."""
-    from dualview.files import write_json
+    """Compare demonstrations and fine-tuning as updates of heads.
+
+    Layer by layer, each similarity next to its floor.
+    """
     from dualview.heads import heads as compared
     from dualview.progress import for_stream
 
     _writable(json)
     found = compared(query=query, rank=rank, shuffles=shuffles, progress=for_stream(), **_given(options))
+    _keep(json, found.to_json())
     _show(found.table())
-    if json is not None:
-        write_json(json, found.to_json())
 
 
 @app.command(name="compile")
@@ -256,9 +275,11 @@ def compile_(
     json: Annotated[Path | None, typer.Option(help="write how it did to this file")] = None,
     **options: Any,
 ) -> None:
-    """Turn demonstrations into a patch of the weights, scored on queries it has not seen."""
+    """Turn demonstrations into a patch of the weights.
+
+    It is scored on queries that it has not seen.
+    """
     from dualview.compile import compile_patch
-    from dualview.files import write_json
     from dualview.progress import for_stream
 
     for place in (out, json):
@@ -266,9 +287,8 @@ def compile_(
     if json is not None and json.resolve() == out.resolve():
         raise UserError(f"--out and --json both name {out}; give each a file of its own.")
     found = compile_patch(out=out, progress=for_stream(), **_given(options))
+    _keep(json, found.to_json())
     _show(found.table())
-    if json is not None:
-        write_json(json, found.to_json())
 
 
 @app.command()
@@ -318,11 +338,27 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _show(content: Any) -> None:
-    """Print a table as wide as the terminal, or as wide as it needs to be in a file."""
-    from rich.console import Console
+def _present(table: Callable[[], Any], written: Sequence[Path], name: str, save: Callable[[Path], None]) -> None:
+    """Print a result's table and the files it is in; where that fails, the result is kept all the same."""
+    try:
+        _show(table())
+        for path in written:
+            print(f"wrote {path}")
+        sys.stdout.flush()
+    except Exception as error:
+        terminal.forget_output()
+        kept = f"the result is in {written[0]}" if written else rescued(name, save)
+        terminal.say(f"dualview: warning: The table could not be printed ({cause_of(error)}); {kept}.")
 
-    Console(width=None if sys.stdout.isatty() else 140).print(content)
+
+def _show(content: Any) -> None:
+    terminal.show(content)
+
+
+def _keep(path: Path | None, content: Any) -> None:
+    """Write a verb's JSON file, before its table is printed; in a temporary folder where that fails."""
+    if path is not None:
+        save_somewhere([path], lambda place: write_json(place, content))
 
 
 def _writable(path: Path | None) -> None:

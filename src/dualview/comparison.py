@@ -30,6 +30,7 @@ from dualview.models.loading import LanguageModel, load_model
 from dualview.models.passes import Asked, Plan, ask
 from dualview.options import SEEDS, SELECTION_ROWS, RunOptions
 from dualview.progress import Advance, Progress, Silent
+from dualview.provenance import provenance
 from dualview.records import Records, Setting
 from dualview.result import AskedPrompts, Result
 from dualview.sharing import Recall, afresh
@@ -51,7 +52,7 @@ def compare(
     """Compare zero-shot, in-context and fine-tuned on one task; the options are those of `RunOptions`.
 
     `model` may be one that is already loaded. With `out`, the result, its report and (`save_records`) the tensors are
-    written there; with `json`, the result alone to that file.
+    written there; with `json`, the result alone to that file. A report or tensors that cannot be written are a warning.
     """
     loaded = None if isinstance(model, str) else model
     chosen = RunOptions.make(model=model if loaded is None else loaded.name, **options)
@@ -60,12 +61,11 @@ def compare(
     for place in (json, None if out is None else Path(out) / "result.json"):
         if place is not None:
             must_be_writable(Path(place))
+    from dualview.output import write  # it stands on this module; before the work, since an import may fail
+
     loaded = None if loaded is None else redrawn(loaded, chosen.weights)
     result = run(chosen, lm=loaded, progress=progress or Silent())
-    if out is not None or json is not None:
-        from dualview.output import write  # what writes a report may not be needed to compute
-
-        write(result, out=None if out is None else Path(out), json=None if json is None else Path(json))
+    write(result, out=None if out is None else Path(out), json=None if json is None else Path(json))
     return result
 
 
@@ -260,6 +260,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     """Ask and train the model, and put together what was found."""
     progress, clock = progress or Silent(), clock or Clock()
     options, lm, queries = prepared.options, prepared.lm, prepared.prompts.queries
+    known = provenance(prepared)  # first: whatever fails in it must not cost the work
 
     def asking(name: str, how: Plan, patch: Any = None) -> Asked:
         def ask_all() -> Asked:
@@ -270,6 +271,11 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
         clock.lap(name)
         return found
 
+    given_patch = None
+    if options.patch is not None:
+        from dualview.compile import load_patch  # it stands on this module
+
+        given_patch = load_patch(options.patch, lm)  # before the work: a file may be unreadable, or of another model
     watched = options.controls != "none"
     bare = replace(prepared.zero_shot, taps=taps_of(lm.anatomy) if watched else ())
     passes = {"zsl": asking("zsl", bare)}
@@ -277,10 +283,8 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     learnt = fine_tune(prepared, progress)
     clock.lap("fine-tuning")
     passes["ft"] = asking("ft", bare, learnt.tuned.patch)
-    if options.patch is not None:
-        from dualview.compile import load_patch  # it stands on this module
-
-        passes["patch"] = asking("patch", prepared.zero_shot, load_patch(options.patch, lm))
+    if given_patch is not None:
+        passes["patch"] = asking("patch", prepared.zero_shot, given_patch)
     controlled = _controlled(prepared, learnt, passes, progress) if watched else Controlled()
     clock.lap("controls")
     records = Records(
@@ -310,7 +314,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
             )
         }
     rows = len(selection_queries(prepared)) if "auto" in (options.lr, options.seed) else 0
-    result = assemble(prepared, learnt, records, extra, clock, selection_rows=rows)
+    result = assemble(prepared, learnt, records, extra, known, clock, selection_rows=rows)
     result._records = records  # pyright: ignore[reportPrivateUsage]
     result._asked = AskedPrompts(prepared.prompts, lm.tokenizer)  # pyright: ignore[reportPrivateUsage]
     return result

@@ -33,7 +33,8 @@ from dualview.models.loading import LanguageModel
 from dualview.models.passes import Patch, Plan, ask, compute_prefix
 from dualview.options import COMPARISON_ONLY, RunOptions, refuse_options
 from dualview.progress import Progress, Silent
-from dualview.provenance import provenance
+from dualview.provenance import finished, provenance
+from dualview.saving import save_somewhere
 from dualview.tasks.prompt import Query, encode_queries, prompts_hash
 from dualview.tasks.sampling import selection_rows
 
@@ -165,6 +166,7 @@ def compile_patch(
     loaded = None if isinstance(model, str) else model
     chosen = RunOptions.make(model=model if isinstance(model, str) else model.name, **options)
     prepared = prepare(chosen, loaded, progress)
+    known = provenance(prepared)
     clock.lap("prepare")
     fitted, held_out = _rows(prepared, fit_rows)
     work = _Work(prepared, fitted, held_out, progress)
@@ -174,7 +176,8 @@ def compile_patch(
     found = work.showings(patches[best], baselines)
     clock.lap("showings")
     # Written last, so that there is no patch without its showing.
-    path = save_patch(Path(out), patches[best], prepared.lm, _metadata(prepared, trials[best], len(fitted)))
+    metadata = _metadata(prepared, trials[best], len(fitted))
+    (path,) = save_somewhere([Path(out)], lambda place: save_patch(place, patches[best], prepared.lm, metadata))
     prompts = prepared.prompts
     return Compiled(
         path=path,
@@ -190,7 +193,7 @@ def compile_patch(
         ft_status=None if found.tuned is None else found.tuned.status,
         task_vector_layer=found.task_vector_layer,
         bytes=path.stat().st_size,
-        provenance=provenance(prepared, clock),
+        provenance=finished(known, clock),
     )
 
 

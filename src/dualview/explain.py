@@ -50,6 +50,7 @@ class Part:
 
     text: str
     demo: int | None
+    """Which demonstration, from 0."""
     label: str | None
     """The demonstration's label; None for a token of its template."""
     icl: float
@@ -143,7 +144,7 @@ class Explanation:
             answers,
             Text(said),
             *warned,
-            _parts("by demonstration", self.demos),
+            _parts("by demonstration, counted from 0", self.demos),
             _parts("by label", self.labels),
             _parts(f"the {len(top)} tokens with most in-context mass", top),
         )
@@ -165,7 +166,7 @@ def _parts(title: str, parts: Sequence[Part]) -> Table:
         table.add_column(name, justify="right")
     for part in parts:
         table.add_row(
-            "" if part.demo is None else str(part.demo + 1),
+            "" if part.demo is None else str(part.demo),
             Text(part.text.replace("\n", "⏎")),
             Text(part.label or ""),
             f"{part.icl:.4f}",

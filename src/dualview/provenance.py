@@ -1,11 +1,13 @@
-"""Where a result came from: everything that decides its numbers and, apart, when and how long it ran."""
+"""Where a result came from: everything that decides its numbers and, apart, when and how long it ran.
+
+Whatever can fail here is asked before the work (`provenance`); afterwards only the times are added (`finished`).
+"""
 
 from __future__ import annotations
 
 import platform
 import socket
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,12 +15,11 @@ import torch
 from dualview.clock import Clock
 from dualview.controls.settings import control_seeds
 from dualview.tasks.prompt import prompts_hash
+from dualview.versions import versions
 
 if TYPE_CHECKING:
     from dualview.comparison import Prepared
     from dualview.models.loading import LanguageModel
-
-_PACKAGES = ("dualview", "torch", "transformers", "tokenizers", "numpy", "scipy", "safetensors")
 
 
 def attention_path(lm: LanguageModel) -> str:
@@ -31,11 +32,11 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
 
 
-def provenance(prepared: Prepared, clock: Clock) -> dict[str, Any]:
-    """The result's `provenance`; what differs between two runs of the same numbers stands under `run`."""
+def provenance(prepared: Prepared) -> dict[str, Any]:
+    """All of the result's `provenance` that is known before the work; `run` is where two equal runs may differ."""
     lm, options = prepared.lm, prepared.options
     return {
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": versions(),
         "model": lm.name,
         "architecture": type(lm.model).__name__,
         "weights_hash": lm.weights_hash,
@@ -49,10 +50,12 @@ def provenance(prepared: Prepared, clock: Clock) -> dict[str, Any]:
         "seeds": {"demos": prepared.seed, **(control_seeds(prepared) if options.controls != "none" else {})},
         "prompts_hash": prompts_hash(prepared.prompts),
         "options": options.changed,
-        "run": {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "host": socket.gethostname(),
-            "device_name": device_name(lm.device),
-            "seconds": {name: round(seconds, 3) for name, seconds in clock.laps.items()},
-        },
+        "run": {"host": socket.gethostname(), "device_name": device_name(lm.device)},
     }
+
+
+def finished(known: dict[str, Any], clock: Clock) -> dict[str, Any]:
+    """The same after the work: with the date, and how long each part took."""
+    seconds = {name: round(seconds, 3) for name, seconds in clock.laps.items()}
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**known, "run": {"date": date, **known["run"], "seconds": seconds}}

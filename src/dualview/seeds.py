@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,9 +79,17 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def compare_seeds(
-    options: RunOptions, seeds: Sequence[int], *, lm: LanguageModel | None = None, progress: Progress | None = None
+    options: RunOptions,
+    seeds: Sequence[int],
+    *,
+    lm: LanguageModel | None = None,
+    progress: Progress | None = None,
+    on_result: Callable[[int, Result], object] | None = None,
 ) -> SeedsResult:
-    """Run the comparison once for each seed, on the same queries, and put the numbers together."""
+    """Run the comparison once for each seed, on the same queries, and put the numbers together.
+
+    `on_result` is called with each seed and its result as soon as it is computed, to keep it.
+    """
     from dualview.comparison import prepare, run  # here, so that reading results does not wait for torch
 
     if options.demos is not None:
@@ -92,6 +100,8 @@ def compare_seeds(
     for seed in seeds:
         lm = lm or prepare(replace(options, seed=seed), progress=progress).lm
         result = run(replace(options, seed=seed), lm=lm, progress=progress)
+        if on_result is not None:
+            on_result(seed, result)
         assert result.records is not None
         for key, array in _per_query(result.records).items():
             arrays.setdefault(key, []).append(array)

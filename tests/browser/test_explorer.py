@@ -21,12 +21,12 @@ def test_typing_running_reordering_flipping(browser: Any, address: str, referenc
         first = expected(reference.explain(DEMOS))
         assert numbers(page) == first
         # by keyboard
-        button = page.get_by_role("button", name="Move down demonstration 1")
+        button = page.get_by_role("button", name="Move down demonstration 0")
         button.focus()
         page.keyboard.press("Enter")
         order = [DEMOS[1], DEMOS[0], DEMOS[2]]
-        assert page.get_by_label("Demonstration 2: text").input_value() == DEMOS[0][0]
-        assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Move down demonstration 2"
+        assert page.get_by_label("Demonstration 1: text").input_value() == DEMOS[0][0]
+        assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Move down demonstration 1"
         second = expected(reference.explain(order))
         assert second != first
         settled(page, second)
@@ -43,7 +43,7 @@ def test_typing_running_reordering_flipping(browser: Any, address: str, referenc
         assert [page.get_by_label(f"Demonstration {n}: text").input_value() for n in (1, 2, 3)] == [t for t, _ in order]
         settled(page, expected(reference.explain(order)))
         # flip a label
-        page.get_by_role("button", name="Label of demonstration 1: Positive. Flip to Negative").click()
+        page.get_by_role("button", name="Label of demonstration 0: Positive. Flip to Negative").click()
         order = [(order[0][0], 0), *order[1:]]
         settled(page, expected(reference.explain(order)))
         # another learning rate
@@ -76,7 +76,7 @@ def test_steps_layers_attention_and_prompt_are_the_library_s(
         page.keyboard.press("ArrowRight")
         said = page.locator("#readout").inner_text()
         token = e.tokens[1]
-        assert f"“{token.text}” of demonstration 1" in said
+        assert f"“{token.text}” of demonstration 0" in said
         assert f"in-context mass {float(e.icl_mass[1, 2, 1]):.4f}" in said
         page.locator("#layer").select_option("all")
         page.keyboard.press("Tab")
@@ -124,7 +124,7 @@ def test_the_link_the_download_and_the_command(browser: Any, address: str, refer
 @pytest.mark.parametrize("hash_", ["#s=%%%", "#s=bm8", "#s=e30", "#nothing", "#s=eyJkZW1vcyI6MX0"])
 def test_broken_links_show_the_example(browser: Any, address: str, hash_: str) -> None:
     with watched(browser, address, path=f"/{hash_}") as page:
-        assert "funny story" in page.get_by_label("Demonstration 1: text").input_value()
+        assert "funny story" in page.get_by_label("Demonstration 0: text").input_value()
 
 
 def test_drawing_from_tasks(browser: Any, address: str, data: Path) -> None:
@@ -153,10 +153,10 @@ def test_drawing_from_tasks(browser: Any, address: str, data: Path) -> None:
         page.get_by_role("button", name="Draw", exact=True).click()
         drawn(2)
         page.locator("#task").select_option("cb")
-        expect(page.get_by_label("Demonstration 1: hypothesis")).to_have_value("it was fine")
+        expect(page.get_by_label("Demonstration 0: hypothesis")).to_have_value("it was fine")
         seen = set()
         for _ in range(3):
-            flip = page.get_by_role("button", name="Label of demonstration 1:")
+            flip = page.get_by_role("button", name="Label of demonstration 0:")
             seen.add(flip.inner_text())
             flip.click()
         assert seen == {"True", "False", "Neither"}
@@ -166,10 +166,10 @@ def test_markup_is_text(browser: Any, address: str) -> None:
     evil = '<img src=x onerror="window.hacked=1"><script>window.hacked=2</script>'
     with watched(browser, address) as page:
         write_demos(page)
-        page.get_by_label("Demonstration 1: text").fill(evil)
+        page.get_by_label("Demonstration 0: text").fill(evil)
         page.get_by_label("Query: text").fill(evil)
         page.locator("#wording > summary").click()
-        page.get_by_label("Label 1", exact=True).fill(f"Negative {evil}")
+        page.get_by_label("Label 0", exact=True).fill(f"Negative {evil}")
         page.get_by_label("Template: what the model reads").fill(f"{evil} {{text}} Sentiment:")
         run(page)
         assert evil in page.locator("#commands").inner_text() or "img src" in page.locator("#commands").inner_text()
@@ -183,7 +183,7 @@ def test_mistakes_are_said(browser: Any, address: str) -> None:
 
     with watched(browser, address) as page:
         page.locator("#wording > summary").click()
-        page.get_by_label("Label 1", exact=True).fill("Positive")
+        page.get_by_label("Label 0", exact=True).fill("Positive")
         # The browser itself would write a status of 400 to the console, so the refusal comes as an event.
         page.route(
             "**/api/answer",
@@ -192,6 +192,6 @@ def test_mistakes_are_said(browser: Any, address: str) -> None:
         page.get_by_role("button", name="Run", exact=True).click()
         expect(page.get_by_role("alert")).to_have_text("Labels differ.")
         page.unroute("**/api/answer")
-        page.get_by_label("Label 1", exact=True).fill("Negative")
+        page.get_by_label("Label 0", exact=True).fill("Negative")
         run(page)
         expect(page.locator("#error")).to_be_hidden()

@@ -137,19 +137,19 @@ def test_a_label_in_use_is_not_removed(browser: Any, address: str) -> None:
         write_demos(page)
         page.locator("#wording > summary").click()
         page.get_by_role("button", name="Add a label").click()
-        page.get_by_label("Label 3", exact=True).fill("Neither")
-        flip = page.get_by_role("button", name="Label of demonstration 1:")
+        page.get_by_label("Label 2", exact=True).fill("Neither")
+        flip = page.get_by_role("button", name="Label of demonstration 0:")
         flip.click()
         assert flip.inner_text() == "Neither"
-        page.get_by_role("button", name="Remove label 3").click()
+        page.get_by_role("button", name="Remove label 2").click()
         expect(page.get_by_role("alert")).to_have_text(
-            "The label “Neither” is that of demonstration 1; choose another there before you remove it."
+            "The label “Neither” is that of demonstration 0; choose another there before you remove it."
         )
         assert page.locator("#labels input").count() == 3 and flip.inner_text() == "Neither"
-        page.get_by_role("button", name="Remove label 1").click()
-        expect(page.get_by_role("alert")).to_contain_text("demonstration 2")
+        page.get_by_role("button", name="Remove label 0").click()
+        expect(page.get_by_role("alert")).to_contain_text("demonstration 1")
         flip.click()
-        page.get_by_role("button", name="Remove label 3").click()
+        page.get_by_role("button", name="Remove label 2").click()
         expect(page.locator("#error")).to_be_hidden()
         assert page.locator("#labels input").count() == 2
         labels = page.locator("#demos .flip").all_inner_texts()
@@ -192,7 +192,7 @@ def test_a_linked_draw_that_is_none_is_left_out(browser: Any, address: str, mode
     document_["demos"][1]["label"] = 7
     encoded = base64.urlsafe_b64encode(json.dumps(document_).encode()).decode().rstrip("=")
     with watched(browser, address, path=f"/#s={encoded}") as page:
-        flip = page.get_by_role("button", name="Label of demonstration 2:")
+        flip = page.get_by_role("button", name="Label of demonstration 1:")
         assert flip.inner_text() == "no label"  # 7 is none of the two; which was meant cannot be told
         flip.click()
         assert flip.inner_text() == "Negative" and page.locator("#shots").input_value() == "8"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -266,3 +268,33 @@ def test_a_wrong_call_ends_with_one_sentence(script: str, given: list[str], tmp_
     command = [sys.executable, str(ROOT / "studies" / f"{script}.py"), *given]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+
+
+FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "studies" / "results").glob("*.parquet"))
+
+
+@pytest.mark.parametrize("lost", [*FILES, Path("docs/findings.md"), Path("docs/lab/sign.json")], ids=str)
+def test_a_missing_file_is_one_sentence(lost: Path, tmp_path: Path) -> None:
+    """In a copy of what the findings are made from, without one of the files."""
+    for folder in ("studies", "docs/lab"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "docs" / "findings.md", tmp_path / "docs")
+    (tmp_path / "docs" / "images").mkdir()
+    (tmp_path / lost).unlink()
+    command = [sys.executable, "studies/findings.py"]
+    there = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert lost.name in done.stderr and "cannot be read" in done.stderr
+    assert not list((tmp_path / "docs" / "images").iterdir())  # nothing is half-written
+
+
+def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "cells.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match=r"cells\.parquet cannot be read \(.*studies/README\.md says how"):
+        aggregate.result_file(tmp_path / "cells.parquet")
+    (tmp_path / "patch.json").write_text("{}")
+    with pytest.raises(UserError, match="is not what `dualview compile --json` writes"):
+        list(collect.showings(tmp_path / "patch.json"))
+    with pytest.raises(UserError, match=r"none\.json cannot be read"):
+        list(collect.showings(tmp_path / "none.json"))

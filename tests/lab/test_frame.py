@@ -226,8 +226,8 @@ def test_finish_writes_all_and_forgets_the_states(tmp_path):
         a_result(),
         out=out,
         json=file,
-        tables=[TABLE],
-        figures=lambda: {"fig": curves({"a": Curve([1, 2], [1.0, 2.0])}, "t", "x", "y", "n")},
+        tables=lambda _result: [TABLE],
+        figures=lambda _result: {"fig": curves({"a": Curve([1, 2], [1.0, 2.0])}, "t", "x", "y", "n")},
         units=[unit],
     )
     assert {path.name for path in out.iterdir()} == {"some.json", "some.md", "fig.png", "fig.pdf", "fig.svg"}

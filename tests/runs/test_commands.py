@@ -231,6 +231,29 @@ def test_how_to_go_on_is_a_command_for_a_shell(
         (("export", "rows.txt", "--store", "{store}"), "must end in"),
         (("sweep", "none.yaml", "--store", "{store}"), "none.yaml cannot be read"),
         (("diff", "a", "b"), "There is no store a"),
+        *(
+            (
+                (*verb, "empty"),
+                "empty is not a store: the folder is empty; name a folder that `dualview sweep` wrote to",
+            )
+            for verb in (
+                ("ls", "--store"),
+                ("show", "ab", "--store"),
+                ("query", "SELECT 1", "--store"),
+                ("export", "rows.csv", "--store"),
+                ("diff", "empty"),
+            )
+        ),
+        (("report", "empty"), "empty holds neither result.json nor seeds.json and is no store"),
+        (("serve", "--no-browser", "--store", "empty"), "empty is no store, so it has no results to browse"),
+        (
+            ("sweep", "{study}", "--store", "other"),
+            "other is not a store: it has no store.json; name a store or an empty",
+        ),
+        (("ls", "--store", "other"), "other is not a store: it has no store.json; name a folder that"),
+        (("sweep", "zero.yaml", "--store", "new", "--dry-run"), "seeds is 0, which is no draw"),
+        (("sweep", "many.yaml", "--store", "new", "--dry-run"), "--shots is 500 but task"),
+        (("sweep", "many.yaml", "--store", "new"), "--shots is 500 but task"),
         (("sweep", "{study}", "--store", "{store}", "--retries", "3"), "--retries is for Ray"),
     ],
 )
@@ -244,6 +267,13 @@ def test_mistakes_are_one_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for folder in ("empty", "other"):
+        Path(folder).mkdir()
+    Path("other", "notes.txt").touch()
+    given = yaml.safe_load(study.read_text(encoding="utf-8"))
+    Path("many.yaml").write_text(yaml.safe_dump({**given, "shots": [4, 500]}), encoding="utf-8")
+    Path("zero.yaml").write_text("seeds: 0", encoding="utf-8")
     assert call(monkeypatch, *(part.format(store=store, study=study) for part in arguments)) == 2
+    assert not list(Path("new").glob("cells/*/*"))
     error = capsys.readouterr().err.strip()
     assert error.startswith("dualview: ") and said in error and "\n" not in error

@@ -107,6 +107,8 @@ def test_yaml_is_read_as_the_command_line_is(tmp_path: Path) -> None:
         ("seeds: 1:99999999999", "at most a million"),
         ("seeds: 1,1", "seed holds 1 twice"),
         ("seeds: []", "seed is an empty list"),
+        ("seeds: 0", "seeds is 0, which is no draw; write seeds: 1:5 for five draws, or seed: 0"),
+        ("seeds: -3", "seeds is -3, which is no draw"),
         ("seed: 9223372036854775808", "seed: a whole number has at most 64 bits (given: '9223372036854775808')"),
         ("seeds: 99999999999999999999", "seed: a whole number has at most 64 bits"),
         ("model: &a [*a]", "an alias (*) stands inside of what it repeats"),

@@ -87,7 +87,7 @@ def test_a_tracker_that_fails_is_told_no_more(
     said: list[str] = []
     summary = sweep(grid(base, seed=[1, 2, 3]), tmp_path / "store", track=["tensorboard"], say=said.append)
     assert (summary.computed, summary.failed, len(calls)) == (3, (), 1)
-    assert "tensorboard failed (no network) and is told no more; the store is not affected" in said
+    assert "tensorboard failed (no network) and is left out from now on; the store is not affected" in said
 
 
 @pytest.mark.parametrize("name", sorted(TRACKERS))

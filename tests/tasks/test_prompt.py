@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -187,14 +188,25 @@ def word_tokenizer(*words: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
 
 
+def test_a_row_that_does_not_fit_is_named_by_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "asked.jsonl"
+    lines = [{"text": "a", "label": 0}, {"text": "a " * 50, "label": 1}]
+    file.write_text("\n" + "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    short, long = TASK.read(file)
+    with pytest.raises(UserError, match=rf"^Query 1 \({re.escape(str(file))}, line 3\) needs \d+ tokens with"):
+        build_prompts(TASK, TOKENIZER, [row("a")], [short, long], max_context=40)
+    with pytest.raises(UserError, match=rf"fits: demonstration 0 \({re.escape(str(file))}, line 3\) and the longest"):
+        build_prompts(TASK, TOKENIZER, [long], [row("a")], max_context=40)
+
+
 def test_pieces_without_tokens_are_named() -> None:
     blank = Task(name="b", template="{text}", labels=("no", "yes"), train="t", validation="v", separator=" x ")
     words = word_tokenizer("a", "no", "yes")
     with pytest.raises(UserError, match=r"the separator '\\n' into no tokens"):
         build_prompts(blank, words, [row("a")], [row("a")], separator="\n")
-    with pytest.raises(UserError, match="demonstration 2's template into no tokens"):
+    with pytest.raises(UserError, match="the template of demonstration 1 into no tokens"):
         build_prompts(blank, words, [row("a"), row(" ")], [row("a")])
-    with pytest.raises(UserError, match="query 1's template into no tokens"):
+    with pytest.raises(UserError, match="the template of query 0 into no tokens"):
         build_prompts(blank, words, [row("a")], [row("")])
     with pytest.raises(UserError, match="template without content into no tokens"):
         content_free_queries(blank, words, ((1,), (2,)))
@@ -264,7 +276,7 @@ def test_render_prompt(shown: PromptSet) -> None:
     text = capture.get()
     assert "<s>Q: a A: no⏎\nQ: Ã© A: yes!⏎\nQ: dd A:" in text
     assert "candidate 1 (right):  yes!" in text
-    assert "(2 of 2 demonstrations), 8 query tokens; query 2 of 2" in text
+    assert "(2 of 2 demonstrations), 8 query tokens; query 1 of 0 to 1" in text
     for span in ("bos", "template", "label", "separator", "query"):
         assert span in text.splitlines()[0]
 

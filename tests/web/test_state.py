@@ -43,7 +43,7 @@ def state_of(**changes: Any) -> State:
         ({"demos": []}, "demos"),
         ({"demos": [row("x", 0)] * (MOST_DEMOS + 1)}, "demos"),
         ({"demos": [row("x", 2)]}, "label 2"),
-        ({"demos": [row("x", -1)]}, "demonstration 1, label: must be at least 0"),
+        ({"demos": [row("x", -1)]}, "demonstration 0, label: must be at least 0"),
         ({"demos": [row("x", None)]}, "no label"),
         ({"demos": [row("x\0y", 0)]}, "NUL"),
         ({"demos": [row("x" * (MOST_CHARACTERS + 1), 0)]}, "characters"),

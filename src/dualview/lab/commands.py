@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import Field, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from dualview.lab import LABS
 from dualview.lab.settings import LabSettings, element_of
+from dualview.metavars import metavar_of
 
 
 def add(app: typer.Typer) -> None:
@@ -81,24 +82,11 @@ def _option(field: Field[Any], hint: Any) -> inspect.Parameter:
     taken: Any = bool if kind is bool else str
     if element_of(hint) is not None:
         taken = list[str]
-    values = None if kind is bool else _values(hint)
+    values = None if kind is bool else metavar_of(hint)
     given = typer.Option(flag, help=field.metadata["help"] + shown, metavar=values, show_default=False)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[taken | None, given]
     )
-
-
-def _values(hint: Any) -> str:
-    """What an option takes, for its help: `<int>`, `linear|sine`, `<float>|auto`; of a list, what its parts are."""
-    if get_origin(hint) is Annotated:
-        return _values(get_args(hint)[0])
-    if get_origin(hint) is Literal:
-        return "|".join(map(str, get_args(hint)))
-    if get_origin(hint) is tuple:
-        return _values(get_args(hint)[0])
-    if parts := [part for part in get_args(hint) if part is not type(None)]:
-        return "|".join(map(_values, parts))
-    return f"<{hint.__name__.lower()}>"
 
 
 def _shown(default: Any) -> str:

@@ -18,7 +18,6 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -30,6 +29,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dualview.errors import UserError
 from dualview.files import write_json
+from dualview.versions import version_of
 
 SEPARATOR = "<|endoftext|>"
 SUFFIXES = (".txt", ".text", ".md", ".xz", ".gz")
@@ -298,7 +298,7 @@ def prepare(
     if out is None:
         corpus = tokenise(source, kind, vocab)
     else:
-        made_from = f"{source.digest} {kind} {vocab} {version('tokenizers')}"
+        made_from = f"{source.digest} {kind} {vocab} {version_of('tokenizers')}"
         folder = out / f".tokens-{hashlib.sha256(made_from.encode()).hexdigest()[:16]}"
         out.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):

@@ -116,7 +116,7 @@ def dynamics(
     result = LabResult(
         lab="dynamics", settings=settings.to_json(), seeds=settings.seeds, results=results, provenance=told
     )
-    return finish(result, out=out, json=json, tables=tables(result), figures=lambda: figures(result), units=units)
+    return finish(result, out=out, json=json, tables=tables, figures=figures, units=units)
 
 
 def _trained(settings: Settings, out: Path, progress: Progress) -> Path:

@@ -14,7 +14,7 @@ and the function goes like this:
     results = [unit.finished() or unit.finish(train(unit, …)) for unit in units]
     result = LabResult(lab="name", settings=settings.to_json(), seeds=…, results=…,
                        provenance=provenance("name", settings, clock, device))
-    return finish(result, out=out, json=json, tables=tables(result), figures=lambda: figures(result), units=units)
+    return finish(result, out=out, json=json, tables=tables, figures=figures, units=units)
 
 A training keeps its state with `unit.save(lambda: capture(…))` after each step (it is written every so many seconds)
 and begins with `unit.load()` and `restore(…)`. Killed and resumed, it ends in the same numbers: bit for bit on a CPU.
@@ -24,33 +24,31 @@ from __future__ import annotations
 
 import hashlib
 import json as json_
-import platform
 import shlex
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
+from dualview import terminal
 from dualview.clock import Clock
 from dualview.errors import UserError
 from dualview.files import must_be_writable, whole, write_json, write_text
 from dualview.lab.settings import LabSettings
+from dualview.saving import extra, save_somewhere
+from dualview.versions import version_of, versions
 
 if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
     from torch import Tensor
-
-_PACKAGES = ("dualview", "torch", "transformers", "tokenizers", "numpy", "scipy", "safetensors")
 
 SettingsT = TypeVar("SettingsT", bound=LabSettings)
 
@@ -124,7 +122,7 @@ def provenance(lab: str, settings: LabSettings, clock: Clock, device: object, **
 
     return {
         "command": command_line(lab, settings),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": versions(),
         "device": str(device),
         "threads": torch.get_num_threads(),
         **more,
@@ -196,18 +194,16 @@ def markdown(result: LabResult, tables: Sequence[Table]) -> str:
 
 def show(tables: Sequence[Table]) -> None:
     """Print the tables, as wide as the terminal, or as wide as they need to be in a file."""
-    from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
     for table in tables:
         grid = RichTable(box=None, pad_edge=False, header_style="bold")
         for number, column in enumerate(table.columns):
             grid.add_column(Text(column), justify="right" if number else "left", overflow="fold")
         for row in table.rows:
             grid.add_row(*map(Text, row))
-        console.print(Text(table.title, "bold"), grid, *([Text(table.note, "dim")] if table.note else []), Text(""))
+        terminal.show(Text(table.title, "bold"), grid, *([Text(table.note, "dim")] if table.note else []), Text(""))
 
 
 def finish(
@@ -215,24 +211,31 @@ def finish(
     *,
     out: Path | str | None,
     json: Path | str | None,
-    tables: Sequence[Table],
-    figures: Callable[[], Mapping[str, Figure]],
+    tables: Callable[[LabResult], Sequence[Table]],
+    figures: Callable[[LabResult], Mapping[str, Figure]],
     units: Sequence[Unit] = (),
 ) -> LabResult:
-    """Write OUT/<lab>.json, OUT/<lab>.md and the figures, and the JSON to `json`; then forget the units' states."""
-    written = result.written
-    if json is not None:
-        write_json(Path(json), result.to_json())
-        written.append(Path(json))
-    if out is not None:
-        folder = Path(out)
-        write_json(folder / f"{result.lab}.json", result.to_json())
-        write_text(folder / f"{result.lab}.md", markdown(result, tables))
-        written += [folder / f"{result.lab}.json", folder / f"{result.lab}.md"]
-        written += _write_figures(figures(), folder)
+    """Write OUT/<lab>.json, and the same to `json`; then the extras, OUT/<lab>.md and the figures.
+
+    An extra that fails is a warning. The units' states are forgotten once the JSON is written.
+    """
+    folder = None if out is None else Path(out)
+    places = [None if json is None else Path(json), None if folder is None else folder / f"{result.lab}.json"]
+    wanted = [place for place in places if place is not None]
+    result.written.extend(save_somewhere(wanted, lambda place: write_json(place, result.to_json())))
     for unit in units:
         unit.remove()
+    if folder is not None:
+        kept, page = result.written[0], folder / f"{result.lab}.md"
+        told = extra(f"Writing {page}", lambda: _write_page(result, tables(result), page), kept)
+        drawn = extra("Drawing the figures", lambda: _write_figures(figures(result), folder), kept)
+        result.written.extend([*(told or []), *(drawn or [])])
     return result
+
+
+def _write_page(result: LabResult, tables: Sequence[Table], page: Path) -> list[Path]:
+    write_text(page, markdown(result, tables))
+    return [page]
 
 
 def _write_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
@@ -268,7 +271,7 @@ class Unit:
     """
 
     def __init__(self, out: Path | str | None, decides: Mapping[str, Any], every: float = 10.0) -> None:
-        everything = {**decides, "versions": [version("dualview"), version("torch")]}
+        everything = {**decides, "versions": [version_of("dualview"), version_of("torch")]}
         key = hashlib.sha256(json_.dumps(everything, sort_keys=True).encode()).hexdigest()[:16]
         self.folder = None if out is None else Path(out) / f".state-{key}"
         self.every = every

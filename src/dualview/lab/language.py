@@ -65,8 +65,7 @@ def language(
     locked: AbstractContextManager[Any] = nullcontext() if folder is None else FileLock(folder / ".language.lock")
     with locked:
         result = _result(bench, {**_known(folder), **done}, clock)
-        shown = tables(result)
-        return finish(result, out=out, json=json, tables=shown, figures=lambda: figures(result), units=units)
+        return finish(result, out=out, json=json, tables=tables, figures=figures, units=units)
 
 
 def _complete(training: dict[str, Any] | None, settings: Settings, out: Path | None) -> TypeGuard[dict[str, Any]]:

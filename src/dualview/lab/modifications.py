@@ -93,7 +93,7 @@ def modifications(
         results=found.results,
         provenance=origin,
     )
-    return finish(result, out=out, json=json, tables=tables(result), figures=lambda: figures(result), units=found.units)
+    return finish(result, out=out, json=json, tables=tables, figures=figures, units=found.units)
 
 
 def tables(result: LabResult) -> list[Table]:

@@ -173,7 +173,7 @@ def sign(
         "sign", settings, clock, lm.device, model=lm.name, model_commit=lm.commit, weights_hash=lm.weights_hash
     )
     result = LabResult(lab="sign", settings=settings.to_json(), seeds=list(draws), results=results, provenance=where)
-    return finish(result, out=out, json=json, tables=tables(result), figures=lambda: figures(result), units=units)
+    return finish(result, out=out, json=json, tables=tables, figures=figures, units=units)
 
 
 def _rows(lm: LanguageModel, documents: Sequence[str], count: int, length: int) -> Int[Tensor, "row token"]:

@@ -349,7 +349,7 @@ def attention(explanation: Any) -> Figure:
         right.barh([row + aside for row in rows], shares, height, label="fine-tuning, dual form of W_K", **pale)
     for axes in (left, right):
         legend(axes, columns=1)
-    names = [f"{i + 1}. {short(demo.text, 34)} → {short(demo.label, 14)}" for i, demo in enumerate(found.demos)]
+    names = [f"{i}. {short(demo.text, 34)} → {short(demo.label, 14)}" for i, demo in enumerate(found.demos)]
     left.set_yticks(rows, [plain(name) for name in names], fontsize=SMALL)
     left.invert_yaxis()
     small_print(figure, f"Where the answer came from: {short(found.query, 90)}", found.caption)

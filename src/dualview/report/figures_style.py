@@ -63,7 +63,10 @@ def look(index: int) -> Look:
 
 def new_figure(width: float = 6.4, height: float = 3.6) -> Figure:
     """An empty figure of so many inches, laid out so that nothing overlaps."""
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError(f"Figures need matplotlib ({error}); run `pip install matplotlib`.") from error
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 

@@ -96,7 +96,7 @@ def prompts_section(prompts: ShownPrompts | Missing, count: int) -> Markup:
         tag(
             "label",
             "query",
-            tag("input", id="prompt-number", type="number", min=1, max=count, value=1),
+            tag("input", id="prompt-number", type="number", min=0, max=count - 1, value=0),
         ),
         tag("button", "Next", id="prompt-next", type="button"),
         class_="filters no-print",
@@ -158,7 +158,7 @@ def queries_section(result: Result, prompts: ShownPrompts | Missing, count: int)
     rows = [_row(i, answer, prompts, labels) for i, answer in enumerate(answers[:count])]
     table = tag(
         "table",
-        tag("caption", "Each setting's prediction with its mean log-probability; ✓ right, ✗ wrong."),
+        tag("caption", "Each setting's prediction with its mean log-probability; ✓ right, ✗ wrong. Counted from 0."),
         tag("thead", tag("tr", *(tag("th", text, scope="col") for text in head))),
         tag("tbody", *rows, id="query-rows"),
         class_="wide",
@@ -194,10 +194,10 @@ def _row(index: int, answer: Answers, prompts: ShownPrompts | Missing, labels: l
     if isinstance(prompts, ShownPrompts):
         own = prompts.queries[index]
         labels = labels or list(own.labels)
-        button = tag("button", index + 1, type="button", class_="plain", data_query=index, title="show its tokens")
+        button = tag("button", index, type="button", class_="plain", data_query=index, title="show its tokens")
         number, text = tag("td", button), tag("td", own.text, class_="text")
     else:
-        number, text = tag("td", index + 1), tag("td", "not known", class_="muted")
+        number, text = tag("td", index), tag("td", "not known", class_="muted")
     return tag(
         "tr",
         number,

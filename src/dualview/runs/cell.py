@@ -75,6 +75,10 @@ class Damage(Exception):
     """What is wrong with a cell's folder."""
 
 
+class NoRecords(Exception):
+    """A cell's tensors cannot be written; all else of it may still be."""
+
+
 @dataclass(frozen=True)
 class NewCell:
     """A finished cell on its way into a store."""
@@ -95,10 +99,7 @@ def write_cell(cell: NewCell, folder: Path) -> Manifest:
     _write(folder / RESULT, json.dumps(cell.result, ensure_ascii=False, allow_nan=False).encode())
     for name, table in tables_of(Labelled(key, asked, cell.identity.code, cell.options, cell.result)).items():
         _write(folder / f"{name}.parquet", _parquet(table))
-    if isinstance(cell.records, bytes):
-        _write(folder / RECORDS, cell.records)
-    elif cell.records is not None:
-        save_records(cell.records, folder / RECORDS)
+    _write_records(cell, folder / RECORDS)
     files = {entry.name: FileNote(size=entry.stat().st_size, sha256=sha256_of(entry)) for entry in folder.iterdir()}
     manifest = Manifest.model_validate(
         {
@@ -116,6 +117,16 @@ def write_cell(cell: NewCell, folder: Path) -> Manifest:
         with path.open("rb") as file:
             os.fsync(file.fileno())  # so that a power cut after the renaming finds them whole
     return manifest
+
+
+def _write_records(cell: NewCell, path: Path) -> None:
+    try:
+        if isinstance(cell.records, bytes):
+            _write(path, cell.records)
+        elif cell.records is not None:
+            save_records(cell.records, path)
+    except Exception as error:
+        raise NoRecords(f"The records cannot be written ({error}).") from error
 
 
 def _parquet(table: Any) -> bytes:

@@ -14,6 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
+from dualview.terminal import say as _say
+from dualview.terminal import show as show_table
+
 StoreOption = Annotated[Path, typer.Option(help="the store's folder")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="print JSON, for machines")]
 CellArgument = Annotated[str, typer.Argument(help="a cell: its key, or the beginning of it")]
@@ -39,21 +42,33 @@ def sweep(
     store: Annotated[Path, typer.Option(help="the folder results go to; made if it is not there")],
     engine: Annotated[str, typer.Option(help="where cells are computed", metavar="local|ray")] = "local",
     address: Annotated[str | None, typer.Option(help="of a Ray cluster; none: Ray on this machine")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Ray: at most so many cells at once")] = None,
-    cpus: Annotated[float | None, typer.Option(min=0, help="Ray: processors a cell [default: 1]")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="<int>", help="Ray: at most so many cells at once")
+    ] = None,
+    cpus: Annotated[
+        float | None, typer.Option(min=0, metavar="<float>", help="Ray: processors a cell [default: 1]")
+    ] = None,
     gpus: Annotated[
-        float | None, typer.Option(min=0, help="Ray: GPUs a cell [default: 1 if the cluster has any]")
+        float | None,
+        typer.Option(min=0, metavar="<float>", help="Ray: GPUs a cell [default: 1 if the cluster has any]"),
     ] = None,
     retries: Annotated[
-        int | None, typer.Option(min=0, help="Ray: how often a cell may lose its worker [default: 3]")
+        int | None, typer.Option(min=0, metavar="<int>", help="Ray: how often a cell may lose its worker [default: 3]")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="processor threads a cell; they decide rounding")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="<int>", help="processor threads a cell; they decide rounding")
+    ] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: compute only the i-th of n parts", metavar="I/N")] = None,
-    track: Annotated[list[str] | None, typer.Option(help="also tell tensorboard, trackio or wandb")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="also log to it; repeat for more", metavar="tensorboard|trackio|wandb")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what is done and what is left, no more")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Run a grid of comparisons into a store; what is there already is skipped."""
+    """Run a grid of comparisons into a store.
+
+    What is in the store already is skipped.
+    """
     from dualview.progress import Bars, Silent
     from dualview.runs import runner
 
@@ -101,7 +116,7 @@ def _command(spec: Path, store: Path, given: Mapping[str, Any], track: Sequence[
 def ls(
     store: StoreOption,
     all: Annotated[bool, typer.Option("--all", help="also cells that were computed again since")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="show at most so many")] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="<int>", help="show at most so many")] = 100,
     json: JsonFlag = False,
 ) -> None:
     """List the cells of a store, and what failed."""
@@ -143,7 +158,10 @@ def diff(
     store: Annotated[Path | None, typer.Option(help="the store both cells are in")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Say where two cells, or two stores, differ; exit code 1 if they do."""
+    """Say where two cells, or two stores, differ.
+
+    The exit code is 1 if they do.
+    """
     from dualview.runs import reading, rendering
 
     found = reading.diff(left, right, store, say=_say)
@@ -229,11 +247,5 @@ def _print_json(content: Any) -> None:
     print(jsonlib.dumps(plain(content), indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _show(content: Any) -> None:
-    from rich.console import Console
-
-    Console(width=None if sys.stdout.isatty() else 160).print(content)
+    show_table(content, width=160)

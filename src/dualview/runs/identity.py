@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from importlib import resources
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from dualview.runs.hub import commit_of
 from dualview.runs.loaded import remote_code_hash, tokenizer_hash
 from dualview.tasks.hub import find, hub_addresses
 from dualview.tasks.task import SPLITS, Task, load_task
+from dualview.versions import UNKNOWN, version_of
 
 if TYPE_CHECKING:
     from dualview.comparison import Prepared
@@ -55,6 +55,7 @@ ASIDE = (
     "runs",
     "seeds",
     "sharing",
+    "versions",
 )
 PATCHING = "compile"
 """Imported only where a patch is worn, and with it most of the dualities."""
@@ -101,8 +102,16 @@ def code_version(*, patched: bool = False) -> str:
 def _code_version(patched: bool) -> str:
     sources = {**computing_sources(patched=patched), **library_sources()}
     parts = [f"{name} {hashlib.sha256(sources[name].encode()).hexdigest()}" for name in sorted(sources)]
-    libraries = [f"{name} {version(name).partition('+')[0]}" for name in _LIBRARIES]
+    libraries = [f"{name} {_library_version(name).partition('+')[0]}" for name in _LIBRARIES]
     return digest(*parts, f"rows {assets.DATA.pin.sha256}", *libraries)
+
+
+def _library_version(name: str) -> str:
+    """Cells of two unknown versions would share a key, so a sweep refuses one before it computes anything."""
+    found = version_of(name)
+    if found == UNKNOWN:
+        raise UserError(f"The version of {name} is not known, so no cell can be stored under it; install {name} again.")
+    return found
 
 
 def library_sources() -> dict[str, str]:

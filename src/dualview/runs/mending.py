@@ -41,6 +41,7 @@ def mend(store: Store) -> None:
         if path.parent != store.places.packs or path.name not in named:
             store.set_aside(path, "it is no part of a store")
     _clear_unfinished(store)
+    claims.clear(store.places.claims)
     found, stamps, cells = store.places.listing(), store.index.stamps(), os.fspath(store.places.cells)
     for path in found.strangers:
         store.set_aside(path, "it is no part of a store")
@@ -70,15 +71,15 @@ def _examine(store: Store, key: str, *, known: bool) -> None:
 def _clear_unfinished(store: Store) -> None:
     """Remove what a killed process left half-written; what a living one is writing is under its claim."""
     for path in store.places.unfinished.iterdir():
-        claim = claims.take(store.places.claims, store.places.claimed(path))
-        if claim is not None:
-            with claim:
-                if store.places.is_replaced(path):
-                    _restore(store, path)
-                elif path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
+        with claims.held(store.places.claims, store.places.claimed(path)) as ours:
+            if not ours:
+                continue
+            if store.places.is_replaced(path):
+                _restore(store, path)
+            elif path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _restore(store: Store, path: Path) -> None:

@@ -37,10 +37,9 @@ def pack(store: Store, *, at_least: int = AT_LEAST) -> int:
     """
     if not store.writable:
         return 0
-    claim = claims.take(store.places.claims, f"pack{store.places.own}")
-    if claim is None:
-        return 0
-    with claim:
+    with claims.held(store.places.claims, f"pack{store.places.own}") as ours:
+        if not ours:
+            return 0
         _remove_unnamed(store)
         loose = [entry for entry in store.index.entries().values() if entry.pack is None]
         if len(loose) < at_least:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from dualview import assets
 from dualview.errors import UserError
 from dualview.options import RunOptions
 from dualview.runs.identity import Fingerprints, asked_id
 from dualview.runs.store import Store
+from dualview.tasks.sampling import sample_demos
+from dualview.tasks.task import load_task
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,29 @@ def make_plan(cells: Sequence[RunOptions], store: Store, fingerprints: Fingerpri
             key = None
         planned.append(Cell(options, asked, plan, key))
     return planned
+
+
+def must_have_demonstrations(cells: Sequence[Cell]) -> None:
+    """Refuse more shots than a task has rows before anything is computed.
+
+    Rows on the hub, and embedded rows that are not fetched yet, are counted when their cells are computed: planning
+    downloads nothing. So are files that cannot be read, which fail their own cells.
+    """
+    most: dict[tuple[str, Path | None], RunOptions] = {}
+    for options in (cell.options for cell in cells if not cell.done and cell.options.demos is None):
+        named = (options.task, options.data)
+        if named not in most or options.shots > most[named].shots:
+            most[named] = options
+    for options in most.values():
+        task = load_task(options.task, options.data)
+        source = str(task.source("train"))
+        if source.startswith("hf:") or (source.startswith("embedded:") and not assets.DATA.folder.is_dir()):
+            continue
+        try:
+            task.rows("train")
+        except UserError:
+            continue
+        sample_demos(task, 1, options.shots)
 
 
 def make_current(cells: Sequence[Cell], store: Store) -> None:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,16 +17,18 @@ from typing import Any, Literal, get_args
 from dualview.errors import UserError
 from dualview.options import RunOptions
 from dualview.progress import Progress, Silent
-from dualview.runs.cell import NewCell
+from dualview.runs.cell import NewCell, NoRecords
 from dualview.runs.claims import Claim
 from dualview.runs.engine import Engine, Failed, Finished, Known, Local, Outcome, failed
 from dualview.runs.identity import Fingerprints, Identity
 from dualview.runs.mending import Problem
 from dualview.runs.packs import pack
-from dualview.runs.plan import Cell, Shard, make_current, make_plan
+from dualview.runs.plan import Cell, Shard, make_current, make_plan, must_have_demonstrations
+from dualview.runs.signals import uninterrupted
 from dualview.runs.spec import Spec
 from dualview.runs.store import Store, is_nothing
 from dualview.runs.trackers import Tracker, must_be_trackers, open_trackers
+from dualview.saving import cause_of
 
 EngineName = Literal["local", "ray"]
 _ESTIMATE_AFTER = (1, 3, 10, 30, 100, 300, 1000, 3000)
@@ -104,6 +106,7 @@ def sweep(
             say(str(problem))
         # Where GPUs are asked of Ray, that is what its workers will find, whatever this machine has.
         run = Sweep(opened, read, cells, say, auto="cuda" if gpus else None)
+        must_have_demonstrations(run.planned)
         run.announce()
         if not dry_run:
             make_current(run.planned, opened)
@@ -191,8 +194,9 @@ class Sweep:
         except KeyboardInterrupt:
             self._stopped = True
         finally:
-            for held in list(self._held):
-                self._let_go(held)
+            with uninterrupted():
+                for held in list(self._held):
+                    self._let_go(held)
 
     # -------------------------------------------------------------------------------------------------- giving out
 
@@ -203,13 +207,10 @@ class Sweep:
         while waiting:
             later: list[Cell] = []
             for cell in waiting:
-                claim = self._claim(cell)
-                if claim is None:
+                held = self._hold(cell)
+                if held is None:
                     later.append(cell)
-                    continue
-                held = Held(cell, claim)
-                self._held.append(held)
-                if self._done_meanwhile(cell):
+                elif self._done_meanwhile(cell):
                     self._elsewhere += 1
                     self._let_go(held)
                     advance(1)
@@ -224,11 +225,18 @@ class Sweep:
                     said = True
                 yield None
 
-    def _claim(self, cell: Cell) -> Claim | None:
-        try:
-            return self.store.claim(cell.options)
-        except OSError:  # no room even for an empty file: then nobody else can write either
-            return Claim.nominal()
+    def _hold(self, cell: Cell) -> Held | None:
+        """Take a cell's lock and note it, in one step: `run` lets go of what is noted, also after an interrupt."""
+        with uninterrupted():
+            try:
+                claim = self.store.claim(cell.options)
+            except OSError:  # no room even for an empty file: then nobody else can write either
+                claim = Claim.nominal()
+            if claim is None:
+                return None
+            held = Held(cell, claim)
+            self._held.append(held)
+        return held
 
     def _done_meanwhile(self, cell: Cell) -> bool:
         key = None if cell.plan is None else self.store.index.planned(cell.plan)
@@ -277,12 +285,12 @@ class Sweep:
         plan = self._plan_of(held, found.identity)
         cell = NewCell(found.identity, plan, held.options, found.result, found.records)
         try:
-            self.store.put(cell)
+            self._store(cell)
         except Exception as error:
             if isinstance(error, OSError):
                 self._unwritten = max(1 << 16, 2 * len(json.dumps(found.result)))
-            expected = isinstance(error, OSError | UserError)
-            why = Failed(_cause(error)) if expected else failed(error)
+            expected = isinstance(error, OSError | UserError | NoRecords)
+            why = Failed(cause_of(error)) if expected else failed(error)
             return Failed(f"It was computed but could not be written ({why.reason.rstrip('.')}).", why.trace)
         self._computed += 1
         self._first_seconds = self._first_seconds or sum(found.result["provenance"]["run"]["seconds"].values())
@@ -293,6 +301,18 @@ class Sweep:
                 pack(self.store)
         return found
 
+    def _store(self, cell: NewCell) -> None:
+        """Put a cell into the store; without its tensors if there is no way to write those."""
+        try:
+            self.store.put(cell)
+        except NoRecords as error:
+            if not self.store.put(replace(cell, records=None)):  # it was there, and lacked only these
+                raise
+            self.say(
+                f"{self._named(cell.options)}: the records could not be written ({cause_of(error)}); the result is "
+                "stored, and the next sweep computes the cell again for its records"
+            )
+
     def _plan_of(self, held: Held, identity: Identity) -> str | None:
         """The plan that a cell may be found by from now on; none if a file has changed since the plan was made."""
         if not self._fingerprints.unchanged():
@@ -302,9 +322,10 @@ class Sweep:
         return held.cell.plan
 
     def _let_go(self, held: Held) -> None:
-        with suppress(OSError):
-            held.claim.release()
-        self._held.remove(held)
+        with uninterrupted():
+            with suppress(OSError):
+                held.claim.release()
+            self._held.remove(held)
 
     def _estimate(self) -> None:
         """Say how long the rest will take, by the pace since the first cell, which waited for its model too."""
@@ -321,12 +342,6 @@ class Sweep:
     def _named(self, options: RunOptions) -> str:
         """What sets a cell apart from its neighbours."""
         return ", ".join(f"{name} {getattr(options, name)}" for name in self.spec.varied) or "the cell"
-
-
-def _cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _now() -> dict[str, Any]:

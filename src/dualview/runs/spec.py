@@ -155,6 +155,11 @@ def _with_seeds(given: dict[str, Any], where: str) -> dict[str, Any]:
     if "seed" in given:
         raise UserError(f"{where}: seed and seeds are both given; give one of them.")
     seeds = given.pop("seeds")
+    if re.fullmatch(r"\s*(-\s*\d+|[+-]?0+)\s*", str(seeds)):
+        raise UserError(
+            f"{where}: seeds is {seeds}, which is no draw; write seeds: 1:5 for five draws, or seed: {seeds} for the "
+            "draw of that number."
+        )
     parts = cast("Sequence[Any]", seeds) if isinstance(seeds, list | tuple) else (seeds,)
     found = [seed for part in parts for seed in _seeds(part, where)]
     return {**given, "seed": found}

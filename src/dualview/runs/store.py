@@ -95,7 +95,7 @@ class Store:
             raise UserError(f"There is no store {self.path}; `dualview sweep SPEC --store {self.path}` makes one.")
         marker, cells = self.places.marker, self.places.cells
         if not marker.exists() and not cells.is_dir() and (not create or not is_nothing(self.path)):
-            raise UserError(f"{self.path} is not a store: it has no {marker.name}; name a store or an empty folder.")
+            raise UserError(self._no_store(create))
         why = _unknown(marker)
         if not create:
             self.problems += [Problem(marker.name, why)] if why else []
@@ -109,6 +109,12 @@ class Store:
             raise UserError(f"The store {self.path} cannot be written ({error.strerror}).") from error
         if not marker.exists():
             write_json(marker, {"schema": SCHEMA})
+
+    def _no_store(self, create: bool) -> str:
+        if create:
+            return f"{self.path} is not a store: it has no {self.places.marker.name}; name a store or an empty folder."
+        why = "the folder is empty" if is_nothing(self.path) else f"it has no {self.places.marker.name}"
+        return f"{self.path} is not a store: {why}; name a folder that `dualview sweep` wrote to."
 
     def _open_index(self, *, must_write: bool) -> Index:
         path = self.places.index

@@ -18,6 +18,7 @@ from dualview.runs.cell import NewCell
 from dualview.runs.identity import asked_id
 from dualview.runs.store import Store
 from dualview.runs.tables import Labelled, tables_of
+from dualview.saving import cause_of
 
 PROJECT = "dualview"
 
@@ -39,6 +40,10 @@ class Tracker(ABC):
             raise UserError(
                 f"--track {self.name} needs a package ({error}); run `pip install 'dualview[track]'`."
             ) from error
+        except Exception as error:  # before the first cell, so nothing is lost by stopping here
+            raise UserError(
+                f"--track {self.name} cannot be used ({cause_of(error)}); leave it out, or install it again."
+            ) from error
 
     def log(self, cell: NewCell) -> None:
         """Tell of a finished cell; the first failure is said, and the tracker left alone from then on."""
@@ -47,9 +52,9 @@ class Tracker(ABC):
         try:
             with contextlib.redirect_stdout(sys.stderr):  # standard output is for what the sweep has to say
                 self._log(cell.identity.key, config_of(cell), numbers_of(cell))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a library may end the process where it cannot log in
             self._working = False
-            self._say(f"{self.name} failed ({error}) and is told no more; the store is not affected")
+            self._say(f"{self.name} failed ({cause_of(error)}) and is left out from now on; the store is not affected")
 
     @abstractmethod
     def _log(self, key: str, config: dict[str, Any], numbers: dict[str, float]) -> None: ...

@@ -159,11 +159,13 @@ def build_prompts(
     texts = _tokens(tokenizer, [task.render(row) for row in demos])
     answers = _tokens(tokenizer, [f" {task.candidates(row)[row.label]}" for row in demos])
     pieces = tuple(Demo(text, answer, between) for text, answer in zip(texts, answers, strict=True))
-    for number, (row, demo) in enumerate(zip(demos, pieces, strict=True), start=1):
-        _not_empty(demo.template, f"demonstration {number}'s template")
-        _not_empty(demo.label, f"demonstration {number}'s label {task.candidates(row)[row.label]!r}")
+    for number, (row, demo) in enumerate(zip(demos, pieces, strict=True)):
+        _not_empty(demo.template, f"the template of {_named('demonstration', number, row)}")
+        _not_empty(
+            demo.label, f"the label of {_named('demonstration', number, row)}, {task.candidates(row)[row.label]!r}"
+        )
     prompts = PromptSet(bos_id, pieces, encode_queries(task, tokenizer, queries), shots=len(pieces))
-    return prompts if max_context is None else _truncated(prompts, max_context, room_for)
+    return prompts if max_context is None else _truncated(prompts, demos, queries, max_context, room_for)
 
 
 def encode_queries(task: Task, tokenizer: Tokenizer, rows: Sequence[Row]) -> tuple[Query, ...]:
@@ -171,11 +173,11 @@ def encode_queries(task: Task, tokenizer: Tokenizer, rows: Sequence[Row]) -> tup
     texts = _tokens(tokenizer, [task.render(row) for row in rows])
     labels = encode_labels(tokenizer, task.labels) if task.labels else None
     queries: list[Query] = []
-    for number, (row, ids) in enumerate(zip(rows, texts, strict=True), start=1):
+    for number, (row, ids) in enumerate(zip(rows, texts, strict=True)):
         candidates = labels or tuple(_tokens(tokenizer, [f" {choice}" for choice in task.candidates(row)]))
-        _not_empty(ids, f"query {number}'s template")
+        _not_empty(ids, f"the template of {_named('query', number, row)}")
         for choice, candidate in zip(task.candidates(row), candidates, strict=True):
-            _not_empty(candidate, f"query {number}'s candidate {choice!r}")
+            _not_empty(candidate, f"the candidate {choice!r} of {_named('query', number, row)}")
         queries.append(Query(ids, candidates, row.label))
     return tuple(queries)
 
@@ -232,14 +234,22 @@ def prompts_hash(prompts: PromptSet) -> str:
     return hashlib.sha256(json.dumps(document, separators=(",", ":")).encode()).hexdigest()
 
 
-def _truncated(prompts: PromptSet, max_context: int, room_for: Sequence[Query]) -> PromptSet:
+def _named(kind: str, number: int, row: Row) -> str:
+    """A row as the user finds it: by file and line, and by its number among those used, from 0."""
+    return f"{kind} {number} ({row.where})" if row.where else f"{kind} {number}"
+
+
+def _truncated(
+    prompts: PromptSet, demos: Sequence[Row], queries: Sequence[Row], max_context: int, room_for: Sequence[Query]
+) -> PromptSet:
     longest = max(prompts.queries, key=lambda query: query.longest)
     bare = len(prompts.zero_prefix) + longest.longest
     if bare > max_context:
-        number = prompts.queries.index(longest) + 1
+        number = prompts.queries.index(longest)
         raise UserError(
-            f"Query {number} needs {bare} tokens with its longest candidate, but the context holds {max_context}; "
-            "raise --max-context, take a model with a longer context, or leave that query out."
+            f"{_named('Query', number, queries[number])} needs {bare} tokens with its longest candidate, but the "
+            f"context holds {max_context}; raise --max-context, take a model with a longer context, or leave "
+            "that query out."
         )
     room = max_context - max(query.longest for query in (longest, *room_for))
     length, kept = len(prompts.zero_prefix), 0
@@ -250,8 +260,9 @@ def _truncated(prompts: PromptSet, max_context: int, room_for: Sequence[Query]) 
         kept += 1
     if kept == 0:
         raise UserError(
-            f"Not one demonstration fits: the first one and the longest query need {length + max_context - room} "
-            f"tokens, but the context holds {max_context}; raise --max-context or take shorter rows."
+            f"Not one demonstration fits: {_named('demonstration', 0, demos[0])} and the longest query need "
+            f"{length + max_context - room} tokens, but the context holds {max_context}; "
+            "raise --max-context or take shorter rows."
         )
     return replace(prompts, demos=prompts.demos[:kept])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from dualview.errors import UserError
@@ -17,6 +17,8 @@ class Row:
     fields: Mapping[str, str]
     label: int
     choices: tuple[str, ...] | None = None
+    where: str = field(default="", compare=False)
+    """The file and line it was read from, as a mistake names it; nothing for a row that was typed."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def parse_row(raw: RawRow, shape: RowShape) -> Row:
     fields = {field: _text(raw, shape, field) for field in shape.fields}
     choices = None if shape.choices is None else _choices(raw, shape, shape.choices)
     label = _label(raw, shape, shape.n_labels if choices is None else len(choices))
-    return Row(fields, label, choices)
+    return Row(fields, label, choices, raw.where)
 
 
 def _text(raw: RawRow, shape: RowShape, field: str) -> str:

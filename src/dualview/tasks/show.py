@@ -78,7 +78,7 @@ def render_prompt(prompts: PromptSet, tokenizer: Decoder, query: int = 0) -> Ren
             line.append("\n")
     counts = (
         f"{len(prompts.prefix)} prefix tokens ({prompts.shots_used} of {prompts.shots} demonstrations), "
-        f"{len(prompts.queries[query].ids)} query tokens; query {query + 1} of {len(prompts.queries)}"
+        f"{len(prompts.queries[query].ids)} query tokens; query {query} of 0 to {len(prompts.queries) - 1}"
     )
     return Group(legend, Text(), prompt, answers, Text(), Text(counts))
 

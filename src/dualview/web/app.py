@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
-from importlib.metadata import version
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from dualview import __version__
 from dualview.errors import UserError
 from dualview.web.experiment import answer
 from dualview.web.jobs import Busy, Emit, Event, Job, Telling, Worker
@@ -50,7 +50,7 @@ def make_app(shelf: Shelf, policy: Policy, *, store: Sequence[Route] = (), waiti
     files, worker = assets(), Worker(waiting)
     # Rows come from disk, or from a hub that may take long to answer: no computing waits for them, nor disk for hub.
     disk, hub = Worker(waiting), Worker(waiting)
-    notes = {"version": version("dualview"), "models": list(shelf.models), "tasks": shelf.about_tasks()}
+    notes = {"version": __version__, "models": list(shelf.models), "tasks": shelf.about_tasks()}
     about = {**notes, "limits": LIMITS, "store": bool(store)}
 
     async def page(request: Request) -> Response:

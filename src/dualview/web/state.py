@@ -95,7 +95,7 @@ class State(_Checked):
         fields = set(task.template_fields)
         if fields & {"label", "choices"}:
             raise ValueError("the template may not name a field label or choices; choose another name")
-        for number, row in enumerate((*self.demos, self.query), start=1):
+        for number, row in enumerate((*self.demos, self.query)):
             who = "the query" if row is self.query else f"demonstration {number}"
             if set(row.fields) != fields:
                 raise ValueError(f"{who} must have the template's fields, {', '.join(sorted(fields))}, and no others")
@@ -161,7 +161,7 @@ def read(kind: type[Model], body: bytes) -> Model:
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
-    """Where a mistake is, as the page counts: demonstrations from 1."""
+    """Where a mistake is, as the page counts: from 0."""
     if len(loc) > 1 and loc[0] == "demos" and isinstance(loc[1], int):
-        return ", ".join([f"demonstration {loc[1] + 1}", *map(str, loc[2:])])
+        return ", ".join([f"demonstration {loc[1]}", *map(str, loc[2:])])
     return ".".join(str(part) for part in loc)

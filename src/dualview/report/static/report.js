@@ -92,7 +92,7 @@
     const place = byId("prompt-prefix");
     let at = 0;
     for (const { span, demo, ids } of prompts.prefix) {
-      at = tokens(place, ids, span, at, demo === null ? span : `demonstration ${demo + 1}, ${span}`);
+      at = tokens(place, ids, span, at, demo === null ? span : `demonstration ${demo}, ${span}`);
     }
     return at;
   }
@@ -123,18 +123,18 @@
         if (asked.predicted[k] === c) cell.classList.add("chosen");
       });
     });
-    byId("prompt-number").value = String(number + 1);
+    byId("prompt-number").value = String(number);
     byId("prompt-said").textContent =
-      `Query ${number + 1} of ${prompts.queries.length}: ${from} tokens before it, ${query.ids.length} of its own.`;
+      `Query ${number} (of 0 to ${prompts.queries.length - 1}): ${from} tokens before it, ${query.ids.length} of its own.`;
   }
 
   if (prompts) {
     const from = showPrefix();
     const number = byId("prompt-number");
     const choose = (n) => showQuery(Math.max(0, Math.min(prompts.queries.length - 1, n)), from);
-    number.addEventListener("change", () => choose((Number.parseInt(number.value, 10) || 1) - 1));
-    byId("prompt-back").addEventListener("click", () => choose(Number(number.value) - 2));
-    byId("prompt-next").addEventListener("click", () => choose(Number(number.value)));
+    number.addEventListener("change", () => choose(Number.parseInt(number.value, 10) || 0));
+    byId("prompt-back").addEventListener("click", () => choose(Number(number.value) - 1));
+    byId("prompt-next").addEventListener("click", () => choose(Number(number.value) + 1));
     byId("query-rows").addEventListener("click", (event) => {
       const button = event.target.closest("[data-query]");
       if (!button) return;

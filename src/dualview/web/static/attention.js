@@ -69,7 +69,7 @@ export class Attention {
     }
     const most = darkest(values);
     const blocks = this.run.prompt.shots_used;
-    const lines = Array.from({ length: blocks }, (_, demo) => make("p", { cls: "toks", "data-demo": demo }, make("b", { cls: "muted number", text: `${demo + 1}` })));
+    const lines = Array.from({ length: blocks }, (_, demo) => make("p", { cls: "toks", "data-demo": demo }, make("b", { cls: "muted number", text: `${demo}` })));
     tokens.forEach((token, index) => {
       const span = make("span", { cls: token.label ? "tok weight is-label" : "tok weight", text: visible(token.text), data: { token: index } });
       const value = values[index];
@@ -91,7 +91,7 @@ export class Attention {
     for (const marked of document.querySelectorAll(".weight.pointed")) marked.classList.remove("pointed");
     for (const same of document.querySelectorAll(`.weight[data-token="${index}"]`)) same.classList.add("pointed");
     const said = SIDES.map(({ key, name, tell }) => (this.values[key] ? `${name} ${tell(this.values[key][index])}` : null)).filter(Boolean);
-    $("readout").textContent = `“${visible(token.text)}” of demonstration ${token.demo + 1}: ${said.join(", ")}`;
+    $("readout").textContent = `“${visible(token.text)}” of demonstration ${token.demo}: ${said.join(", ")}`;
   }
 
   key(event) {
@@ -108,7 +108,7 @@ export class Attention {
     const series = SIDES.map(({ key, name, colour }) => ({ name, values: this.pick(key, found[`${key}_demo`]), colour })).filter((side) => side.values);
     window.dualviewCharts.bars($("demo-chart"), {
       title: `By demonstration, ${$("layer").selectedOptions[0].text}, ${$("head").selectedOptions[0].text}`,
-      y: { label: "mass or share" }, x: { label: "demonstration" }, groups: series[0].values.map((_, index) => String(index + 1)), series,
+      y: { label: "mass or share" }, x: { label: "demonstration" }, groups: series[0].values.map((_, index) => String(index)), series,
     });
   }
 

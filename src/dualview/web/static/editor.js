@@ -56,7 +56,7 @@ export class Editor {
 
   demo(index) {
     const row = this.state.demos[index];
-    const name = `demonstration ${index + 1}`;
+    const name = `demonstration ${index}`;
     const last = this.state.demos.length - 1;
     const button = (text, label, disabled, act) =>
       make("button", { type: "button", cls: "tool", text, "aria-label": `${label} ${name}`, title: `${label}`, disabled, on: { click: act } });
@@ -67,7 +67,7 @@ export class Editor {
     );
     const grip = make("span", { cls: "grip", title: "Drag to reorder", "aria-hidden": "true", text: "⠿" });
     const side = make("div", { cls: "side" }, this.flip(row, name), tools);
-    return make("li", {}, make("div", { cls: "demo" }, grip, make("div", { cls: "texts" }, ...this.texts(row, `Demonstration ${index + 1}`)), side));
+    return make("li", {}, make("div", { cls: "demo" }, grip, make("div", { cls: "texts" }, ...this.texts(row, `Demonstration ${index}`)), side));
   }
 
   texts(row, name) {
@@ -116,7 +116,7 @@ export class Editor {
 
   showFlips() {
     this.state.demos.forEach((row, index) => {
-      $("demos").children[index].querySelector(".flip").replaceWith(this.flip(row, `demonstration ${index + 1}`));
+      $("demos").children[index].querySelector(".flip").replaceWith(this.flip(row, `demonstration ${index}`));
     });
     this.showGold();
   }
@@ -130,7 +130,7 @@ export class Editor {
       const same = tools.find((tool) => tool.title === by);
       (same.disabled ? tools.find((tool) => !tool.disabled) : same).focus();
     }
-    $("status").textContent = `Demonstration ${from + 1} is now number ${to + 1}.`;
+    $("status").textContent = `Demonstration ${from} is now number ${to}.`;
     this.changed(false);
   }
 
@@ -179,7 +179,7 @@ export class Editor {
     $("labels-box").hidden = labels.length === 0;
     $("add-label").disabled = labels.length >= this.limits.labels;
     $("labels").replaceChildren(...labels.map((text, index) => {
-      const input = make("input", { "aria-label": `Label ${index + 1}`, maxlength: 100, spellcheck: "false" });
+      const input = make("input", { "aria-label": `Label ${index}`, maxlength: 100, spellcheck: "false" });
       input.value = text;
       input.addEventListener("input", () => {
         this.state.labels[index] = input.value;
@@ -187,7 +187,7 @@ export class Editor {
         this.changed(true);
       });
       const remove = make("button", {
-        type: "button", cls: "tool", text: "✕", "aria-label": `Remove label ${index + 1}`, disabled: labels.length <= 2,
+        type: "button", cls: "tool", text: "✕", "aria-label": `Remove label ${index}`, disabled: labels.length <= 2,
         on: { click: () => this.removeLabel(index) },
       });
       return make("div", { cls: "one-label" }, input, remove);
@@ -203,7 +203,7 @@ export class Editor {
   }
 
   removeLabel(index) {
-    const users = this.state.demos.flatMap((row, demo) => (row.label === index ? [`demonstration ${demo + 1}`] : []));
+    const users = this.state.demos.flatMap((row, demo) => (row.label === index ? [`demonstration ${demo}`] : []));
     if (this.state.query.label === index) users.push("the query");
     if (users.length) {
       const who = users.length > 1 ? `${users.slice(0, -1).join(", ")} and ${users.at(-1)}` : users[0];
