@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from common import embedded, must_agree, prepared, report, timed
 
-from dualview.comparison import run
+from dualview.comparison.run import run
 from dualview.models.loading import LanguageModel
 from dualview.options import RunOptions
-from dualview.tasks.prompt import PromptSet
+from dualview.tasks.prompts import PromptSet
 
 QUERIES, LR = 64, 0.003
 

@@ -12,8 +12,8 @@ from common import must_agree, report, timed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dualview.models.loading import adopt
-from dualview.models.passes import Plan, ask
-from dualview.tasks.prompt import Query
+from dualview.models.scoring import Plan, ask
+from dualview.tasks.prompts import Query
 
 VOCAB, PREFIX, QUERIES = 50_272, 1_000, 872
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from common import embedded, peak_of, prepared, report
 
-from dualview.models.passes import ask
+from dualview.models.scoring import ask
 
 
 def one(n: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from common import embedded, in_turn, must_agree, peak_of, prepared, report
 
-from dualview.models.passes import ask
+from dualview.models.scoring import ask
 
 QUERIES = 64
 

@@ -10,8 +10,8 @@ from common import embedded, must_agree, prepared, report, texts, timed
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from dualview.models.passes import ask
-from dualview.tasks.prompt import build_prompts
+from dualview.models.scoring import ask
+from dualview.tasks.prompts import build_prompts
 from dualview.tasks.sampling import sample_queries
 
 QUERIES = 64

@@ -13,8 +13,8 @@ import numpy as np
 from common import embedded, prepared, report
 
 from dualview.models.loading import LanguageModel
-from dualview.models.passes import Plan, ask
-from dualview.tasks.prompt import Query
+from dualview.models.scoring import Plan, ask
+from dualview.tasks.prompts import Query
 
 QUERIES, REPEATS = 256, 8
 

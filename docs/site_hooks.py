@@ -14,8 +14,8 @@ from typing import Any
 import typer.main
 from mkdocs.structure.files import File
 
-from dualview.cli import app
-from dualview.lab.commands import lab_app
+from dualview.cli.lab import lab_app
+from dualview.cli.main import app
 
 RESULTS = "studies/results"
 NEEDS = re.compile(r"^(```.*) needs=\"[^\"]*\"", re.MULTILINE)

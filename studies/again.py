@@ -14,7 +14,7 @@ import pandas as pd
 from aggregate import RESULTS, of_the_study, result_file, table
 from layout import grid, source
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 
 ASKED = ["task", "seed", "shots", "ft_rule", "lr_asked", "weights", "controls", "prompts_hash"]
 """What two cells have in common that should have the same numbers."""

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 from scipy import stats
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 
 RESULTS = Path(__file__).parent / "results"
 SIX = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}

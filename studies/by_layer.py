@@ -66,7 +66,7 @@ def curves(metric: str) -> Mapping[str, list[Mean]]:
 
 def figure() -> Figure:
     """Both similarities by layer: mean over tasks, with the 95 % interval over tasks for the two rules."""
-    from dualview.report.figures_style import dress, legend, new_figure, small_print
+    from dualview.report.figures.style import dress, legend, new_figure, small_print
 
     made = new_figure(7.2, 5.8)
     panels = made.subplots(len(PANELS), 1, sharex=True)
@@ -89,7 +89,7 @@ def figure() -> Figure:
 
 
 def _draw(axes: Axes, drawn: Mapping[str, list[Mean]]) -> None:
-    from dualview.report.figures_style import BLACK, look
+    from dualview.report.figures.style import BLACK, look
 
     for number, (title, means) in enumerate(drawn.items()):
         how, at = look(number), range(len(means))

@@ -20,10 +20,10 @@ from typing import Any
 import pandas as pd
 from aggregate import RESULTS, of_the_study, result_file
 
-from dualview.errors import UserError
-from dualview.files import whole
-from dualview.runs import Store
-from dualview.runs.reading import query
+from dualview.io.atomic import whole
+from dualview.io.errors import UserError
+from dualview.store import Store
+from dualview.store.api import query
 
 TABLES = ("cells", "layers", "profiles", "controls", "curves", "runs")
 PROFILES = {"floors": ("shuffled_query", "icl_random_labels", "untrained"), "ceilings": ("icl_reordered",)}

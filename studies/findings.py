@@ -14,9 +14,9 @@ from pathlib import Path
 import by_layer
 from parts import PARTS
 
-from dualview.errors import UserError
-from dualview.files import write_text
-from dualview.report.figures_style import save
+from dualview.io.atomic import write_text
+from dualview.io.errors import UserError
+from dualview.report.figures.style import save
 
 PAGE = Path(__file__).parents[1] / "docs" / "findings.md"
 _PART = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -27,7 +27,7 @@ from tables import (
     verdicts,
 )
 
-from dualview.lab.frame import LabResult
+from dualview.lab.harness import LabResult
 
 LABS = Path(__file__).parents[1] / "docs" / "lab"
 
@@ -74,7 +74,7 @@ def momentum() -> str:
 
 
 def sign() -> str:
-    from dualview.lab.sign import tables
+    from dualview.lab.sign.run import tables
 
     result = LabResult.load(LABS / "sign.json")
     told = tables(result)[0].note.splitlines()[-1]

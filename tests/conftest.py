@@ -8,7 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from dualview.models.cpu import mind_amx
+from dualview.models.amx_workaround import mind_amx
 
 mind_amx()
 

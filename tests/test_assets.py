@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 import torch
 
-from dualview import assets
-from dualview._download import Pin
-from dualview.assets import Asset
-from dualview.errors import UserError
-from dualview.gguf import read_gguf, save_gguf
+from dualview.io import assets
+from dualview.io.assets import Asset
+from dualview.io.download import Pin
+from dualview.io.errors import UserError
+from dualview.io.gguf import read_gguf, save_gguf
 from tiny_gguf import write_tiny_llama
 
 Build = Callable[[Path, Path, assets.Say], None]

@@ -12,14 +12,14 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from dualview import cli
-from dualview.compile import compile_patch, divergence, load_patch, read_metadata, save_patch, showing
-from dualview.duality.feed_forward import feed_forwards
-from dualview.duality.reusable import ReusablePatch
-from dualview.errors import UserError
+from dualview.analyses.compile import compile_patch, divergence, load_patch, read_metadata, save_patch, showing
+from dualview.cli import main as cli
+from dualview.duality.on_model.feed_forward import feed_forwards
+from dualview.duality.on_model.shared_patch import ReusablePatch
+from dualview.io.errors import UserError
 from dualview.models.loading import adopt, load_model
-from dualview.models.passes import Plan, ask
-from dualview.tasks.prompt import Query
+from dualview.models.scoring import Plan, ask
+from dualview.tasks.prompts import Query
 from equivalence import tiny
 
 
@@ -119,7 +119,7 @@ def test_norms_at_the_end_go_to_disk_and_back(tmp_path):
 
     lm = zoo_lm("gemma2-softcap")
     places = feed_forwards(lm)
-    from dualview.duality.reusable import LowRank, ReusableBlock
+    from dualview.duality.on_model.shared_patch import LowRank, ReusableBlock
 
     draw = torch.Generator().manual_seed(0)
     blocks = tuple(
@@ -184,7 +184,7 @@ def test_nothing_is_written_before_the_baselines_have_run(place, lm, monkeypatch
     def broken(*_given):
         raise UserError("the baseline broke")
 
-    monkeypatch.setattr("dualview.compile.fine_tune", broken)
+    monkeypatch.setattr("dualview.analyses.compile.fine_tune", broken)
     out = place / "early.safetensors"
     with pytest.raises(UserError, match="the baseline broke"):
         compile_patch(out=out, model=lm, task=str(place / "tiny.yaml"), shots=2, fit_rows=2, lr=0.01)
@@ -192,7 +192,7 @@ def test_nothing_is_written_before_the_baselines_have_run(place, lm, monkeypatch
 
 
 def test_a_place_that_cannot_be_written_is_told_before_the_work(place, lm, monkeypatch):
-    monkeypatch.setattr("dualview.compile.prepare", lambda *_given: pytest.fail("the work began"))
+    monkeypatch.setattr("dualview.analyses.compile.prepare", lambda *_given: pytest.fail("the work began"))
     with pytest.raises(UserError, match="is a folder"):
         compile_patch(out=place, model=lm, task=str(place / "tiny.yaml"))
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from dualview import cli
-from dualview.duality.heads import record_heads
-from dualview.errors import UserError
-from dualview.explain import explain
+from dualview.analyses.explain import explain
+from dualview.cli import main as cli
+from dualview.comparison.single_query import query_row
+from dualview.duality.on_model.softmax_split import record_heads
+from dualview.io.errors import UserError
 from dualview.models.loading import load_model
-from dualview.questions import query_row
 from dualview.tasks.task import load_task
 from equivalence import tiny
 

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from dualview import cli, gguf_cache
-from dualview.errors import UserError
-from dualview.gguf import read_gguf
+from dualview.cli import main as cli
+from dualview.io import gguf_cache
+from dualview.io.errors import UserError
+from dualview.io.gguf import read_gguf
 from dualview.models import loading
 from dualview.models.loading import DTYPES, load_model
 from dualview.report import prompts
-from dualview.runs import identity
-from dualview.runs.loaded import tokenizer_hash
+from dualview.store import cell_key as identity
+from dualview.store.fingerprint import tokenizer_hash
 from tiny_gguf import write_tiny_llama
 
 pytest.importorskip("gguf")
@@ -128,7 +129,8 @@ def test_another_converter_converts_again(gguf: Path, reads: list[str], monkeypa
 _START = """
 import sys
 from pathlib import Path
-from dualview import gguf, gguf_cache
+from dualview.io import gguf
+from dualview.io import gguf_cache
 from dualview.models.loading import load_model
 
 path, log = Path(sys.argv[1]), Path(sys.argv[2])

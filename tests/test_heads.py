@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 from close import assert_alike
-from dualview import cli
-from dualview.duality.head_report import head_report
-from dualview.errors import UserError
-from dualview.heads import heads
+from dualview.analyses.heads import heads
+from dualview.cli import main as cli
+from dualview.comparison.single_query import question
+from dualview.duality.on_model.head_report import head_report
+from dualview.io.errors import UserError
+from dualview.io.progress import Silent
 from dualview.models.loading import load_model
 from dualview.options import RunOptions
-from dualview.progress import Silent
-from dualview.questions import question
 from equivalence import tiny
 
 QUERY = "the plot was slow and very dull"

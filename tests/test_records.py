@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.records import Records, Setting, as_records, load_records, save_records
 
 N, LAYERS, D, HEADS, COLUMNS = 5, 2, 4, 3, 6

@@ -8,9 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dualview.errors import UserError
+from dualview.comparison.verdict import Verdict, judge
+from dualview.io.errors import UserError
 from dualview.records import Records
-from dualview.verdict import Verdict, judge
 
 
 def scores(rng: np.random.Generator, gold: np.ndarray, right: np.ndarray) -> np.ndarray:

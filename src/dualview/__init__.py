@@ -9,25 +9,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dualview.comparison import compare
-    from dualview.errors import UserError
+    from dualview.comparison.result import Result
+    from dualview.comparison.run import compare
+    from dualview.comparison.seeds import compare_seeds
+    from dualview.comparison.verdict import Verdict, judge
+    from dualview.io.errors import UserError
     from dualview.metrics.summary import compute_metrics
     from dualview.models.loading import LanguageModel, load_model
     from dualview.options import RunOptions
     from dualview.records import Records, Setting, load_records, save_records
-    from dualview.result import Result
-    from dualview.runs.reading import load
-    from dualview.runs.runner import sweep
-    from dualview.seeds import compare_seeds
+    from dualview.store.api import load
+    from dualview.sweep.runner import sweep
     from dualview.tasks.task import Task, list_tasks, load_task
-    from dualview.verdict import Verdict, judge
 
 __version__ = "0.1.0"
 """The only place where the version is written; the build reads it from here."""
 
 _HOME = {
-    "compare": "dualview.comparison",
-    "UserError": "dualview.errors",
+    "compare": "dualview.comparison.run",
+    "UserError": "dualview.io.errors",
     "compute_metrics": "dualview.metrics.summary",
     "LanguageModel": "dualview.models.loading",
     "load_model": "dualview.models.loading",
@@ -36,15 +36,15 @@ _HOME = {
     "Setting": "dualview.records",
     "load_records": "dualview.records",
     "save_records": "dualview.records",
-    "Result": "dualview.result",
+    "Result": "dualview.comparison.result",
     "Task": "dualview.tasks.task",
     "list_tasks": "dualview.tasks.task",
     "load_task": "dualview.tasks.task",
-    "Verdict": "dualview.verdict",
-    "judge": "dualview.verdict",
-    "compare_seeds": "dualview.seeds",
-    "load": "dualview.runs.reading",
-    "sweep": "dualview.runs.runner",
+    "Verdict": "dualview.comparison.verdict",
+    "judge": "dualview.comparison.verdict",
+    "compare_seeds": "dualview.comparison.seeds",
+    "load": "dualview.store.api",
+    "sweep": "dualview.sweep.runner",
 }
 
 __all__ = [

@@ -1,6 +1,6 @@
 """`python -m dualview` is `dualview`."""
 
-from dualview.cli import main
+from dualview.cli.main import main
 
 if __name__ == "__main__":
     main()

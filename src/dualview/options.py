@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, MinLen
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 
 Protocol = Literal["modern", "dai", "deutch"]
 Weights = Literal["trained", "untrained", "trained-embeddings"]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dualview.comparison import compare
-from dualview.explain import Explanation, explain
+from dualview.analyses.explain import Explanation, explain
+from dualview.comparison.run import compare
 from dualview.models.loading import LanguageModel
 from equivalence import tiny
 

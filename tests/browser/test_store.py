@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from browser.watched import fits, no_violations, watched
-from dualview.runs import Store
+from dualview.store import Store
 from dualview.web import results
 from web.live import serving, shelf_of
 from web.shop import make_store

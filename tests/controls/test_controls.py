@@ -13,16 +13,16 @@ import torch
 import dualview
 import zoo
 from close import assert_alike
-from dualview.comparison import Prepared, prepare
-from dualview.controls.kendall import kendall, taps_of
-from dualview.controls.settings import _random_labels, _random_text, reordered  # pyright: ignore[reportPrivateUsage]
-from dualview.controls.untrained import untrained
-from dualview.learning.factors import trace_training
+from dualview.comparison.controls.kendall import kendall, taps_of
+from dualview.comparison.controls.settings import _random_labels, _random_text, reordered  # pyright: ignore[reportPrivateUsage]
+from dualview.comparison.run import Prepared, prepare
+from dualview.comparison.seeds import compare_seeds, parse_seeds
 from dualview.learning.finetune import Recipe, finetune
+from dualview.learning.traces import trace_training
 from dualview.models.loading import LanguageModel, adopt, load_model
-from dualview.models.passes import Asked, Plan, ask
+from dualview.models.scoring import Asked, Plan, ask
+from dualview.models.untrained import untrained
 from dualview.options import RunOptions
-from dualview.seeds import compare_seeds, parse_seeds
 from equivalence import tiny
 
 LR = 0.05
@@ -73,7 +73,7 @@ def test_the_norm_curve_is_that_of_the_first_queries(
     task = tiny.save_task(tmp_path, train=24, validation=12)
     options: dict[str, Any] = {"task": str(task), "shots": 4, "lr_grid": (0.01, 0.05)}
     few, all_rows = (tiny.write_rows(tmp_path / f"{n}.jsonl", rows[:n]) for n in (4, 12))
-    monkeypatch.setattr("dualview.controls.sensitivity.QUERIES", 4)
+    monkeypatch.setattr("dualview.comparison.controls.sensitivity.QUERIES", 4)
     curve = dualview.compare(model=lm, queries=all_rows, lr="auto", controls="full", **options).to_json()["norm_curve"]
     assert [(point["rule"], point["lr"]) for point in curve] == [
         (rule, lr) for rule in ("sgd", "layer-causal", "linearised") for lr in (0.01, 0.05)

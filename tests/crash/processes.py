@@ -14,7 +14,7 @@ from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["dualview.runs.runner", "dualview.runs.worker", "pandas", "duckdb", "transformers.models.llama.modeling_llama"]
+    ["dualview.sweep.runner", "dualview.sweep.worker", "pandas", "duckdb", "transformers.models.llama.modeling_llama"]
 )
 
 
@@ -30,7 +30,7 @@ def start(spec: dict[str, Any], store: Path, answer: Path | None = None) -> Base
 
 
 def _sweep(spec: dict[str, Any], store: Path, answer: Path | None) -> None:
-    from dualview.runs.runner import sweep
+    from dualview.sweep.runner import sweep
 
     summary = sweep(spec, store)
     if answer is not None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dualview.errors import UserError
-from dualview.runs import store as store_module
-from dualview.runs.cell import checked
-from dualview.runs.places import Places
-from dualview.runs.runner import sweep
-from dualview.runs.store import Store
+from dualview.io.errors import UserError
+from dualview.store import store as store_module
+from dualview.store.cell import checked
+from dualview.store.paths import Places
+from dualview.store.store import Store
+from dualview.sweep.runner import sweep
 from runs.study import grid, rows_by_query, rows_on_disk, save_study
 
 

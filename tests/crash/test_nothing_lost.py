@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 
 import dualview
-from dualview import cli, compile, output, saving, terminal, versions
-from dualview.errors import UserError
-from dualview.lab.frame import LabResult, Unit, finish
-from dualview.result import Result
-from dualview.runs import cell as cell_module
-from dualview.runs.runner import sweep
-from dualview.runs.store import Store
-from dualview.runs.trackers import TRACKERS
+from dualview.analyses import compile
+from dualview.cli import main as cli
+from dualview.comparison.result import Result
+from dualview.io import saving, terminal, versions
+from dualview.io.errors import UserError
+from dualview.lab.harness import LabResult, Unit, finish
+from dualview.report import write_outputs as output
+from dualview.store import cell as cell_module
+from dualview.store.store import Store
+from dualview.sweep.runner import sweep
+from dualview.sweep.trackers import TRACKERS
 from equivalence import tiny
 from runs.study import grid, save_study
 
@@ -90,8 +93,8 @@ def test_a_sweep_and_a_lab_without_package_metadata(
 ) -> None:
     script = (
         "import sys, json\n"
-        "from dualview.runs.runner import sweep\n"
-        "from dualview.lab.regression import regression\n"
+        "from dualview.sweep.runner import sweep\n"
+        "from dualview.lab.regression.run import regression\n"
         "summary = sweep(json.loads(sys.argv[1]), 'store')\n"
         "assert summary.computed == 1, summary\n"
         "regression(out='lab', steps=2, seeds=1)\n"
@@ -120,7 +123,7 @@ def test_a_library_without_metadata_or_version(monkeypatch: pytest.MonkeyPatch) 
 def test_an_unknown_library_is_refused_before_a_sweep(
     study: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dualview.runs import identity
+    from dualview.store import cell_key as identity
 
     monkeypatch.setattr(identity, "version_of", lambda _name: versions.UNKNOWN)
     identity._code_version.cache_clear()  # pyright: ignore[reportPrivateUsage]
@@ -132,7 +135,7 @@ def test_an_unknown_library_is_refused_before_a_sweep(
 
 
 def test_provenance_fails_before_the_work(asked: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    from dualview import comparison
+    from dualview.comparison import run as comparison
 
     worked: list[object] = []
     monkeypatch.setattr(comparison, "provenance", broken)
@@ -145,7 +148,7 @@ def test_provenance_fails_before_the_work(asked: tuple[str, ...], monkeypatch: p
 def test_a_patch_that_cannot_be_read_fails_before_the_work(
     asked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dualview import comparison
+    from dualview.comparison import run as comparison
 
     worked: list[object] = []
     monkeypatch.setattr(comparison, "ask", lambda *given: worked.append(given))
@@ -274,7 +277,7 @@ def test_a_result_that_cannot_be_written_is_kept_elsewhere(
 def test_finished_seeds_survive_a_seed_that_fails(
     asked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dualview import comparison
+    from dualview.comparison import run as comparison
 
     run = comparison.run
 
@@ -402,7 +405,7 @@ def a_lab_result() -> LabResult:
 
 
 def one_figure(_: LabResult) -> dict[str, Any]:
-    from dualview.report.figures_lab import Curve, curves
+    from dualview.report.figures.curves import Curve, curves
 
     return {"fig": curves({"a": Curve([1, 2], [1.0, 2.0])}, "t", "x", "y", "n")}
 

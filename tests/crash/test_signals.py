@@ -14,15 +14,15 @@ import pytest
 import yaml
 
 from crash.processes import run_apart, wait_for
-from dualview.runs import claims
-from dualview.runs.runner import sweep
-from dualview.runs.signals import uninterrupted
+from dualview.store import locks as claims
+from dualview.store.signals import uninterrupted
+from dualview.sweep.runner import sweep
 from runs.study import grid, save_study
 
 
 def command(folder: Path, errors: Path, *arguments: str) -> None:
     """`dualview …` in a process of its own."""
-    from dualview import cli
+    from dualview.cli import main as cli
 
     os.chdir(folder)
     sys.argv = ["dualview", *arguments]

@@ -27,8 +27,8 @@ from typing import Any
 import typer.main
 from typer.testing import CliRunner
 
-from dualview.cli import app
-from dualview.lab.commands import lab_app
+from dualview.cli.lab import lab_app
+from dualview.cli.main import app
 from dualview.options import RunOptions
 
 ROOT = Path(__file__).parents[2]

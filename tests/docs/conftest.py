@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dualview import assets, comparison
-from dualview.compile import compile_patch
+from dualview.analyses.compile import compile_patch
+from dualview.comparison import run as comparison
+from dualview.io import assets
 from dualview.options import RunOptions
-from dualview.runs.spec import Spec
+from dualview.sweep.spec import Spec
 from dualview.tasks import sources
 
 LAYERS = 2

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from docs.blocks import ROOT
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 
 sys.path.insert(0, str(ROOT / "studies"))
 

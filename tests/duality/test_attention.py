@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.duality.attention import (
+from dualview.duality.theory.icl_as_update import (
     four_terms,
     linear_split,
     linear_weights,
@@ -16,7 +16,7 @@ from dualview.duality.attention import (
     softmax_split,
     state_weights,
 )
-from dualview.duality.tensors import lin_attn, relative_error, soft_attn
+from dualview.duality.theory.toy_attention import lin_attn, relative_error, soft_attn
 
 PROPERTY = settings(max_examples=25, deadline=None)
 

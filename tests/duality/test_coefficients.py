@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.duality.coefficients import StepRule, constant_rate, unroll
-from dualview.errors import UserError
+from dualview.duality.theory.coefficients import StepRule, constant_rate, unroll
+from dualview.io.errors import UserError
 
 PROPERTY = settings(max_examples=25, deadline=None)
 

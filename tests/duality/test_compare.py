@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.duality.compare import (
+from dualview.duality.on_model.meta_gradients import TokenVectors, compare_meta_gradients
+from dualview.duality.theory.geometry import (
     column_cosines,
     compare_weights,
     cosine,
@@ -15,8 +16,7 @@ from dualview.duality.compare import (
     principal_angles,
     stable_rank,
 )
-from dualview.duality.meta_gradients import TokenVectors, compare_meta_gradients
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 
 PROPERTY = settings(max_examples=25, deadline=None)
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dualview.duality.implicit import (
+from dualview.duality.theory.implicit import (
     GemmaBlock,
     Gpt2Block,
     LlamaBlock,
@@ -19,7 +19,7 @@ from dualview.duality.implicit import (
     scale_patch,
     skip_patch,
 )
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 
 PROPERTY = settings(max_examples=25, deadline=None)
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.duality.features import (
+from dualview.duality.theory.features import (
     gram_features,
     random_directions,
     random_features,
@@ -16,7 +16,7 @@ from dualview.duality.features import (
     taylor_features,
     taylor_remainder,
 )
-from dualview.duality.kernel import (
+from dualview.duality.theory.kernel import (
     Head,
     augmented,
     generalisation_bound,
@@ -33,8 +33,8 @@ from dualview.duality.kernel import (
     slide_alpha,
     softmax_head,
 )
-from dualview.duality.tensors import relative_error
-from dualview.errors import UserError
+from dualview.duality.theory.toy_attention import relative_error
+from dualview.io.errors import UserError
 
 PROPERTY = settings(max_examples=25, deadline=None)
 

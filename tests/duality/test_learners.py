@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.duality.learners import (
+from dualview.duality.theory.learners import (
     delta_rule,
     exponential_kernel,
     functional_descent,
@@ -14,8 +14,8 @@ from dualview.duality.learners import (
     mesa,
     mesa_recursion,
 )
-from dualview.duality.tensors import relative_error
-from dualview.errors import UserError
+from dualview.duality.theory.toy_attention import relative_error
+from dualview.io.errors import UserError
 
 PROPERTY = settings(max_examples=25, deadline=None)
 

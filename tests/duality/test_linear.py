@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
-from dualview.duality.coefficients import StepRule
-from dualview.duality.linear import DualLinear, aggregate
-from dualview.duality.recorder import DualRecorder, weight_matrix
-from dualview.errors import UserError
+from dualview.duality.theory.coefficients import StepRule
+from dualview.duality.theory.linear import DualLinear, aggregate
+from dualview.duality.theory.recorder import DualRecorder, weight_matrix
+from dualview.io.errors import UserError
 
 PROPERTY = settings(max_examples=25, deadline=None)
 

@@ -13,11 +13,11 @@ from transformers.pytorch_utils import Conv1D
 
 import zoo
 from close import assert_close
-from dualview.duality.context_patch import context_patch, patch_report, unscaled
-from dualview.duality.feed_forward import feed_forwards
-from dualview.duality.implicit import RankOne
-from dualview.duality.rows import last_logits
-from dualview.errors import UserError
+from dualview.duality.on_model.context_patch import context_patch, patch_report, unscaled
+from dualview.duality.on_model.feed_forward import feed_forwards
+from dualview.duality.on_model.single_prompt import last_logits
+from dualview.duality.theory.implicit import RankOne
+from dualview.io.errors import UserError
 from dualview.models.loading import adopt
 from equivalence.cases import lm as zoo_lm
 from equivalence.cases import tokens

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import zoo
-from dualview.duality.compare import principal_angles
-from dualview.duality.demo_tokens import demo_tokens
-from dualview.duality.head_report import head_report
-from dualview.duality.heads import record_heads, split_heads
-from dualview.duality.meta_gradients import TokenVectors, compare_meta_gradients, token_vectors
-from dualview.duality.weight_space import compare_updates, icl_update, tuned_on_base_states
-from dualview.errors import UserError
-from dualview.learning.factors import trace_training
+from dualview.duality.on_model.demo_tokens import demo_tokens
+from dualview.duality.on_model.head_report import head_report
+from dualview.duality.on_model.meta_gradients import TokenVectors, compare_meta_gradients, token_vectors
+from dualview.duality.on_model.softmax_split import record_heads, split_heads
+from dualview.duality.on_model.weight_space import compare_updates, icl_update, tuned_on_base_states
+from dualview.duality.theory.geometry import principal_angles
+from dualview.io.errors import UserError
 from dualview.learning.finetune import Recipe
-from dualview.learning.update import Deltas
+from dualview.learning.traces import trace_training
+from dualview.learning.weight_patches import Deltas
 from dualview.models.loading import adopt
-from dualview.models.passes import Plan, ask
-from dualview.tasks.prompt import Demo, PromptSet, Query
+from dualview.models.scoring import Plan, ask
+from dualview.tasks.prompts import Demo, PromptSet, Query
 from equivalence import reference
 from equivalence.cases import lm as zoo_lm
 from equivalence.cases import tokens, twin, worst
@@ -119,7 +119,7 @@ def test_the_same_update_has_cosine_one_and_its_shuffle_less():
             self.layer = layer
 
         def four_terms(self):
-            from dualview.duality.attention import FourTerms
+            from dualview.duality.theory.icl_as_update import FourTerms
 
             update = icl_update(self.layer, PLACES)
             return FourTerms(base=update, from_key=0 * update, from_value=2.0 * update, cross=0 * update)

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zoo
-from dualview.duality.context_patch import context_patch
-from dualview.duality.feed_forward import feed_forwards
-from dualview.duality.packs import branched, query_pack
-from dualview.duality.reusable import fit_patch, in_context_aims, ridge_map
-from dualview.duality.rows import last_logits
-from dualview.duality.task_vector import TaskVector, ask_with_vectors
-from dualview.errors import UserError
-from dualview.models.passes import Plan, ask, compute_prefix
+from dualview.duality.on_model.context_patch import context_patch
+from dualview.duality.on_model.feed_forward import feed_forwards
+from dualview.duality.on_model.query_packing import branched, query_pack
+from dualview.duality.on_model.shared_patch import fit_patch, in_context_aims, ridge_map
+from dualview.duality.on_model.single_prompt import last_logits
+from dualview.duality.on_model.task_vector import TaskVector, ask_with_vectors
+from dualview.io.errors import UserError
 from dualview.models.prefix import Prefix
-from dualview.tasks.prompt import Query
+from dualview.models.scoring import Plan, ask, compute_prefix
+from dualview.tasks.prompts import Query
 from equivalence.cases import QUERIES, tokens
 from equivalence.cases import lm as zoo_lm
 

@@ -10,9 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from close import assert_close
-from dualview.duality.linear import aggregate
-from dualview.duality.rows import last_logits
-from dualview.duality.tuning import (
+from dualview.duality.on_model.dual_finetuning import (
     DualPatch,
     dual_form,
     dual_patch,
@@ -22,12 +20,14 @@ from dualview.duality.tuning import (
     update_contributions,
     worn_by,
 )
-from dualview.errors import UserError
-from dualview.learning.factors import trace_training
+from dualview.duality.on_model.single_prompt import last_logits
+from dualview.duality.theory.linear import aggregate
+from dualview.io.errors import UserError
 from dualview.learning.finetune import Recipe
-from dualview.learning.update import Deltas
+from dualview.learning.traces import trace_training
+from dualview.learning.weight_patches import Deltas
 from dualview.models.loading import adopt
-from dualview.models.passes import Plan, ask
+from dualview.models.scoring import Plan, ask
 from equivalence.cases import QUERIES, SEQUENCES, worst
 from equivalence.cases import lm as zoo_lm
 

@@ -11,15 +11,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import zoo
-from dualview.duality import model_identities
-from dualview.duality.context_patch import PatchReport
-from dualview.duality.identity import Draws, NotApplicable
-from dualview.duality.model_identities import MODEL_IDENTITIES
-from dualview.duality.rounding import PassRounding
-from dualview.duality.rows import last_logits
-from dualview.duality.tuning import DualPatch
-from dualview.duality.verify import MISPRINTS, verify, verify_wrong
-from dualview.errors import UserError
+from dualview.duality.on_model.context_patch import PatchReport
+from dualview.duality.on_model.dual_finetuning import DualPatch
+from dualview.duality.on_model.rounding import PassRounding
+from dualview.duality.on_model.single_prompt import last_logits
+from dualview.duality.verify import on_model as model_identities
+from dualview.duality.verify.check import Draws, NotApplicable
+from dualview.duality.verify.on_model import MODEL_IDENTITIES
+from dualview.duality.verify.run import MISPRINTS, verify, verify_wrong
+from dualview.io.errors import UserError
 from dualview.models.loading import adopt, load_model
 from equivalence import tiny
 from equivalence.cases import lm as zoo_lm
@@ -142,8 +142,8 @@ def test_only_models_wide_enough_are_checked():
 
 @pytest.mark.embedded
 def test_the_embedded_model():
-    from dualview.duality.context_patch import patch_report
-    from dualview.duality.model_identities import trial
+    from dualview.duality.on_model.context_patch import patch_report
+    from dualview.duality.verify.on_model import trial
 
     lm = load_model("embedded")
     quick = [each for each in MODEL_IDENTITIES if "logit difference" not in each.statement]

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.duality.regression import (
+from dualview.duality.theory.regression import (
     gaussian_optimum,
     gd_layer,
     gd_plus_plus,
@@ -17,7 +17,7 @@ from dualview.duality.regression import (
     squared_loss,
     uniform_optimum,
 )
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 
 PROPERTY = settings(max_examples=25, deadline=None)
 

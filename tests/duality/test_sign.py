@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.duality.sign import (
+from dualview.duality.theory.sign import (
     batch_sign,
     binarise,
     consistent_scale,
@@ -16,7 +16,7 @@ from dualview.duality.sign import (
     sign_sign,
     signed_values,
 )
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 
 PROPERTY = settings(max_examples=25, deadline=None)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dualview.duality import identities_linear
-from dualview.duality.identity import Draws, Identity, Measured, ModelIdentity, NotApplicable, worst_of
-from dualview.duality.verify import IDENTITIES, render, verify, verify_wrong
-from dualview.errors import UserError
+from dualview.duality.verify import linear as identities_linear
+from dualview.duality.verify.check import Draws, Identity, Measured, ModelIdentity, NotApplicable, worst_of
+from dualview.duality.verify.run import IDENTITIES, render, verify, verify_wrong
+from dualview.io.errors import UserError
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 12345])
@@ -130,7 +130,7 @@ def test_the_sum_of_outer_products_can_fail(monkeypatch):
             patch.setattr(identities_linear, name, lambda *given, right=right: 1.01 * right(*given))
             assert identity.error(Draws(3, "x")) > 1e-3
     with monkeypatch.context() as patch:  # a mistake in what two of them share
-        patch.setattr("dualview.duality.attention.state_weights", lambda keys, values: keys @ values.mT)
+        patch.setattr("dualview.duality.theory.icl_as_update.state_weights", lambda keys, values: keys @ values.mT)
         assert identity.error(Draws(3, "x")) > 1e-3
 
 

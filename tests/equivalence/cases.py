@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 import zoo
 from dualview.models.loading import LanguageModel, adopt
-from dualview.tasks.prompt import Query, TrainingSequence
+from dualview.tasks.prompts import Query, TrainingSequence
 from equivalence import reference
 
 BOS = 1

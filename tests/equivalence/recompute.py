@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dualview.tasks.prompt import TrainingSequence
+from dualview.tasks.prompts import TrainingSequence
 from equivalence import reference, tiny, training
 
 SETTINGS = ("zsl", "icl", "ft")

@@ -11,7 +11,7 @@ import torch
 import zoo
 from close import assert_close
 from dualview.models.loading import LanguageModel
-from dualview.models.passes import Asked, Plan, ask
+from dualview.models.scoring import Asked, Plan, ask
 from equivalence import cases, reference
 
 

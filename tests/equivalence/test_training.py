@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import zoo
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.learning.finetune import Recipe, Tuned, finetune
-from dualview.learning.update import Deltas, Parameters
-from dualview.models.passes import Plan, ask
+from dualview.learning.weight_patches import Deltas, Parameters
+from dualview.models.scoring import Plan, ask
 from equivalence import cases, reference, training
 
 RATE = 0.03

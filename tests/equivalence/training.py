@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from dualview.tasks.prompt import TrainingSequence
+from dualview.tasks.prompts import TrainingSequence
 from equivalence import reference
 
 

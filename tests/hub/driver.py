@@ -17,7 +17,8 @@ from pathlib import Path
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    from dualview import cli, hub
+    from dualview.cli import main as cli
+    from dualview.io import hub
 
     for line in sys.stdin:
         wanted = json.loads(line)

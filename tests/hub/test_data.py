@@ -16,7 +16,7 @@ from hub.server import TOKEN, Hub
 READ = """
 import json
 from pathlib import Path
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.tasks.sources import read_source
 import sys
 commits = {{}}

@@ -50,7 +50,7 @@ def test_a_run_by_name_as_a_user_would(
     options = ["run", "--model", "user/model", "--task", task_file(tmp_path, train, validation), "--shots", "2"]
     options += ["--n-queries", "4", "--lr", "0.01", "--controls", "none", "--device", "cpu", "--json"]
     first, second = str(tmp_path / "online.json"), str(tmp_path / "offline.json")
-    command = [sys.executable, "-m", "dualview.cli", *options, first]
+    command = [sys.executable, "-m", "dualview", *options, first]
     run = subprocess.run(command, env=online.env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert "warn" not in run.stderr.lower() and "hf_token" not in run.stderr.lower()
@@ -200,7 +200,7 @@ def test_a_hub_that_does_not_answer(hub: Hub, online: Client, model_files: Two, 
 
 
 def test_an_address_where_no_hub_is(hub: Hub, online: Client, local_task: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dualview.cli", "prompt", "--model", "user/model", "--task", str(local_task)]
+    command = [sys.executable, "-m", "dualview", "prompt", "--model", "user/model", "--task", str(local_task)]
     command += ["--shots", "1"]
     env = {**online.env, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -245,9 +245,9 @@ class TheirModel(LlamaForCausalLM):
 """
 KEYS = """
 import json
-from dualview import comparison
+from dualview.comparison import run as comparison
 from dualview.options import RunOptions
-from dualview.runs.identity import Fingerprints, identify
+from dualview.store.cell_key import Fingerprints, identify
 options = RunOptions.make(**json.loads({given!r}))
 planned = Fingerprints().plan_key(options)
 prepared = comparison.prepare(options)

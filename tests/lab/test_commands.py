@@ -10,9 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dualview.errors import UserError
+from dualview.cli.lab import add, lab_app
+from dualview.io.errors import UserError
 from dualview.lab import LABS
-from dualview.lab.commands import add, lab_app
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.errors import UserError
-from dualview.lab import corpus
-from dualview.lab.corpus import (
+from dualview.io.errors import UserError
+from dualview.lab.gpt import corpus
+from dualview.lab.gpt.corpus import (
     SEPARATOR,
     Document,
     Source,
@@ -131,7 +131,7 @@ def test_held_out_text_teaches_the_tokenizer_nothing():
 _TRAIN = """
 import sys
 from pathlib import Path
-from dualview.lab.corpus import train_tokenizer
+from dualview.lab.gpt.corpus import train_tokenizer
 print(train_tokenizer([Path(sys.argv[1]).read_text()], 600).backend_tokenizer.to_str())
 """
 

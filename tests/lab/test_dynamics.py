@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import dualview
-from dualview.errors import UserError
-from dualview.lab import dynamics, frame
-from dualview.lab.dynamics import find_checkpoints
-from dualview.lab.dynamics_report import figures, summarise, tables
-from dualview.lab.frame import LabResult
+from dualview.io.errors import UserError
+from dualview.lab import harness as frame
+from dualview.lab.dynamics import run as dynamics
+from dualview.lab.dynamics.report import figures, summarise, tables
+from dualview.lab.dynamics.run import find_checkpoints
+from dualview.lab.harness import LabResult
 from equivalence.tiny import save_model, save_task
 
 
@@ -71,7 +72,7 @@ def test_every_checkpoint_is_compared_as_run_would(place: Path):
 
 def test_it_trains_first_where_there_are_no_checkpoints(place: Path, monkeypatch):
     """The language lab's training, made tiny, of a variant: its prompts are run whole."""
-    from dualview.lab import language_settings
+    from dualview.lab.language import settings as language_settings
 
     tiny = {"d_model": 16, "layers": 2, "heads": 2, "context": 256, "vocab": 300, "eval_tokens": 300, "batch": 1}
     monkeypatch.setitem(language_settings.PRESETS, "small", tiny)

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.errors import UserError
-from dualview.lab.document import filled
-from dualview.lab.frame import (
+from dualview.io.errors import UserError
+from dualview.lab.docs_tables import filled
+from dualview.lab.harness import (
     Clock,
     LabResult,
     State,
@@ -217,7 +217,7 @@ TABLE = Table("A table", ["what", "how much"], [["a|b", "1"], ["c", "2"]], "A no
 
 
 def test_finish_writes_all_and_forgets_the_states(tmp_path):
-    from dualview.report.figures_lab import Curve, curves
+    from dualview.report.figures.curves import Curve, curves
 
     out, file = tmp_path / "new" / "out", tmp_path / "r.json"
     unit = Unit(out, {"x": 1})
@@ -250,7 +250,7 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "lab").glob("*.md"))
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_tables_in_documents_are_those_of_the_files(page):
-    assert filled(page) == page.read_text(encoding="utf-8"), f"run python -m dualview.lab.document {page}"
+    assert filled(page) == page.read_text(encoding="utf-8"), f"run python -m dualview.lab.docs_tables {page}"
 
 
 def test_a_page_is_filled_from_its_file(tmp_path):
@@ -260,7 +260,7 @@ def test_a_page_is_filled_from_its_file(tmp_path):
     dualview.lab.regression(**tiny, json=tmp_path / "r.json")
     page = tmp_path / "page.md"
     page.write_text("Before.\n\n<!-- lab: r.json -->\nold\n<!-- end -->\n\nAfter.\n")
-    subprocess.run([sys.executable, "-m", "dualview.lab.document", str(page)], check=True)
+    subprocess.run([sys.executable, "-m", "dualview.lab.docs_tables", str(page)], check=True)
     text = page.read_text()
     assert text.startswith("Before.") and text.endswith("After.\n") and "old" not in text
     assert "dualview lab regression --seed 1 --device cpu --dims 2" in text and "| gradient descent |" in text
@@ -290,8 +290,8 @@ def test_a_file_that_is_no_result(tmp_path):
 def test_a_lab_is_a_function_also_after_its_module_was_imported():
     code = (
         "import sys, dualview.lab as lab; assert not {'torch', 'pydantic'} & set(sys.modules)\n"
-        "import dualview.lab.commands; assert not {'torch', 'pydantic'} & set(sys.modules)\n"
-        "from dualview.lab.regression import Settings; assert 'torch' not in sys.modules\n"
+        "import dualview.cli.lab; assert not {'torch', 'pydantic'} & set(sys.modules)\n"
+        "from dualview.lab.regression.run import Settings; assert 'torch' not in sys.modules\n"
         "assert callable(lab.regression) and lab.regression.__name__ == 'regression'\n"
         "from dualview.lab import modifications; assert callable(modifications)\n"
         "assert lab.LabResult.__name__ == 'LabResult'\n"

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from close import assert_close, assert_same_weights
-from dualview.errors import UserError
-from dualview.lab.corpus import Corpus, Document, Source, tokenise
-from dualview.lab.gpt import (
+from dualview.io.errors import UserError
+from dualview.lab.gpt.corpus import Corpus, Document, Source, tokenise
+from dualview.lab.gpt.model import (
     NAMES,
     Shape,
     as_language_model,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from dualview.lab.gpt import NAMES, variant_of
-from dualview.lab.gpt_scoring import few_shot, in_context, prompts_of, score
+from dualview.lab.gpt.model import NAMES, variant_of
+from dualview.lab.gpt.scoring import few_shot, in_context, prompts_of, score
 from dualview.models.loading import LanguageModel, adopt, load_model
-from dualview.models.passes import Plan, ask
-from dualview.tasks.prompt import PromptSet, Query, build_prompts
+from dualview.models.scoring import Plan, ask
+from dualview.tasks.prompts import PromptSet, Query, build_prompts
 from dualview.tasks.sampling import sample_demos, sample_queries
 from dualview.tasks.task import load_task
 from dualview.variants import attach
@@ -54,7 +54,7 @@ def test_batches_do_not_change_the_scores(folder, monkeypatch):
     lm = replace(_model(folder, "momentum"), slow_because="on trial")
     prompts = _prompts(folder, lm)
     together = in_context(lm, prompts)
-    monkeypatch.setattr("dualview.lab.gpt_scoring._TOKENS", 1)
+    monkeypatch.setattr("dualview.lab.gpt.scoring._TOKENS", 1)
     np.testing.assert_allclose(in_context(lm, prompts), together, atol=1e-12)
 
 

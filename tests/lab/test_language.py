@@ -16,15 +16,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dualview.errors import UserError
-from dualview.lab import frame, language
-from dualview.lab.commands import add
-from dualview.lab.frame import LabResult
-from dualview.lab.language_report import figures, percent, summarise, tables
-from dualview.lab.language_settings import PRESETS, Settings
-from dualview.lab.language_training import curve_of
+from dualview.cli.lab import add
+from dualview.io.errors import UserError
+from dualview.io.progress import Silent
+from dualview.lab import harness as frame
+from dualview.lab.harness import LabResult
+from dualview.lab.language import run as language
+from dualview.lab.language.report import figures, percent, summarise, tables
+from dualview.lab.language.settings import PRESETS, Settings
+from dualview.lab.language.training import curve_of
 from dualview.models.loading import load_model
-from dualview.progress import Silent
 from equivalence.tiny import save_task
 
 WORDS = ("the", "film", "was", "a", "story", "and", "plot", "of", "it", "fine", "dull", "cold", "warm", "very")
@@ -107,7 +108,7 @@ def test_tables_and_figures_come_from_the_file_alone(whole: LabResult, place: Pa
 def test_the_trained_model_is_kept_and_is_the_one_measured(whole: LabResult, place: Path):
     import torch
 
-    from dualview.lab.gpt_training import block_losses
+    from dualview.lab.gpt.training import block_losses
 
     lm = load_model(str(place / "whole" / "checkpoints" / "momentum-seed2" / "step-000040"), device="cpu")
     [stored] = (place / "whole").glob(".tokens-*/held_out.npy")
@@ -139,7 +140,8 @@ def test_other_settings_are_not_mixed_in(whole: LabResult, place: Path):
 _RUN = """
 import sys, json
 from pathlib import Path
-from dualview.lab import frame, language
+from dualview.lab import harness as frame
+from dualview.lab.language import run as language
 given = json.loads(sys.argv[1])
 language(**given)
 """
@@ -180,7 +182,7 @@ def test_models_to_keep_of_steps_already_passed_start_the_training_anew(place: P
 
     out, given = place / "keep", _options(place, only="plain", save_every=1e-6)
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr("dualview.lab.language_training._perplexities", stop)
+        patch.setattr("dualview.lab.language.training._perplexities", stop)
         language(out=out, **given)
     assert list(out.glob(".state-*/state.safetensors")) and _kept(out) == {"step-000040"}
     parts: list[str] = []

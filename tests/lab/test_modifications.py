@@ -19,14 +19,14 @@ from scipy import stats
 
 import dualview.lab
 from close import assert_close
-from dualview.errors import UserError
-from dualview.lab.frame import LabResult
-from dualview.lab.modifications import Settings, figures, tables
-from dualview.lab.modifications_model import Attention, kinds
-from dualview.lab.modifications_report import sentence
-from dualview.lab.modifications_statistics import compared, differences
-from dualview.lab.modifications_training import wanted_kinds
-from dualview.lab.tasks import LinearTasks, Tasks, named_generator
+from dualview.io.errors import UserError
+from dualview.lab.harness import LabResult
+from dualview.lab.modifications.model import Attention, kinds
+from dualview.lab.modifications.report import sentence
+from dualview.lab.modifications.run import Settings, figures, tables
+from dualview.lab.modifications.statistics import compared, differences
+from dualview.lab.modifications.training import wanted_kinds
+from dualview.lab.problems import LinearTasks, Tasks, named_generator
 from dualview.variants import Augmented, Negative, Regularised, Sign, Variant
 
 TINY = {
@@ -268,7 +268,7 @@ def test_a_diverged_training_is_reported_as_that():
 
 def test_killed_and_resumed_is_uninterrupted_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "dualview.lab.frame._write_figures", lambda figures, folder: []
+        "dualview.lab.harness._write_figures", lambda figures, folder: []
     )  # seconds, and tested elsewhere
     given = {**TINY, "only": "negative", "ks": (1,), "betas": (0.5,), "epochs": 80}
     out = tmp_path / "out"

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualview.lab
-from dualview.duality.regression import LinearSelfAttention, gd_layer
-from dualview.duality.regression import gd_plus_plus as descend_plus_plus
-from dualview.errors import UserError
-from dualview.lab.frame import LabResult
-from dualview.lab.regression import Settings, figures, tables
-from dualview.lab.regression_linear import plan_of
-from dualview.lab.regression_measure import (
+from dualview.duality.theory.regression import LinearSelfAttention, gd_layer
+from dualview.duality.theory.regression import gd_plus_plus as descend_plus_plus
+from dualview.io.errors import UserError
+from dualview.lab.harness import LabResult
+from dualview.lab.problems import LinearTasks, SineTasks, Tasks, named_generator
+from dualview.lab.regression.linear import plan_of
+from dualview.lab.regression.measure import (
     Spectrum,
     alike,
     best_plus_plus,
@@ -34,7 +34,7 @@ from dualview.lab.regression_measure import (
     paired,
     shifts_of,
 )
-from dualview.lab.regression_models import (
+from dualview.lab.regression.models import (
     InContext,
     SelfAttention,
     gd_layers,
@@ -43,8 +43,8 @@ from dualview.lab.regression_models import (
     interpolated,
     plus_plus_layers,
 )
-from dualview.lab.regression_sine import MetaLearner, functions_alike
-from dualview.lab.tasks import LinearTasks, SineTasks, Tasks, named_generator
+from dualview.lab.regression.run import Settings, figures, tables
+from dualview.lab.regression.sine import MetaLearner, functions_alike
 
 PROPERTY = settings(max_examples=15, deadline=None)
 small = st.integers(1, 4)
@@ -252,7 +252,7 @@ def test_paired_takes_the_problems_in_pairs():
 def test_losses_do_not_depend_on_the_chunks(monkeypatch):
     tasks = problems(1, 30)
     whole = losses(gradient_descent(1.0, 2), tasks)
-    monkeypatch.setattr("dualview.lab.regression_measure.CHUNK", 7)
+    monkeypatch.setattr("dualview.lab.regression.measure.CHUNK", 7)
     np.testing.assert_allclose(losses(gradient_descent(1.0, 2), tasks), whole, rtol=1e-12)
 
 
@@ -397,7 +397,7 @@ def killed(code: str, out: Path) -> None:
 
 def test_killed_and_resumed_is_uninterrupted_to_the_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "dualview.lab.frame._write_figures", lambda figures, folder: []
+        "dualview.lab.harness._write_figures", lambda figures, folder: []
     )  # seconds, and tested elsewhere
     out = tmp_path / "out"
     code = f"import dualview.lab; dualview.lab.regression(out={str(out)!r}, save_every=0.05, **{LONG!r})"

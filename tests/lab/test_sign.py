@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from dualview.errors import UserError
-from dualview.lab import frame, sign
-from dualview.lab.corpus import read_source
-from dualview.lab.frame import LabResult
-from dualview.lab.sign_report import figures, summarise, tables
-from dualview.lab.sign_values import Muted, SparingSign, observe_sink, text_rows
+from dualview.io.errors import UserError
+from dualview.lab import harness as frame
+from dualview.lab.gpt.corpus import read_source
+from dualview.lab.harness import LabResult
+from dualview.lab.sign import run as sign
+from dualview.lab.sign.report import figures, summarise, tables
+from dualview.lab.sign.values import Muted, SparingSign, observe_sink, text_rows
 from dualview.models.loading import LanguageModel, load_model
 from dualview.variants import Sign, apply, attach, detach
 from equivalence.tiny import FILL, save_model, save_task

@@ -7,9 +7,9 @@ import torch
 
 import zoo
 from dualview.learning import finetune as module
-from dualview.learning.factors import TrainingTrace, trace_training
 from dualview.learning.finetune import Recipe, finetune
-from dualview.learning.update import Deltas
+from dualview.learning.traces import TrainingTrace, trace_training
+from dualview.learning.weight_patches import Deltas
 from dualview.models.loading import adopt
 from equivalence import cases, reference, training
 

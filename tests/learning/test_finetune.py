@@ -11,12 +11,12 @@ import torch
 
 import zoo
 from close import assert_close
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.learning import finetune as module
 from dualview.learning.finetune import Recipe, Tape, Watch, finetune, steps_of
-from dualview.learning.update import Deltas, Parameters
+from dualview.learning.weight_patches import Deltas, Parameters
 from dualview.models.loading import adopt
-from dualview.models.passes import Plan, ask
+from dualview.models.scoring import Plan, ask
 from equivalence import cases, training
 
 RATES = (0.001, 0.01, 0.03)

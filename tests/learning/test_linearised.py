@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.learning.finetune import Recipe, finetune
-from dualview.learning.update import Deltas, Linearised
-from dualview.models.passes import Plan, ask
+from dualview.learning.weight_patches import Deltas, Linearised
+from dualview.models.scoring import Plan, ask
 from equivalence import cases
 
 # RMSNorm is float32 inside a float64 model, which finite differences see: those architectures get a looser look.

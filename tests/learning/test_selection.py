@@ -7,7 +7,7 @@ import pytest
 
 from dualview.learning.finetune import Recipe, Status, Tuned, finetune
 from dualview.learning.selection import Trial, best, judge_rates, status_of
-from dualview.models.passes import Plan
+from dualview.models.scoring import Plan
 from equivalence import cases, reference, training
 
 

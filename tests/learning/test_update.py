@@ -9,9 +9,9 @@ from transformers.pytorch_utils import Conv1D
 
 import zoo
 from close import assert_close, is_close
-from dualview.learning.update import Deltas, Parameters
-from dualview.models.anatomy import Projection
-from dualview.models.passes import Plan, ask
+from dualview.anatomy.layers import Projection
+from dualview.learning.weight_patches import Deltas, Parameters
+from dualview.models.scoring import Plan, ask
 from equivalence import cases, reference
 
 

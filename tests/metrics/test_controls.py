@@ -10,8 +10,8 @@ import pytest
 
 from dualview.metrics import compute_metrics
 from dualview.metrics.controls import FloorResult, MetricControls, compute_controls, role_of
-from dualview.metrics.prediction import rec2ftp
-from dualview.metrics.vectors import overall_mean, similarity_table
+from dualview.metrics.cosine import overall_mean, similarity_table
+from dualview.metrics.predictions import rec2ftp
 from dualview.records import Records
 
 N, LAYERS, D, HEADS, C = 24, 2, 6, 2, 5

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from close import assert_close
-from dualview.metrics.floors import map_blocks, output_blocks, record_floors, shuffle_test
-from dualview.metrics.representation import noise_floor, relative_update_norm
-from dualview.metrics.vectors import defined_mean, overall_mean, similarity, similarity_table
+from dualview.metrics.cosine import defined_mean, overall_mean, similarity, similarity_table
+from dualview.metrics.nulls import map_blocks, output_blocks, record_floors, shuffle_test
+from dualview.metrics.sim_aou import noise_floor, relative_update_norm
 
 FORMS = ("update", "normalised", "map")
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.errors import UserError
-from dualview.metrics.prediction import (
+from dualview.io.errors import UserError
+from dualview.metrics.predictions import (
     TopK,
     accuracy,
     order_sensitivity,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.errors import UserError
-from dualview.metrics.ranking import demo_mass_of, kendall, rank_agreement, top_k_recall
+from dualview.io.errors import UserError
+from dualview.metrics.kendall import demo_mass_of, kendall, rank_agreement, top_k_recall
 
 
 def slow_tau_b(x: list[float], y: list[float]) -> float:

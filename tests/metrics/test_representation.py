@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from close import assert_close
-from dualview.metrics.attention import sim_am
-from dualview.metrics.representation import noise_floor, relative_update_norm, sim_aou, sim_aou_normalised
+from dualview.metrics.sim_am import sim_am
+from dualview.metrics.sim_aou import noise_floor, relative_update_norm, sim_aou, sim_aou_normalised
 
 
 @pytest.mark.parametrize(("s", "floor"), [(0.3, 0.02), (0.5, 0.05), (1, 0.15), (3**0.5, 0.25), (3, 0.34), (5, 0.40)])

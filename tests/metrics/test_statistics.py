@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dualview.metrics.cosine import overall_mean
 from dualview.metrics.statistics import (
     benjamini_hochberg,
     generator,
@@ -19,7 +20,6 @@ from dualview.metrics.statistics import (
     sign_flip_p,
     wilson_interval,
 )
-from dualview.metrics.vectors import overall_mean
 
 RUNS = 400
 # 400 runs of a 95 % interval: its share of covers is within .95 ± .033 in 99.7 % of test seeds.

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import zoo
-from dualview.errors import UserError
-from dualview.models.anatomy import Anatomy, dissect
+from dualview.anatomy.layers import Anatomy, dissect
+from dualview.io.errors import UserError
 from dualview.models.loading import adopt
 from equivalence import cases, training
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dualview.models.attention import Part, Rule, attend, final_logits, merge, with_sinks
+from dualview.anatomy.kernels import Part, Rule, attend, final_logits, merge, with_sinks
 
 FAST = settings(max_examples=60, deadline=None)
 
@@ -218,7 +218,7 @@ def test_half_precision_keeps_its_log_sum_exp_in_single() -> None:
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_a_long_row_is_worked_through_in_slices(monkeypatch: pytest.MonkeyPatch, softcap: float | None) -> None:
-    from dualview.models import attention
+    from dualview.anatomy import kernels as attention
 
     q, k, v = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 5)
     allowed = torch.rand(2, 9, 7) < 0.7

@@ -12,10 +12,10 @@ import torch
 from transformers import BertConfig, BertLMHeadModel, Phi3Config, Phi3ForCausalLM
 
 import zoo
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.models.loading import adopt, load_model, pick_device
-from dualview.models.passes import Plan, ask
-from dualview.tasks.prompt import Query
+from dualview.models.scoring import Plan, ask
+from dualview.tasks.prompts import Query
 from equivalence import cases, tiny
 
 

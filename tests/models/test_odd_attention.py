@@ -10,8 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from dualview.models.loading import adopt
-from dualview.models.passes import Plan, ask
-from dualview.tasks.prompt import Query
+from dualview.models.scoring import Plan, ask
+from dualview.tasks.prompts import Query
 
 VOCAB = 61
 _SIZES: dict[str, Any] = {

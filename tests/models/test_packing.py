@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualview.models.packing import Tree, grow, pack, plan
-from dualview.tasks.prompt import Query
+from dualview.tasks.prompts import Query
 
 FAST = settings(max_examples=80, deadline=None)
 TOKENS = st.integers(0, 3)  # few, so that candidates often begin alike

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dualview.models import attention
-from dualview.models.passes import TOP_K, Plan, ask
+from dualview.anatomy import kernels as attention
+from dualview.models.scoring import TOP_K, Plan, ask
 from equivalence import cases, reference
 
 SLOW_AND_FAST = ["llama", "gpt2", "gptj", "lfm2-hybrid"]

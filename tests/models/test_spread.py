@@ -12,8 +12,8 @@ from accelerate import dispatch_model  # pyright: ignore[reportMissingTypeStubs]
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module  # pyright: ignore[reportMissingTypeStubs]
 
 import dualview
-from dualview.errors import UserError
-from dualview.models.dispatch import is_spread
+from dualview.anatomy.dispatch import is_spread
+from dualview.io.errors import UserError
 from dualview.models.loading import adopt, load_model
 from equivalence import tiny
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import zoo
-from dualview.errors import UserError
-from dualview.models.anatomy import dissect
+from dualview.anatomy.layers import dissect
+from dualview.io.errors import UserError
 from dualview.models.loading import LanguageModel, adopt
-from dualview.models.trial import (
+from dualview.models.packing_check import (
     ALLOWED,
     Gap,
     in_single_precision,

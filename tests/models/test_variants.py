@@ -11,8 +11,8 @@ import torch
 import dualview
 from close import assert_close, assert_same_weights
 from dualview.models.loading import load_model
-from dualview.models.passes import Plan, ask
-from dualview.tasks.prompt import Query
+from dualview.models.scoring import Plan, ask
+from dualview.tasks.prompts import Query
 from dualview.variants import Augmented, Momentum, Sign, attach, detach
 from equivalence import tiny
 

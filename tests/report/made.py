@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dualview.comparison import compare
+from dualview.comparison.result import Result
+from dualview.comparison.run import compare
 from dualview.records import Records, load_records
-from dualview.result import Result
 from equivalence import tiny
 
 

@@ -10,7 +10,7 @@ import pytest
 from browser.watched import fits, no_violations, watched
 from dualview.report.html import write_report
 from dualview.report.page import Markup, document, tag
-from dualview.report.store import store_report
+from dualview.report.store_report import store_report
 from report.made import Bend, TinyRun
 from report.test_figures import with_kendall_layers, with_norms
 from report.test_html import HOSTILE, hostile, hostile_prompts

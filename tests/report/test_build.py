@@ -15,10 +15,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dualview.errors import UserError
+from dualview.cli.report import add
+from dualview.io.errors import UserError
 from dualview.report.build import report
-from dualview.report.commands import add
-from dualview.runs import sweep
+from dualview.store import sweep
 from report.made import Bend, TinyRun, without_layers
 from report.parsed import data_of, parse
 from report.test_store_report import planted
@@ -58,7 +58,7 @@ def test_a_result_alone(bend: Bend, tmp_path: Path) -> None:
 
 
 def test_figures_when_asked(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualview.report.figures_style.FORMATS", ("svg",))
+    monkeypatch.setattr("dualview.report.figures.style.FORMATS", ("svg",))
     said = ask(folder, "--figures", tmp_path / "figures")
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {"accuracy.svg", "sim_aou.svg", "sim_am.svg", "demo_mass.svg"} <= names
@@ -115,7 +115,7 @@ def test_records_of_another_run_are_refused(run: TinyRun, folder: Path) -> None:
 
 def test_help_is_light() -> None:
     code = (
-        "import sys, typer\nfrom dualview.report.commands import add\nadd(typer.Typer())\n"
+        "import sys, typer\nfrom dualview.cli.report import add\nadd(typer.Typer())\n"
         "print(sorted({'torch', 'matplotlib', 'pandas', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
@@ -165,7 +165,7 @@ def test_a_mistake_of_ours_is_not_told_as_the_file_s(folder: Path, monkeypatch: 
     monkeypatch.setattr("dualview.report.html.render", broken)
     with pytest.raises(IndexError, match="ours"):
         report(folder)
-    monkeypatch.setattr("dualview.report.store.render_store", broken)
+    monkeypatch.setattr("dualview.report.store_report.render_store", broken)
     with pytest.raises(IndexError, match="ours"):
         report(seeds_file(folder))
 
@@ -214,6 +214,6 @@ def test_a_stored_result_that_lacks_something_is_named(
             return [SimpleNamespace(key="ab" * 32, result=type(run.result).model_validate(content))]
 
     (tmp_path / "cells").mkdir()
-    monkeypatch.setattr("dualview.runs.store.Store", OneCell)
+    monkeypatch.setattr("dualview.store.store.Store", OneCell)
     with pytest.raises(UserError, match=r"cell abababababab, lacks what a report needs .provenance.seeds"):
         report(tmp_path)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.cli import app
+from dualview.cli.main import app
 from dualview.options import PROTOCOLS, RunOptions
-from dualview.report.command import command_of
+from dualview.report.repro_command import command_of
 
 TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1, max_size=12)
 CHOSEN = st.fixed_dictionaries(

@@ -11,11 +11,11 @@ import pytest
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from dualview.errors import UserError
-from dualview.report import figures
-from dualview.report.figures_lab import Curve, curves
-from dualview.report.figures_style import CYCLE, SETTINGS, save
-from dualview.result import Result
+from dualview.comparison.result import Result
+from dualview.io.errors import UserError
+from dualview.report.figures import run as figures
+from dualview.report.figures.curves import Curve, curves
+from dualview.report.figures.style import CYCLE, SETTINGS, save
 from report.made import Bend, TinyRun
 
 
@@ -235,7 +235,7 @@ def test_looks_differ_without_colour() -> None:
 
 
 def test_no_global_state_is_touched() -> None:
-    code = "import sys, dualview.report.figures; print(sorted({'matplotlib.pyplot', 'torch'} & set(sys.modules)))"
+    code = "import sys, dualview.report.figures.run; print(sorted({'matplotlib.pyplot', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=120).stdout == b"[]\n"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dualview.duality.sign import risk_table
-from dualview.report.figures_duality import sign_risk
+from dualview.duality.theory.sign import risk_table
+from dualview.report.figures.duality import sign_risk
 
 
 def test_every_risk_is_drawn_where_it_belongs() -> None:

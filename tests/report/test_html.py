@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualview.comparison import prepare
-from dualview.metrics.representation import noise_floor
+from dualview.comparison.result import Result
+from dualview.comparison.run import prepare
+from dualview.metrics.sim_aou import noise_floor
 from dualview.options import RunOptions
 from dualview.report.html import render, write_report
 from dualview.report.prompts import Missing, ShownPrompts, prompts_of
 from dualview.report.published import published
-from dualview.result import Result
-from dualview.tasks.show import describe_prompt
+from dualview.tasks.show_prompt import describe_prompt
 from report.made import Bend, TinyRun
 from report.parsed import Element, data_of, parse
 from report.test_figures import with_norms
@@ -230,7 +230,7 @@ def test_the_report_does_not_change_with_the_moment(run: TinyRun) -> None:
 
 
 def test_a_run_in_memory_brings_its_own_prompts(run: TinyRun, bend: Bend) -> None:
-    from dualview.result import AskedPrompts
+    from dualview.comparison.result import AskedPrompts
 
     def unknown(content: dict[str, Any]) -> None:
         content["provenance"]["options"]["model"] = "not/here"

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dualview.result import Result
-from dualview.seeds import OverSeeds, SeedsResult
+from dualview.comparison.result import Result
+from dualview.comparison.seeds import OverSeeds, SeedsResult
 from report.made import Bend, TinyRun
 from report.parsed import Element, parse
 from report.test_html import HOSTILE, hostile

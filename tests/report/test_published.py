@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualview.report.numbers import NUMBERS
+from dualview.report.catalogue import NUMBERS
 from dualview.report.published import SIX_TASKS, published, published_values
 
 AVERAGES = [

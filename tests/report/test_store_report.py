@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dualview.errors import UserError
-from dualview.report.extracts import NORM_KEYS, NormPoint
-from dualview.report.figures_store import accuracy_by_task, similarity_against_norm, similarity_by_layer
+from dualview.comparison.result import Result
+from dualview.io.errors import UserError
+from dualview.report.chart_data import NORM_KEYS, NormPoint
+from dualview.report.figures.store import accuracy_by_task, similarity_against_norm, similarity_by_layer
 from dualview.report.overview import Run, groups_of, mean_of, tasks_of
 from dualview.report.published import SIX_TASKS, published
-from dualview.report.store import render_store, store_report, write_store_figures
-from dualview.result import Result
+from dualview.report.store_report import render_store, store_report, write_store_figures
 from report.made import TinyRun
 from report.parsed import Element, data_of, parse
 from report.test_figures import text_of
@@ -157,7 +157,7 @@ def test_store_figures(results: list[Result], tmp_path: Path, monkeypatch: pytes
     scattered = similarity_against_norm(runs).axes[0]
     drawn = {str(line.get_label()): len(line.get_xdata()) for line in scattered.lines}  # pyright: ignore
     assert drawn["sgd"] == drawn["layer-causal"] == 9
-    monkeypatch.setattr("dualview.report.figures_style.FORMATS", ("svg",))
+    monkeypatch.setattr("dualview.report.figures.style.FORMATS", ("svg",))
     written = write_store_figures(runs[:4], tmp_path)
     assert {path.name for path in written} >= {"accuracy.svg", "sim_aou_raw.svg", "update_norm.svg"}
 
@@ -240,7 +240,7 @@ def test_the_table_says_over_how_many_seeds_and_tasks(run: TinyRun) -> None:
 def test_figures_are_named_after_their_group_and_say_n(
     results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dualview.report.figures_style.FORMATS", ("svg",))
+    monkeypatch.setattr("dualview.report.figures.style.FORMATS", ("svg",))
     runs = [Run.of(result) for result in results]
     names = {path.name for path in write_store_figures(runs, tmp_path)}
     assert {"accuracy-model.svg", "accuracy-model-ft_rule-layer-causal.svg", "update_norm.svg"} <= names

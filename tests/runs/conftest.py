@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dualview.runs.runner import Summary, sweep
+from dualview.sweep.runner import Summary, sweep
 from runs.study import grid, save_study
 
 

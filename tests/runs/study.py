@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dualview.runs.places import Places
-from dualview.runs.store import Store
-from dualview.runs.tables import TABLES
+from dualview.store.paths import Places
+from dualview.store.store import Store
+from dualview.store.tables import TABLES
 from equivalence import tiny
 
 
@@ -46,7 +46,7 @@ def rows_on_disk(store: Path) -> dict[str, bytes]:
 
 def rows_by_query(store: Path) -> dict[str, list[dict[str, Any]]]:
     """Every row of every table as a query gives it, sorted."""
-    from dualview.runs.query import table
+    from dualview.store.query import table
 
     with Store(store) as opened:
         return {name: table(opened, name).to_pylist() for name in TABLES}

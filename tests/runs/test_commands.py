@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from dualview import cli
-from dualview._download import sha256_of
-from dualview.runs.cell import ROWS, FileNote, stamp_of
-from dualview.runs.store import Store
-from dualview.runs.tables import TABLES
+from dualview.cli import main as cli
+from dualview.io.download import sha256_of
+from dualview.store.cell import ROWS, FileNote, stamp_of
+from dualview.store.store import Store
+from dualview.store.tables import TABLES
 from runs.study import grid
 
 
@@ -211,7 +211,7 @@ def test_how_to_go_on_is_a_command_for_a_shell(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dualview.runs.runner.sweep", interrupted)
+    monkeypatch.setattr("dualview.sweep.runner.sweep", interrupted)
     options = ("--engine", "ray", "--address", "a b", "--workers", "2", "--cpus", "0.5", "--gpus", "0.0")
     options += ("--retries", "0", "--threads", "3", "--shard", "1/2", "--track", "wandb", "--track", "trackio")
     given = ("sweep", "my study.yaml", "--store", "a $store", *options)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dualview.errors import UserError
-from dualview.runs import packs
-from dualview.runs.runner import Summary
-from dualview.runs.store import Store
+from dualview.io.errors import UserError
+from dualview.store import compaction as packs
+from dualview.store.store import Store
+from dualview.sweep.runner import Summary
 from runs.study import cell_of, rows_by_query, rows_on_disk, truncated
 
 # ------------------------------------------------------------------------------------------------------ what is lost

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from dualview import comparison
-from dualview.errors import UserError
+from dualview.comparison import run as comparison
+from dualview.io.errors import UserError
 from dualview.options import RunOptions
-from dualview.runs import cell as cells
-from dualview.runs.runner import sweep
-from dualview.runs.spec import Spec
-from dualview.runs.store import Store
-from dualview.runs.worker import is_out_of_memory
+from dualview.store import cell as cells
+from dualview.store.store import Store
+from dualview.sweep.runner import sweep
+from dualview.sweep.spec import Spec
+from dualview.sweep.worker import is_out_of_memory
 from runs.study import Counter, grid, rows_on_disk
 
 # ---------------------------------------------------------------------------------------------------------- surviving
@@ -150,7 +150,7 @@ def test_a_cell_is_remembered_by_the_device_it_ran_on(
     """As where a cluster's head has another device than its workers: here the plan expects a GPU."""
     spec, store = grid(base, device="auto"), tmp_path / "store"
     with monkeypatch.context() as patched:
-        patched.setattr("dualview.runs.identity.auto_kind", lambda: "cuda")
+        patched.setattr("dualview.store.cell_key.auto_kind", lambda: "cuda")
         assert sweep(spec, store).computed == 1
         again = sweep(spec, store)
         assert (again.done_before, again.computed, again.elsewhere) == (0, 0, 1)  # not taken for a GPU's numbers
@@ -224,7 +224,7 @@ def test_an_interrupt_while_packing_is_a_clean_stop(
     def interrupted(_store: Store) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dualview.runs.runner.pack", interrupted)
+    monkeypatch.setattr("dualview.sweep.runner.pack", interrupted)
     summary = sweep(base, tmp_path / "store")
     assert (summary.stopped, summary.computed, summary.left) == (True, 1, 0)
 

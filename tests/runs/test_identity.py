@@ -14,14 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import dualview.hub
-from dualview import comparison
-from dualview.errors import UserError
-from dualview.hub import HubName
+import dualview.io.hub
+from dualview.comparison import run as comparison
+from dualview.io.errors import UserError
+from dualview.io.hub import HubName
 from dualview.options import RunOptions
-from dualview.runs import hub, identity
-from dualview.runs.devices import auto_kind
-from dualview.runs.identity import (
+from dualview.store import cell_key as identity
+from dualview.store import hub
+from dualview.store.cell_key import (
     ASIDE,
     Fingerprints,
     asked_id,
@@ -31,8 +31,9 @@ from dualview.runs.identity import (
     identify,
     library_sources,
 )
-from dualview.runs.index import Index
-from dualview.runs.loaded import tokenizer_hash
+from dualview.store.devices import auto_kind
+from dualview.store.fingerprint import tokenizer_hash
+from dualview.store.index import Index
 from runs.study import save_study
 
 CHANGES: dict[str, Any] = {
@@ -161,7 +162,7 @@ def test_options_have_one_text_each() -> None:
 def test_the_code_that_computes_is_in_the_key() -> None:
     """Whatever a run imports of dualview is either hashed or known to decide no number."""
     loaded = {name.removeprefix("dualview.") for name in sys.modules if name.startswith("dualview.")}
-    needed = reached("dualview.comparison")
+    needed = reached("dualview.comparison.run")
     assert {"metrics.controls", "models.passes", "learning.finetune", "tasks.prompt", "verdict"} <= needed <= loaded
     sources = computing_sources()
     unhashed = {name.partition(".")[0] for name in needed - sources.keys()}
@@ -267,7 +268,7 @@ def test_the_library_s_tasks_are_in_the_code_version(monkeypatch: pytest.MonkeyP
     sources = library_sources()
     assert {"movie.yaml", "source.yaml", "product.yaml"} <= sources.keys()
     changed = {**sources, "source.yaml": sources["source.yaml"].replace("{", "Text: {", 1)}
-    monkeypatch.setattr("dualview.runs.identity.library_sources", lambda: changed)
+    monkeypatch.setattr("dualview.store.cell_key.library_sources", lambda: changed)
     assert identity._code_version.__wrapped__(False) != code_version()
 
 
@@ -289,7 +290,7 @@ def apart(code: str, **environment: str) -> str:
 
 
 def test_planning_waits_for_torch_only_where_a_gpu_may_be() -> None:
-    code = "import sys; from dualview.runs import devices; devices._SIGNS = ({}); print(devices.auto_kind()); "
+    code = "import sys; from dualview.store import devices; devices._SIGNS = ({}); print(devices.auto_kind()); "
     code += "print('torch' in sys.modules)"
     assert apart(code.format("")).split() == ["cpu", "False"]
     assert apart(code.format("devices.Path('/'),")).split()[1] == "True"
@@ -306,7 +307,7 @@ def in_cache(cache: Path, commit: str) -> None:
 
 def test_a_hub_name_is_looked_up_in_a_fresh_process(tmp_path: Path) -> None:
     in_cache(tmp_path, "a" * 40)
-    code = "from dualview.runs.hub import HubName, commit_of; print(commit_of(HubName('someone/something'), 'model'))"
+    code = "from dualview.store.hub import HubName, commit_of; print(commit_of(HubName('someone/something'), 'model'))"
     assert apart(code, HF_HUB_CACHE=str(tmp_path), HF_HUB_OFFLINE="1") == "a" * 40
 
 
@@ -314,10 +315,10 @@ def test_a_hash_is_remembered_until_the_file_changes(tmp_path: Path, monkeypatch
     index, path = Index(None), tmp_path / "weights"
     path.write_bytes(b"one")
     calls: list[Path] = []
-    monkeypatch.setattr("dualview.runs.index.sha256_of", lambda p: calls.append(p) or f"{len(calls)}")
+    monkeypatch.setattr("dualview.store.index.sha256_of", lambda p: calls.append(p) or f"{len(calls)}")
     assert [index.sha256(path), index.sha256(path)] == ["1", "2"]  # changed this very moment: not trusted yet
     now = [path.stat().st_mtime + 60]
-    monkeypatch.setattr("dualview.runs.index.time.time", lambda: now[0])
+    monkeypatch.setattr("dualview.store.index.time.time", lambda: now[0])
     assert [index.sha256(path), index.sha256(path)] == ["3", "3"]
     times = path.stat()
     path.write_bytes(b"two")  # as long as before, and its times set back
@@ -329,7 +330,7 @@ def test_a_hub_name_is_known_by_its_commit(tmp_path: Path, monkeypatch: pytest.M
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(dualview.hub, "_known", {})
+    monkeypatch.setattr(dualview.io.hub, "_known", {})
     options = RunOptions.make(model="someone/something", task="movie")
     assert Fingerprints().plan_key(options) is None  # nothing is known of it before it is fetched
     found: list[str | None] = []
@@ -353,5 +354,5 @@ def test_a_hub_name_is_known_by_its_commit(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", unreachable)
     assert hub.commit_of(name, "model") == "fed"  # one name, one commit for as long as a process lives
-    dualview.hub.forget()
+    dualview.io.hub.forget()
     assert hub.commit_of(name, "model") == "b" * 40

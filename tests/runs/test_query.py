@@ -15,20 +15,20 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from dualview._download import sha256_of
-from dualview.errors import UserError
-from dualview.runs import packs
-from dualview.runs.cell import FileNote, read_manifest, stamp_of
-from dualview.runs.identity import Fingerprints
-from dualview.runs.packs import pack
-from dualview.runs.plan import make_plan
-from dualview.runs.query import VIEWS, query, table
-from dualview.runs.reading import diff, export, load, ls
-from dualview.runs.reading import query as query_of
-from dualview.runs.runner import sweep
-from dualview.runs.spec import Spec
-from dualview.runs.store import Store
-from dualview.runs.tables import TABLES, schema
+from dualview.io.download import sha256_of
+from dualview.io.errors import UserError
+from dualview.store import compaction as packs
+from dualview.store.api import diff, export, load, ls
+from dualview.store.api import query as query_of
+from dualview.store.cell import FileNote, read_manifest, stamp_of
+from dualview.store.cell_key import Fingerprints
+from dualview.store.compaction import pack
+from dualview.store.query import VIEWS, query, table
+from dualview.store.store import Store
+from dualview.store.tables import TABLES, schema
+from dualview.sweep.plan import make_plan
+from dualview.sweep.runner import sweep
+from dualview.sweep.spec import Spec
 from runs.study import grid, rows_by_query
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.options import RunOptions
-from dualview.runs.engine import Failed, Known
-from dualview.runs.engine_ray import RayEngine, _settled
-from dualview.runs.identity import Identity, code_version
-from dualview.runs.runner import Summary, sweep
-from dualview.runs.store import Store
+from dualview.store.cell_key import Identity, code_version
+from dualview.store.store import Store
+from dualview.sweep.engine import Failed, Known
+from dualview.sweep.engine_ray import RayEngine, _settled
+from dualview.sweep.runner import Summary, sweep
 from runs.study import grid, rows_by_query, rows_on_disk
 
 pytestmark = [

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from dualview import comparison
-from dualview.errors import UserError
+from dualview.comparison import run as comparison
+from dualview.io.errors import UserError
 from dualview.options import RunOptions
-from dualview.runs.runner import sweep
-from dualview.runs.spec import Spec
-from dualview.runs.store import Store
+from dualview.store.store import Store
+from dualview.sweep.runner import sweep
+from dualview.sweep.spec import Spec
 from runs.study import Counter, grid, rows_by_query, rows_on_disk, save_study
 
 

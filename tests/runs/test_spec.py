@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.options import RunOptions
-from dualview.runs.plan import Shard
-from dualview.runs.spec import Spec
+from dualview.sweep.plan import Shard
+from dualview.sweep.spec import Spec
 
 AXES: dict[str, list[Any]] = {
     "model": ["a", "b", "c"],

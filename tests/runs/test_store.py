@@ -11,16 +11,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from dualview.errors import UserError
-from dualview.metrics.prediction import accuracy
+from dualview.comparison.result import Result
+from dualview.io.errors import UserError
+from dualview.metrics.predictions import accuracy
 from dualview.options import RunOptions
-from dualview.result import Result
-from dualview.runs import claims, places
-from dualview.runs.index import Index
-from dualview.runs.reading import load
-from dualview.runs.runner import Summary, sweep
-from dualview.runs.store import Store
-from dualview.runs.tables import TABLES, at
+from dualview.store import locks as claims
+from dualview.store import paths as places
+from dualview.store.api import load
+from dualview.store.index import Index
+from dualview.store.store import Store
+from dualview.store.tables import TABLES, at
+from dualview.sweep.runner import Summary, sweep
 from runs.study import cell_of, grid, rows_by_query, rows_on_disk, truncated
 
 # ------------------------------------------------------------------------------------------------------ what is kept
@@ -51,7 +52,7 @@ def test_rows_say_what_the_results_say(finished: Path) -> None:
 
 
 def test_a_result_comes_back_as_the_run_gave_it(base: dict[str, Any], finished: Path) -> None:
-    from dualview.comparison import run
+    from dualview.comparison.run import run
 
     with Store(finished) as store:
         for stored in store.results():
@@ -132,7 +133,7 @@ def test_a_kill_between_two_renames_loses_no_cell(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", killed)
-        patched.setattr("dualview.runs.store.put_back", nothing)
+        patched.setattr("dualview.store.store.put_back", nothing)
         with pytest.raises(Killed):
             with_tensors()
     [aside] = (store / "unfinished").glob("*.old")

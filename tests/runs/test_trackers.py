@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from dualview.errors import UserError
-from dualview.runs.runner import sweep
-from dualview.runs.store import Store
-from dualview.runs.trackers import TRACKERS, TensorBoard
+from dualview.io.errors import UserError
+from dualview.store.store import Store
+from dualview.sweep.runner import sweep
+from dualview.sweep.trackers import TRACKERS, TensorBoard
 from runs.study import grid
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dualview import assets
-from dualview.errors import UserError
+from dualview.io import assets
+from dualview.io.errors import UserError
 from dualview.tasks import embedded
 from dualview.tasks.embedded import (
     LabelledText,

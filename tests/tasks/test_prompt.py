@@ -16,8 +16,8 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from dualview.errors import UserError
-from dualview.tasks.prompt import (
+from dualview.io.errors import UserError
+from dualview.tasks.prompts import (
     PromptSet,
     build_prompts,
     content_free_queries,
@@ -26,7 +26,7 @@ from dualview.tasks.prompt import (
     resolve_bos,
 )
 from dualview.tasks.rows import Row
-from dualview.tasks.show import describe_prompt, render_prompt
+from dualview.tasks.show_prompt import describe_prompt, render_prompt
 from dualview.tasks.task import Task
 
 BOS, EOS, FIRST_BYTE = 0, 1, 2

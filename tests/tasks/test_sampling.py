@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import read_rows, sample_demos, sample_queries, selection_rows
 from dualview.tasks.task import Task, load_task

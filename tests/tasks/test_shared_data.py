@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dualview.assets import embedded_model
-from dualview.tasks.prompt import build_prompts
+from dualview.io.assets import embedded_model
+from dualview.tasks.prompts import build_prompts
 from dualview.tasks.sampling import sample_demos, sample_queries, selection_rows
 from dualview.tasks.task import check_task, load_task
 

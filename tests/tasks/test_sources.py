@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.tasks import sources
 from dualview.tasks.hub import HubAddress, HubRows, hub_addresses
 from dualview.tasks.sources import read_file, read_source

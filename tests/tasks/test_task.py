@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.tasks.rows import Row
 from dualview.tasks.task import Task, check_task, list_tasks, load_task, shuffled
 

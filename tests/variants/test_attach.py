@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 
 from close import assert_close, assert_same_weights, is_close
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants import (
     VARIANTS,
     Augmented,

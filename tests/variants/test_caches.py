@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers as tf
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants import Momentum, Negative, Regularised, TokenShift, attach, demonstrations, detach, register
 
 CARRY = [Negative(beta=0.9, k=2), TokenShift(eta=0.9)]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants import Alibi, Linear, Momentum, Negative, Regularised, Sign, TokenShift, apply
 from dualview.variants.layout import read_layout
 from dualview.variants.scan import CHUNK, moving_sum

@@ -9,7 +9,7 @@ import torch
 import transformers as tf
 
 from close import assert_close
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants import (
     VARIANTS,
     Alibi,

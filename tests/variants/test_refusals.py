@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers as tf
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants import (
     Augmented,
     Linear,

@@ -11,9 +11,9 @@ from typing import Any
 import uvicorn
 
 from dualview.web.app import make_app
+from dualview.web.model_cache import Shelf
 from dualview.web.policy import policy_for
 from dualview.web.serve import listen
-from dualview.web.shelf import Shelf
 
 TEMPLATE = "Review: {text} Sentiment:"
 LABELS = ["Negative", "Positive"]

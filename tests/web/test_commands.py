@@ -16,8 +16,9 @@ import typer
 import uvicorn
 from typer.testing import CliRunner
 
-from dualview.errors import UserError
-from dualview.web import commands, serve
+from dualview.cli import serve as commands
+from dualview.io.errors import UserError
+from dualview.web import serve
 
 TOKEN = "0123456789abcdef"
 
@@ -124,7 +125,7 @@ def test_help_is_light() -> None:
 def test_it_starts_answers_and_stops(model: Path) -> None:
     arguments = ["serve", "--port", "0", "--no-browser", "--model", str(model)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "dualview.cli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "dualview", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None

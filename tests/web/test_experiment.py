@@ -14,20 +14,20 @@ import pytest
 import torch
 
 from close import assert_alike
-from dualview import cli
-from dualview.comparison import compare, prepare, recipe_of
-from dualview.duality.demo_tokens import demo_tokens
-from dualview.errors import UserError
-from dualview.explain import explain
-from dualview.learning.factors import trace_training
+from dualview.analyses.explain import explain
+from dualview.cli import main as cli
+from dualview.comparison.run import compare, prepare, recipe_of
+from dualview.duality.on_model.demo_tokens import demo_tokens
+from dualview.io.errors import UserError
 from dualview.learning.finetune import finetune
+from dualview.learning.traces import trace_training
 from dualview.models.loading import LanguageModel, load_model
-from dualview.models.passes import ask
+from dualview.models.scoring import ask
 from dualview.web.attention import groups_of, head_shares
 from dualview.web.experiment import answer
-from dualview.web.folder import files, query_text, written
 from dualview.web.jobs import Cancelled
-from dualview.web.shelf import Shelf
+from dualview.web.model_cache import Shelf
+from dualview.web.run_files import files, query_text, written
 from dualview.web.state import DrawQuery, State
 from equivalence import tiny
 from web.live import document, row, shelf_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.web.jobs import Busy, Cancelled, Telling, Worker
 
 

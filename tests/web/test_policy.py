@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.web.policy import CONTENT_POLICY, Guard, Policy, policy_for
 
 HOST = "127.0.0.1:8765"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dualview.errors import UserError
-from dualview.runs import Store
+from dualview.io.errors import UserError
+from dualview.store import Store
 from dualview.web import results
 from web.live import serving, shelf_of
 from web.shop import make_store

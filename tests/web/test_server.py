@@ -17,7 +17,7 @@ import pytest
 
 from dualview.web import app
 from dualview.web.jobs import Cancelled
-from dualview.web.shelf import Shelf
+from dualview.web.model_cache import Shelf
 from dualview.web.state import LIMITS, DrawQuery
 from web.live import document, row, serving, shelf_of
 

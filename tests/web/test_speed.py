@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dualview.progress import Silent
+from dualview.io.progress import Silent
 from dualview.web.experiment import answer
 from dualview.web.jobs import Cancelled
-from dualview.web.shelf import Shelf
+from dualview.web.model_cache import Shelf
 from dualview.web.state import DrawQuery, State
 from web.live import document
 

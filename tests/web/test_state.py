@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dualview.errors import UserError
-from dualview.questions import query_row
+from dualview.comparison.single_query import query_row
+from dualview.io.errors import UserError
 from dualview.tasks.sampling import read_rows
 from dualview.tasks.task import load_task
-from dualview.web.folder import commands, files, query_text, written
+from dualview.web.run_files import commands, files, query_text, written
 from dualview.web.state import MOST_CHARACTERS, MOST_DEMOS, DrawQuery, State, read
 from web.live import document, row
 

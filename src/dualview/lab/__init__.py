@@ -13,12 +13,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dualview.lab.dynamics import dynamics
-    from dualview.lab.frame import LabResult
-    from dualview.lab.language import language
-    from dualview.lab.modifications import modifications
-    from dualview.lab.regression import regression
-    from dualview.lab.sign import sign
+    from dualview.lab.dynamics.run import dynamics
+    from dualview.lab.harness import LabResult
+    from dualview.lab.language.run import language
+    from dualview.lab.modifications.run import modifications
+    from dualview.lab.regression.run import regression
+    from dualview.lab.sign.run import sign
 
 __all__ = ["LABS", "LabResult", "dynamics", "language", "modifications", "regression", "sign"]
 
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Labs(ModuleType):
-    """Keeps `dualview.lab.sign` the function after the module of that name was imported."""
+    """Keeps `dualview.lab.sign.run` the function after the module of that name was imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         # An import binds the module here; left unbound, the name goes to `__getattr__`, which finds the function in it.

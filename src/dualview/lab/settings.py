@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_typ
 
 from annotated_types import Ge, Gt
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.options import option
 
 Seed = Annotated[int, Ge(0)]

@@ -14,11 +14,11 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import log_softmax, logsumexp  # pyright: ignore[reportMissingTypeStubs]
 
-from dualview.metrics.prediction import accuracy
+from dualview.metrics.predictions import accuracy
 from dualview.models.loading import LanguageModel
-from dualview.models.passes import Patch, Plan, ask
+from dualview.models.scoring import Patch, Plan, ask
 from dualview.records import Setting
-from dualview.tasks.prompt import CONTENT_FREE, Query, content_free_queries
+from dualview.tasks.prompts import CONTENT_FREE, Query, content_free_queries
 from dualview.tasks.task import Task
 
 

@@ -21,15 +21,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualview.errors import UserError
-from dualview.learning.update import Deltas, Linearised, Parameters, added
-from dualview.models.anatomy import Projection, Role
-from dualview.models.dispatch import run_forward
+from dualview.anatomy.dispatch import run_forward
+from dualview.anatomy.layers import Projection, Role
+from dualview.io.errors import UserError
+from dualview.learning.weight_patches import Deltas, Linearised, Parameters, added
 from dualview.models.loading import LanguageModel, adopt
-from dualview.models.passes import Patch
 from dualview.models.prefix import Causal, as_row
 from dualview.models.probe import Tap, Whole, first_order, tapping
-from dualview.tasks.prompt import TrainingSequence
+from dualview.models.scoring import Patch
+from dualview.tasks.prompts import TrainingSequence
 
 Params = Literal["kv", "qkv", "v", "all"]
 Loss = Literal["all", "label"]

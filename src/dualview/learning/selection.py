@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dualview.io.progress import Advance
 from dualview.learning.finetune import Status, Tuned
-from dualview.learning.update import Deltas
-from dualview.metrics.prediction import accuracy, predictions
+from dualview.learning.weight_patches import Deltas
+from dualview.metrics.predictions import accuracy, predictions
 from dualview.models.loading import LanguageModel
-from dualview.models.passes import Plan, ask
-from dualview.progress import Advance
-from dualview.tasks.prompt import Query
+from dualview.models.scoring import Plan, ask
+from dualview.tasks.prompts import Query
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Every similarity between what it would be without any likeness (floors) and what ICL shares with itself (ceilings).
 
-Floors come from the records alone (`dualview.metrics.floors`) and from control settings recorded beside zsl, icl and
+Floors come from the records alone (`dualview.metrics.nulls`) and from control settings recorded beside zsl, icl and
 ft. A control that stands in ICL's place gives the floor sim(control − zsl, ft − zsl), one in FT's place
 sim(icl − zsl, control − zsl). A ceiling compares ICL with itself: sim(icl − zsl, icl' − zsl), icl' the same
 demonstrations in another order, or other demonstrations. A whole other model (untrained) brings its own three
@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dualview.metrics._scipy import normal_cdf
-from dualview.metrics.floors import Floor, RecordFloors, record_floors
-from dualview.metrics.prediction import correct, rec2ftp
+from dualview.metrics.cosine import Form, layer_means, overall_mean, similarity_table
+from dualview.metrics.nulls import Floor, RecordFloors, record_floors
+from dualview.metrics.predictions import correct, rec2ftp
 from dualview.metrics.statistics import (
     DRAWS,
     Interval,
@@ -30,7 +31,6 @@ from dualview.metrics.statistics import (
     wilson_interval,
 )
 from dualview.metrics.summary import NOT_RECORDED, plain
-from dualview.metrics.vectors import Form, layer_means, overall_mean, similarity_table
 from dualview.records import MAIN_SETTINGS, Records, Setting
 
 

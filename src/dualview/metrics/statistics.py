@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dualview.metrics._scipy import hypergeometric_tail, normal_cdf, normal_quantile, student_quantile
-from dualview.metrics.vectors import defined_mean, ratio
+from dualview.metrics.cosine import defined_mean, ratio
 
 DRAWS = 1999
 """Default number of resamples: the smallest p-value is then 1/2000."""

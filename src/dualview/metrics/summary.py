@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from dualview.metrics.attention import DemoMass, SimAM, by_query, demo_mass_summary, sim_am
-from dualview.metrics.prediction import Rec2FTP, accuracy, prediction_warnings, rec2ftp
-from dualview.metrics.representation import noise_floor, relative_update_norm, sim_aou, sim_aou_normalised
-from dualview.metrics.vectors import layer_means, overall_mean
+from dualview.metrics.cosine import layer_means, overall_mean
+from dualview.metrics.predictions import Rec2FTP, accuracy, prediction_warnings, rec2ftp
+from dualview.metrics.sim_am import DemoMass, SimAM, by_query, demo_mass_summary, sim_am
+from dualview.metrics.sim_aou import noise_floor, relative_update_norm, sim_aou, sim_aou_normalised
 from dualview.records import Records, as_records
 
 

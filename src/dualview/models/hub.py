@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from dualview import hub
-from dualview.errors import UserError
-from dualview.hub import HubName, Repo
+from dualview.io import hub
+from dualview.io.errors import UserError
+from dualview.io.hub import HubName, Repo
 
 _CONFIGS = ("config.json", "tokenizer_config.json")
 """Files whose `auto_map` may name code, in this repository or in another."""

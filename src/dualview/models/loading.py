@@ -18,15 +18,15 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from dualview import assets, gguf_cache
-from dualview.errors import UserError
-from dualview.gguf import read_gguf
-from dualview.hub import HubName
-from dualview.models.anatomy import Anatomy, dissect
-from dualview.models.cpu import mind_amx
-from dualview.models.dispatch import Unsupported
+from dualview.anatomy.dispatch import Unsupported
+from dualview.anatomy.layers import Anatomy, dissect
+from dualview.io import assets, gguf_cache
+from dualview.io.errors import UserError
+from dualview.io.gguf import read_gguf
+from dualview.io.hub import HubName
+from dualview.models.amx_workaround import mind_amx
 from dualview.models.hub import Snapshot, fetch_code, fetch_model
-from dualview.models.trial import (
+from dualview.models.packing_check import (
     ALLOWED,
     CANNOT_RUN,
     HALF,

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dualview.tasks.prompt import Query
+from dualview.tasks.prompts import Query
 
 At = Literal["prompt", "label0"]
 

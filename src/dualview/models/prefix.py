@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualview.models.attention import attend, by_token, with_sinks
-from dualview.models.dispatch import Call, Unsupported
+from dualview.anatomy.dispatch import Call, Unsupported
+from dualview.anatomy.kernels import attend, by_token, with_sinks
 
 
 @dataclass(frozen=True)

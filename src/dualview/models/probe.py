@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from dualview.models.anatomy import Anatomy, Projection
-from dualview.models.attention import Part, Rule, attend, by_token, final_logits, merge, with_sinks
-from dualview.models.dispatch import Call, Unsupported
+from dualview.anatomy.dispatch import Call, Unsupported
+from dualview.anatomy.kernels import Part, Rule, attend, by_token, final_logits, merge, with_sinks
+from dualview.anatomy.layers import Anatomy, Projection
 from dualview.models.packing import Pack
 from dualview.models.prefix import Prefix
 

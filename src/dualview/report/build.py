@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dualview.errors import UserError
-from dualview.files import must_be_writable
+from dualview.comparison.result import Result
+from dualview.io.atomic import must_be_writable
+from dualview.io.errors import UserError
 from dualview.records import Records, load_records
 from dualview.report.needs import checked, holds_seeds, read_results
-from dualview.result import Result
-from dualview.runs.places import Places
+from dualview.store.paths import Places
 
 RESULT, SEEDS, RECORDS, REPORT = "result.json", "seeds.json", "records.safetensors", "report.html"
 
@@ -84,14 +84,14 @@ def _one(result: Result, records: Records | None, where: Path, figures: Path | N
 
     written = [write_report(result, where, records=records)]
     if figures is not None:
-        from dualview.report.figures import write_figures
+        from dualview.report.figures.run import write_figures
 
         written += write_figures(result, figures, records)
     return written
 
 
 def _stored(folder: Path) -> Iterable[Result]:
-    from dualview.runs.store import Store
+    from dualview.store.store import Store
 
     with Store(folder) as store:
         yield from (checked(stored.result, f"{folder}, cell {stored.key[:12]},") for stored in store.results())
@@ -99,7 +99,7 @@ def _stored(folder: Path) -> Iterable[Result]:
 
 def _many(results: Iterable[Result], where: Path, figures: Path | None, title: str) -> list[Path]:
     from dualview.report.overview import Run
-    from dualview.report.store import store_report, write_store_figures
+    from dualview.report.store_report import store_report, write_store_figures
 
     runs = [Run.of(result) for result in results]
     written = [store_report(runs, where, title=title)]

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dualview.report.extracts import (
+from dualview.comparison.result import Result
+from dualview.report.catalogue import at
+from dualview.report.chart_data import (
     KENDALL_FORMS,
     NORM_KEYS,
     TITLES,
@@ -18,11 +20,9 @@ from dualview.report.extracts import (
     norm_points,
     norm_series,
 )
-from dualview.report.numbers import at
 from dualview.report.overview import Group
 from dualview.report.profiles import Profile
 from dualview.report.published import published_values
-from dualview.result import Result
 
 COLOURS = {"zsl": "--zsl", "icl": "--icl", "ft": "--ft", "patch": "--patch"}
 

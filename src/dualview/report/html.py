@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dualview.files import write_text
+from dualview.comparison.result import Result
+from dualview.io.atomic import write_text
 from dualview.records import Records
 from dualview.report.charts import loss_chart, run_charts
 from dualview.report.page import document, join, tag
@@ -30,7 +31,6 @@ from dualview.report.sections import (
     verdict_card,
     warnings_of,
 )
-from dualview.result import Result
 
 _CONTENTS = {
     "verdict": "Verdict",

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dualview.errors import UserError
-from dualview.result import SCHEMA, Result
+from dualview.comparison.result import SCHEMA, Result
+from dualview.io.errors import UserError
 
 SEEDS_SCHEMA = "dualview.seeds/1"
 

@@ -6,15 +6,15 @@ import base64
 import io
 from typing import TYPE_CHECKING
 
-from dualview.report.numbers import NUMBERS, at, beside, bounds, present, shown
+from dualview.report.catalogue import NUMBERS, at, beside, bounds, present, shown
 from dualview.report.page import Markup, join, tag
 from dualview.report.sections import run_lines, run_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dualview.result import Result
-    from dualview.seeds import SeedsResult
+    from dualview.comparison.result import Result
+    from dualview.comparison.seeds import SeedsResult
 
 _LEFT = "text-align:left"
 _RIGHT = "text-align:right;white-space:nowrap"
@@ -22,7 +22,7 @@ _RIGHT = "text-align:right;white-space:nowrap"
 
 def result_html(result: Result) -> str:
     """One run: what was run, the verdict, every number beside its controls, accuracy and SimAOU by layer."""
-    from dualview.report.figures import accuracy, sim_aou
+    from dualview.report.figures.run import accuracy, sim_aou
 
     content = result.to_json()
     controls = content.get("controls") or {}
@@ -47,7 +47,7 @@ def result_html(result: Result) -> str:
 
 def seeds_html(several: SeedsResult) -> str:
     """Several seeds: each number's mean, its interval and every seed's value, with accuracy and SimAOU by layer."""
-    from dualview.report.figures_store import accuracy_by_task, similarity_by_layer
+    from dualview.report.figures.store import accuracy_by_task, similarity_by_layer
     from dualview.report.overview import Run, groups_of
 
     rows: list[list[str]] = []

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dualview.comparison.result import Result
 from dualview.metrics._scipy import student_quantile
-from dualview.report.extracts import NORM_KEYS, SETTING_NAMES, NormPoint, norm_points
-from dualview.report.numbers import ANY, NUMBERS, Limits, at, limits
+from dualview.report.catalogue import ANY, NUMBERS, Limits, at, limits
+from dualview.report.chart_data import NORM_KEYS, SETTING_NAMES, NormPoint, norm_points
 from dualview.report.published import SIX_TASKS, published_values
-from dualview.result import Result
 
 PAPERS_DRAWN = ("Dai et al., 1.3B", "Dai et al., 2.7B")
 """Whose accuracies stand beside a group's."""

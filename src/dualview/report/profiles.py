@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dualview.comparison.result import Result
 from dualview.metrics.controls import PerLayer
 from dualview.metrics.summary import compute_metrics
 from dualview.records import Records
-from dualview.report.extracts import TITLES
-from dualview.report.numbers import at
+from dualview.report.catalogue import at
+from dualview.report.chart_data import TITLES
 from dualview.report.published import published_values
-from dualview.result import Result
 
 
 @dataclass(frozen=True)

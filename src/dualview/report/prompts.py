@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dualview.errors import UserError
-from dualview.result import Result
-from dualview.tasks.prompt import PromptSet, build_prompts, prompts_hash
+from dualview.comparison.result import Result
+from dualview.io.errors import UserError
+from dualview.tasks.prompts import PromptSet, build_prompts, prompts_hash
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _tokenizer(name: str) -> Any:
 
     from transformers import AutoTokenizer
 
-    from dualview import assets, gguf_cache
+    from dualview.io import assets, gguf_cache
 
     if name == "embedded":
         ready = [status.state == "ready" for status in assets.list_assets() if status.name == assets.MODEL.name]

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dualview.metrics.prediction import predictions
-from dualview.report.extracts import SETTING_NAMES
-from dualview.report.numbers import at
+from dualview.comparison.result import Result
+from dualview.metrics.predictions import predictions
+from dualview.report.catalogue import at
+from dualview.report.chart_data import SETTING_NAMES
 from dualview.report.page import Markup, join, scrolling, tag
 from dualview.report.prompts import Missing, ShownPrompts
-from dualview.result import Result
 
 BUDGET = 4_000_000
 """Bytes of a report that its queries may take, so that the whole stays below 5 MB."""

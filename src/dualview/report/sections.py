@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dualview.comparison.result import Result
 from dualview.metrics.controls import ROLES
+from dualview.report.catalogue import EMBEDDED, NUMBERS, Number, at, beside, bounds, how_tuned, present, shown, what_ran
+from dualview.report.chart_data import accuracies
 from dualview.report.charts import Chart
-from dualview.report.command import command_of
-from dualview.report.extracts import accuracies
-from dualview.report.numbers import EMBEDDED, NUMBERS, Number, at, beside, bounds, how_tuned, present, shown, what_ran
 from dualview.report.page import Markup, join, table, tag
 from dualview.report.published import published
-from dualview.result import Result
+from dualview.report.repro_command import command_of
 
 _RECORD_FLOORS = {
     "chance": "ICL of the same accuracy, its fixes unrelated to fine-tuning's",

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dualview.assets import embedded_data
-from dualview.errors import UserError
+from dualview.io.assets import embedded_data
+from dualview.io.errors import UserError
 
 WORDS = range(5, 41)
 SHARES = {"validation": 0.30, "selection": 0.15, "train": 0.55}

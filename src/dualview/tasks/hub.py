@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from dualview import hub
-from dualview.errors import UserError
-from dualview.hub import HubName, Repo
+from dualview.io import hub
+from dualview.io.errors import UserError
+from dualview.io.hub import HubName, Repo
 
 CONVERTED = "refs/convert/parquet"
 """The branch on which the hub keeps every public data set as Parquet, for those whose own branch is still a script."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.tasks.sources import RawRow
 
 

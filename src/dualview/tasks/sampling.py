@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.tasks.rows import Row
 from dualview.tasks.task import Task, shuffled
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.tasks.embedded import embedded_rows
 from dualview.tasks.hub import read_hub
 

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.tasks.rows import Row, RowShape, parse_row
 from dualview.tasks.sources import read_file, read_source
 

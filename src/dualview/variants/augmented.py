@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants.base import Coefficient, Equipment, Variant
 from dualview.variants.softmax import Call, softmax_attention
 
@@ -31,7 +31,7 @@ _ACTIVATIONS = {"relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.funct
 
 
 if TYPE_CHECKING:
-    from dualview.models.anatomy import Layer, Projection, Role
+    from dualview.anatomy.layers import Layer, Projection, Role
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants.softmax import Call
 
 if TYPE_CHECKING:
-    from dualview.models.anatomy import Layer
+    from dualview.anatomy.layers import Layer
 
 Coefficient = float | Tensor
 """η, α, β or c: a number, or a tensor of shape [] (one per layer) or [kv_head] (one per key/value head)."""

@@ -21,13 +21,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import Cache, cache_utils
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants.base import Equipment, Variant
 from dualview.variants.layout import Layout
 from dualview.variants.softmax import Call
 
 if TYPE_CHECKING:
-    from dualview.models.anatomy import Layer
+    from dualview.anatomy.layers import Layer
 
 _caches = cast(Any, cache_utils)
 # Cache layers of which it is known where, in what they return, the keys they held come to stand.

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 
 
 @dataclass(frozen=True)

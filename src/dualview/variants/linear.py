@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants.base import Coefficient, Variant, over_heads, to_query_heads
 from dualview.variants.scan import CHUNK, in_chunks
 from dualview.variants.softmax import Call, logits, readable

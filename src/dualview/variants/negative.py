@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants.base import Coefficient, over_heads
 from dualview.variants.context import CarryingVariant, sums_of_every_key
 from dualview.variants.layout import Layout

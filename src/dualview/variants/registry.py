@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel, masking_utils
 
-from dualview.errors import UserError
-from dualview.models.anatomy import Layer, dissect
+from dualview.anatomy.layers import Layer, dissect
+from dualview.io.errors import UserError
 from dualview.variants.alibi import Alibi
 from dualview.variants.augmented import Augmented
 from dualview.variants.base import Coefficient, Equipment, Variant

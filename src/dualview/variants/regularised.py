@@ -27,12 +27,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants.base import Coefficient, Equipment, Variant, over_heads, to_query_heads
 from dualview.variants.softmax import Call, attention_weights, softmax_attention, take_rows
 
 if TYPE_CHECKING:
-    from dualview.models.anatomy import Layer
+    from dualview.anatomy.layers import Layer
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants.base import Coefficient, Variant, over_heads, to_query_heads
 from dualview.variants.layout import Layout
 from dualview.variants.softmax import Call, softmax_attention

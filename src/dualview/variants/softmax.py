@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.integrations import sdpa_attention
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants.layout import Layout, layout_of, visible
 
 # Arguments with which some architectures change which keys are read; none of the variants knows what to do with them.

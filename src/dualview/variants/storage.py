@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.variants.registry import VARIANTS, attach, variant_parameters
 
 

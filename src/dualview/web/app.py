@@ -15,11 +15,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from dualview import __version__
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.web.experiment import answer
 from dualview.web.jobs import Busy, Emit, Event, Job, Telling, Worker
+from dualview.web.model_cache import Shelf
 from dualview.web.policy import App, Guard, Policy, Receive, Scope, Send
-from dualview.web.shelf import Shelf
 from dualview.web.state import LIMITS, DrawQuery, Named, State, read
 
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}

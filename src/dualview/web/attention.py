@@ -21,20 +21,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualview.comparison import Prepared, recipe_of
-from dualview.duality.demo_tokens import DemoTokens, demo_tokens
-from dualview.duality.linear import aggregate
-from dualview.duality.meta_gradients import projected
-from dualview.duality.shares import ft_shares, icl_mass
-from dualview.duality.tuning import role_factors, update_contributions, worn_by
-from dualview.errors import UserError
-from dualview.learning.factors import Factors, TrainingTrace, trace_training
+from dualview.anatomy.layers import Layer
+from dualview.comparison.run import Prepared, recipe_of
+from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
+from dualview.duality.on_model.dual_finetuning import role_factors, update_contributions, worn_by
+from dualview.duality.on_model.meta_gradients import projected
+from dualview.duality.on_model.token_shares import ft_shares, icl_mass
+from dualview.duality.theory.linear import aggregate
+from dualview.io.errors import UserError
+from dualview.io.progress import Advance
 from dualview.learning.finetune import steps_of
-from dualview.metrics.ranking import kendall
+from dualview.learning.traces import Factors, TrainingTrace, trace_training
+from dualview.metrics.kendall import kendall
 from dualview.metrics.summary import plain
-from dualview.models.anatomy import Layer
 from dualview.models.loading import LanguageModel
-from dualview.progress import Advance
 
 MOST_NUMBERS = 1_000_000
 """What a page is sent by head; a large model with a long prompt is shown by layer only."""

@@ -13,22 +13,22 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.comparison import Prepared, prepare, recipe_of
-from dualview.controls.settings import control_settings
-from dualview.errors import UserError
+from dualview.comparison.controls.settings import control_settings
+from dualview.comparison.run import Prepared, prepare, recipe_of
+from dualview.io.errors import UserError
 from dualview.learning.finetune import Tape, Tuned, Watch, finetune, steps_of
 from dualview.learning.selection import status_of
-from dualview.metrics.prediction import candidate_distribution, predictions
+from dualview.metrics.predictions import candidate_distribution, predictions
 from dualview.metrics.summary import plain
 from dualview.models.loading import LanguageModel
-from dualview.models.passes import Asked, ask
+from dualview.models.scoring import Asked, ask
 from dualview.options import RunOptions
 from dualview.records import Records
-from dualview.tasks.show import describe_prompt
+from dualview.tasks.show_prompt import describe_prompt
 from dualview.web.attention import attention_json, attention_steps
-from dualview.web.folder import commands, written
 from dualview.web.jobs import Emit, Telling
-from dualview.web.shelf import Shelf
+from dualview.web.model_cache import Shelf
+from dualview.web.run_files import commands, written
 from dualview.web.similarity import similarity_json
 from dualview.web.state import MOST_TOKENS, State
 

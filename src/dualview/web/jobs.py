@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from dualview.errors import UserError
-from dualview.progress import Advance
+from dualview.io.errors import UserError
+from dualview.io.progress import Advance
 
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
@@ -154,7 +154,7 @@ class Worker:
 
 
 class Telling:
-    """`dualview.progress.Progress` as events."""
+    """`dualview.io.progress.Progress` as events."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -17,9 +17,9 @@ from dualview.metrics.summary import plain
 from dualview.report.html import render
 from dualview.report.page import policy
 from dualview.report.prompts import Missing
-from dualview.runs.places import KEY
-from dualview.runs.reading import ls
-from dualview.runs.store import Store
+from dualview.store.api import ls
+from dualview.store.paths import KEY
+from dualview.store.store import Store
 
 COLUMNS = (
     *("key", "model", "weights", "task", "seed", "shots_used", "n_queries_used", "ft_rule", "lr", "ft_status"),

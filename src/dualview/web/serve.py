@@ -12,14 +12,14 @@ from urllib.parse import quote
 
 import uvicorn
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.models.loading import BALANCED, pick_device
 from dualview.options import RunOptions
 from dualview.report.build import is_store
 from dualview.web import results
 from dualview.web.app import make_app
+from dualview.web.model_cache import Shelf
 from dualview.web.policy import LOOPBACK, policy_for
-from dualview.web.shelf import Shelf
 
 
 def serve(

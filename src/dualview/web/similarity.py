@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dualview.metrics.controls import ROLES, SIMILARITIES, Options, similarity_controls
-from dualview.metrics.floors import record_floors
+from dualview.metrics.nulls import record_floors
 from dualview.metrics.summary import compute_metrics
 from dualview.records import MAIN_SETTINGS, Records
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from dualview.errors import UserError
+from dualview.io.errors import UserError
 from dualview.tasks.task import Task
 
 MOST_DEMOS = 64

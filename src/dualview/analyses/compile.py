@@ -1,0 +1,402 @@
+"""Demonstrations in, a patch out: one change of weights that stands for a prompt, and how well it does.
+
+`compile_patch` fits `duality.reusable` on rows of the selection split (half to fit, half to choose the ridge), writes
+the patch as safetensors, and scores it on the task's queries, which neither half has seen, beside zero-shot,
+in-context, fine-tuning and a task vector. `load_patch` puts it back on the same weights, and on no others.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from rich.table import Table
+from scipy.special import log_softmax  # pyright: ignore[reportMissingTypeStubs]
+from torch import Tensor
+
+from dualview.comparison.provenance import finished, provenance
+from dualview.comparison.run import Prepared, fine_tune, prepare
+from dualview.duality.on_model.feed_forward import FeedForward, feed_forwards
+from dualview.duality.on_model.shared_patch import (
+    Aims,
+    LowRank,
+    ReusableBlock,
+    ReusablePatch,
+    fit_patch,
+    in_context_aims,
+)
+from dualview.duality.on_model.task_vector import TaskVector, ask_with_vectors
+from dualview.io.atomic import must_be_writable, whole
+from dualview.io.clock import Clock
+from dualview.io.errors import UserError
+from dualview.io.progress import Progress, Silent
+from dualview.io.saving import save_somewhere
+from dualview.learning.finetune import Status, Tuned
+from dualview.metrics.predictions import accuracy, predictions
+from dualview.models.loading import LanguageModel
+from dualview.models.scoring import Patch, Plan, ask, compute_prefix
+from dualview.options import COMPARISON_ONLY, RunOptions, refuse_options
+from dualview.tasks.prompts import Query, encode_queries, prompts_hash
+from dualview.tasks.sampling import selection_rows
+
+SCHEMA = "dualview.patch/1"
+RIDGES = (0.1, 1.0, 10.0, 100.0)
+FIT_ROWS = 64
+
+Scores = Float[np.ndarray, "query candidate"]
+
+
+@dataclass(frozen=True)
+class RidgeTrial:
+    """One ridge's showing on the selection rows it was not fitted on."""
+
+    ridge: float
+    divergence: float
+    """Mean KL(in-context ‖ patched) over the candidates' normalised probabilities: what the ridge is chosen by."""
+    accuracy: float
+    agreement: float
+
+
+@dataclass(frozen=True)
+class Showing:
+    """One setting on the reported queries."""
+
+    accuracy: float
+    agreement: float
+    """The fraction of queries answered as in-context learning answers them."""
+    divergence: float
+    """Mean KL(in-context ‖ this) over the candidates."""
+    log_probs: Scores = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        divergence = self.divergence if np.isfinite(self.divergence) else None  # of a model that says no numbers
+        return {"accuracy": self.accuracy, "agreement": self.agreement, "divergence": divergence}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A patch that was written, and what it is worth."""
+
+    path: Path
+    task: str
+    shots: int
+    shots_used: int
+    fitted: int
+    """Selection rows it was fitted on; as many or fewer chose the ridge."""
+    ridge: float
+    trials: tuple[RidgeTrial, ...]
+    settings: Mapping[str, Showing]
+    """zsl, icl, patch, and with baselines ft and task_vector."""
+    n_queries: int
+    lr: float | None
+    ft_status: Status | None
+    """How the fine-tuned baseline went: ok, diverged or collapsed; None without baselines."""
+    task_vector_layer: int | None
+    bytes: int
+    provenance: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "patch": str(self.path),
+            "bytes": self.bytes,
+            "task": {"name": self.task, "shots": self.shots, "shots_used": self.shots_used},
+            "n_queries": self.n_queries,
+            "fitted": self.fitted,
+            "ridge": self.ridge,
+            "ridges": [vars(trial) for trial in self.trials],
+            "lr": self.lr,
+            "ft_status": self.ft_status,
+            "task_vector_layer": self.task_vector_layer,
+            "settings": {name: showing.to_json() for name, showing in self.settings.items()},
+            "provenance": self.provenance,
+        }
+
+    def table(self) -> Table:
+        """Every setting's accuracy on queries the patch has not seen, and how often it answers as in-context does."""
+        table = Table(
+            title=f"{self.task}: {self.shots_used} demonstrations as a patch, {self.n_queries} unseen queries", box=None
+        )
+        table.add_column("")
+        for name in ("accuracy", "same answer as ICL", "KL from ICL"):
+            table.add_column(name, justify="right")
+        for name, shown in self.settings.items():
+            cells = (f"{shown.accuracy:.3f}", f"{shown.agreement:.3f}", f"{shown.divergence:.3f}")
+            table.add_row(_NAMES[name], *cells)
+        table.caption = f"ridge {self.ridge:g}, fitted on {self.fitted} selection rows, {self.bytes / 2**20:.1f} MiB"
+        if self.ft_status not in (None, "ok"):
+            table.caption += (
+                f"\n! fine-tuning at rate {self.lr:g} {self.ft_status}: its row is no baseline; give a smaller --lr"
+            )
+        return table
+
+
+_NAMES = {
+    "zsl": "zero-shot",
+    "icl": "in-context",
+    "ft": "fine-tuned",
+    "task_vector": "task vector",
+    "patch": "compiled patch",
+}
+
+
+def compile_patch(
+    *,
+    out: Path | str,
+    model: str | LanguageModel = "embedded",
+    fit_rows: int = FIT_ROWS,
+    ridges: Sequence[float] = RIDGES,
+    baselines: bool = True,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Compiled:
+    """Fit a patch that stands for the demonstrations, write it to `out`, and score it on queries it has not seen.
+
+    fit_rows    selection rows to fit on; as many more choose the ridge
+    ridges      what to choose from, in units of the mean squared length of what a map reads
+    baselines   also fine-tune, and find a task vector, on the same demonstrations
+    options     those of `RunOptions` but for what a comparison alone heeds (task, demos or seed and shots, lr, dtype …)
+    """
+    progress = progress or Silent()
+    if fit_rows < 1:
+        raise UserError(f"--fit-rows is {fit_rows}; a patch is fitted on at least one row.")
+    if not ridges or not all(np.isfinite(ridge) and ridge >= 0 for ridge in ridges):
+        raise UserError("The ridges to choose from are finite numbers of at least 0; give at least one.")
+    refuse_options("compile", options, COMPARISON_ONLY)
+    must_be_writable(Path(out))
+    clock = Clock()
+    loaded = None if isinstance(model, str) else model
+    chosen = RunOptions.make(model=model if isinstance(model, str) else model.name, **options)
+    prepared = prepare(chosen, loaded, progress)
+    known = provenance(prepared)
+    clock.lap("prepare")
+    fitted, held_out = _rows(prepared, fit_rows)
+    work = _Work(prepared, fitted, held_out, progress)
+    trials, patches = work.fit(tuple(ridges))
+    clock.lap("fit")
+    best = min(range(len(trials)), key=lambda i: (trials[i].divergence, -trials[i].ridge))
+    found = work.showings(patches[best], baselines)
+    clock.lap("showings")
+    # Written last, so that there is no patch without its showing.
+    metadata = _metadata(prepared, trials[best], len(fitted))
+    (path,) = save_somewhere([Path(out)], lambda place: save_patch(place, patches[best], prepared.lm, metadata))
+    prompts = prepared.prompts
+    return Compiled(
+        path=path,
+        task=prepared.task.name,
+        shots=prompts.shots,
+        shots_used=prompts.shots_used,
+        fitted=len(fitted),
+        ridge=trials[best].ridge,
+        trials=trials,
+        settings=found.settings,
+        n_queries=len(prompts.queries),
+        lr=None if found.tuned is None else found.tuned.lr,
+        ft_status=None if found.tuned is None else found.tuned.status,
+        task_vector_layer=found.task_vector_layer,
+        bytes=path.stat().st_size,
+        provenance=finished(known, clock),
+    )
+
+
+def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Query, ...]]:
+    """Selection rows to fit on and others to choose on, in the split's order; those that do not fit the context go."""
+    rows = encode_queries(prepared.task, prepared.lm.tokenizer, selection_rows(prepared.task, 2 * fit_rows))
+    limits = [limit for limit in (prepared.lm.context, prepared.options.max_context) if limit is not None]
+    room = min(limits, default=None)
+    if room is not None:
+        rows = tuple(q for q in rows if len(prepared.prompts.prefix) + q.longest <= room)
+    half = min(fit_rows, len(rows) // 2)
+    if half < 1:
+        raise UserError(
+            f"Task {prepared.task.name} has {len(rows)} selection rows that fit behind the demonstrations; a patch "
+            "needs at least two: one to fit on and one to choose the ridge on."
+        )
+    return rows[:half], rows[half : 2 * half]
+
+
+@dataclass(frozen=True)
+class _Showings:
+    """How every setting did, and the baselines behind two of them."""
+
+    settings: dict[str, Showing]
+    tuned: Tuned | None
+    task_vector_layer: int | None
+
+
+class _Work:
+    """The passes that a compilation needs, each made once."""
+
+    def __init__(
+        self, prepared: Prepared, fitted: Sequence[Query], held_out: Sequence[Query], progress: Progress
+    ) -> None:
+        self.prepared, self.lm, self.progress = prepared, prepared.lm, progress
+        self.fitted, self.held_out = fitted, held_out
+        self.bare = prepared.prompts.zero_prefix
+        self.places: tuple[FeedForward, ...] = feed_forwards(self.lm)
+        with progress.part("reading in-context states", len(fitted)) as advance, torch.no_grad():
+            prefix = compute_prefix(self.lm, prepared.prompts.prefix, len(self.bare))
+            self.aims: tuple[Aims, ...] = in_context_aims(self.lm, self.places, fitted, prefix)
+            advance(len(fitted))
+
+    def ask(self, queries: Sequence[Query], prefix: Sequence[int], patch: Patch | None = None) -> Scores:
+        how = Plan(tuple(prefix), len(self.bare), record=False, batch_size=self.prepared.options.batch_size)
+        return ask(self.lm, queries, how, patch).settings[0].log_probs
+
+    def fit(self, ridges: tuple[float, ...]) -> tuple[tuple[RidgeTrial, ...], list[ReusablePatch]]:
+        """A patch for each ridge, and its showing on the held-out selection rows."""
+        aim = self.ask(self.held_out, self.prepared.prompts.prefix)
+        trials: list[RidgeTrial] = []
+        patches: list[ReusablePatch] = []
+        with self.progress.part(f"fitting the patch ({len(ridges)} ridges)", len(ridges)) as advance:
+            for ridge in ridges:
+                patches.append(fit_patch(self.lm, self.places, self.fitted, self.bare, self.aims, ridge))
+                shown = showing(self.ask(self.held_out, self.bare, patches[-1]), aim, self.held_out)
+                trials.append(RidgeTrial(ridge, shown.divergence, shown.accuracy, shown.agreement))
+                advance(1)
+        return tuple(trials), patches
+
+    def showings(self, patch: ReusablePatch, baselines: bool) -> _Showings:
+        """Every setting on the task's queries."""
+        prompts = self.prepared.prompts
+        queries = prompts.queries
+        scores: dict[str, Scores] = {}
+        with self.progress.part("asking: zsl, icl, patch", 3 * len(queries)) as advance:
+            for name, prefix, worn in (
+                ("zsl", self.bare, None),
+                ("icl", prompts.prefix, None),
+                ("patch", self.bare, patch),
+            ):
+                scores[name] = self.ask(queries, prefix, worn)
+                advance(len(queries))
+        tuned = layer = None
+        if baselines:
+            tuned, vector = fine_tune(self.prepared, self.progress).tuned, self.task_vector()
+            layer = vector.layer
+            scores["ft"] = self.ask(queries, self.bare, tuned.patch)
+            scores["task_vector"] = ask_with_vectors(self.lm, queries, self.bare, [vector])[0]
+        order = [name for name in _NAMES if name in scores]
+        return _Showings({name: showing(scores[name], scores["icl"], queries) for name in order}, tuned, layer)
+
+    def task_vector(self) -> TaskVector:
+        """The mean in-context state of the layer whose vector answers best on the held-out selection rows."""
+        vectors = [TaskVector(layer, aim.out.mean(0)) for layer, aim in enumerate(self.aims)]
+        gold = np.array([query.gold for query in self.held_out])
+        with self.progress.part("choosing the task vector's layer", len(self.held_out)) as advance:
+            scores = ask_with_vectors(self.lm, self.held_out, self.bare, vectors)
+            advance(len(self.held_out))
+        found = [accuracy(each, gold) for each in scores]
+        return vectors[int(np.argmax(found))]
+
+
+def showing(scores: Scores, icl: Scores, queries: Sequence[Query]) -> Showing:
+    """Accuracy, agreement with in-context learning, and the divergence from it."""
+    gold = np.array([query.gold for query in queries])
+    return Showing(
+        accuracy=accuracy(scores, gold),
+        agreement=float((predictions(scores) == predictions(icl)).mean()),
+        divergence=divergence(icl, scores),
+        log_probs=scores,
+    )
+
+
+def divergence(p: Scores, q: Scores) -> float:
+    """Mean over queries of KL(p ‖ q) between candidates' probabilities, each normalised over its query's candidates."""
+    log_p, log_q = log_softmax(p, axis=-1), log_softmax(q, axis=-1)
+    present = np.isfinite(p)
+    terms = np.where(present, np.exp(log_p), 0.0) * np.where(present, log_p - np.where(present, log_q, 0.0), 0.0)
+    return float(terms.sum(-1).mean())
+
+
+def _metadata(prepared: Prepared, trial: RidgeTrial, fitted: int) -> dict[str, Any]:
+    prompts, lm = prepared.prompts, prepared.lm
+    return {
+        "weights_hash": lm.weights_hash,
+        "model": lm.name,
+        "architecture": type(lm.model).__name__,
+        "task": prepared.task.name,
+        "demos_hash": prompts_hash(prompts.with_queries(())),
+        "shots": prompts.shots,
+        "shots_used": prompts.shots_used,
+        "seed": prepared.seed,
+        "bos": prompts.bos,
+        "ridge": trial.ridge,
+        "fitted": fitted,
+        "options": prepared.options.changed,
+    }
+
+
+def save_patch(path: Path, patch: ReusablePatch, lm: LanguageModel, metadata: Mapping[str, Any]) -> Path:
+    """Write a patch as safetensors, whole or not at all; the metadata says what it was made of."""
+    from safetensors.torch import save_file
+
+    names = {module: name for name, module in lm.model.named_modules()}
+    tensors: dict[str, Tensor] = {}
+    for index, block in enumerate(patch.blocks):
+        parts: dict[str, LowRank | Tensor | None] = {"readers": block.readers, "carrier": block.carrier}
+        for part, delta in parts.items():
+            if isinstance(delta, LowRank):
+                tensors[f"{index}.{part}.left"], tensors[f"{index}.{part}.right"] = delta.left, delta.right
+            elif delta is not None:
+                tensors[f"{index}.{part}.vector"] = delta
+    header = {"schema": SCHEMA, "carriers": [names[place.carrier] for place in patch.places], **metadata}
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with whole(path) as temporary:
+        save_file(kept, temporary, {"dualview": jsonlib.dumps(header)})
+    return path
+
+
+def read_metadata(path: Path | str) -> dict[str, Any]:
+    """What a patch file says of itself, without its tensors."""
+    return _open(Path(path))[0]
+
+
+def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise UserError(f"There is no patch file {path}; `dualview compile` writes one.")
+    try:
+        with cast("Any", safe_open(path, framework="pt")) as file:
+            header = jsonlib.loads((cast("dict[str, str]", file.metadata() or {})).get("dualview", "{}"))
+            tensors = {name: cast("Tensor", file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is not a readable patch file ({error}); compile it again.") from None
+    if not isinstance(header, dict) or cast("dict[str, Any]", header).get("schema") != SCHEMA:
+        raise UserError(f"{path} is not a patch of schema {SCHEMA}; `dualview compile` writes one.")
+    return cast("dict[str, Any]", header), tensors
+
+
+def load_patch(path: Path | str, lm: LanguageModel) -> ReusablePatch:
+    """A compiled patch, ready to be worn by the model it was made for; any other model is refused."""
+    path = Path(path)
+    header, tensors = _open(path)
+    if header["weights_hash"] != lm.weights_hash:
+        dtype = header.get("options", {}).get("dtype", "float32")
+        raise UserError(
+            f"The patch {path} was made for the weights of {header['model']} in {dtype}, and {lm.name} has others; "
+            "compile it again for this model and dtype."
+        )
+    places = feed_forwards(lm)
+    names = {module: name for name, module in lm.model.named_modules()}
+    if [names[place.carrier] for place in places] != header["carriers"]:
+        raise UserError(f"The patch {path} was made for other modules than {lm.name} has; compile it again.")
+    blocks: list[ReusableBlock] = []
+    for index, place in enumerate(places):
+        readers, carrier = (_part(tensors, f"{index}.{part}", lm) for part in ("readers", "carrier"))
+        if carrier is None or isinstance(readers, Tensor) or (readers is None) != (not place.readers):
+            raise UserError(f"The patch {path} lacks a part of block {index}; compile it again.")
+        blocks.append(ReusableBlock(readers, carrier))
+    return ReusablePatch(places, tuple(blocks))
+
+
+def _part(tensors: Mapping[str, Tensor], name: str, lm: LanguageModel) -> LowRank | Tensor | None:
+    if f"{name}.vector" in tensors:
+        return tensors[f"{name}.vector"].to(lm.device)
+    left, right = tensors.get(f"{name}.left"), tensors.get(f"{name}.right")
+    return None if left is None or right is None else LowRank(left.to(lm.device), right.to(lm.device))

@@ -1,0 +1,333 @@
+"""Where an answer came from: every demonstration token's part in it, in context and in fine-tuning's dual form.
+
+In context, a token's part is the softmax mass the query's last token puts on it (mean over heads, then layers). In
+fine-tuning the same tokens made the update ΔW = Σ_t e_t x_tᵀ, so token t's part in what the update does to the query is
+
+    share_t = ⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖²        signed, exact; over all training tokens they sum to 1
+
+for W_V and W_K, mean over layers, x what the projection reads at the query's last token in the tuned model. Beside them
+stands what each token's part of the update did to the answer itself: the change of the score of the favoured candidate
+over the next one, credited along the path from the base to the tuned weights (`duality.tuning.score_contributions`).
+
+All of this decomposes one forward pass and one training run. Attention mass is not influence (the first token of a
+prompt takes much of it as a sink), a label's last token has no error signal (nothing is predicted after it), and no
+number here says what would have happened without a demonstration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from dualview.anatomy.layers import Role
+from dualview.comparison.run import Prepared
+from dualview.comparison.single_query import question
+from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
+from dualview.duality.on_model.dual_finetuning import ScoreContributions, score_contributions
+from dualview.duality.on_model.token_shares import ft_shares, icl_mass
+from dualview.duality.theory.linear import aggregate
+from dualview.io.progress import Progress, Silent
+from dualview.learning.traces import TrainingTrace
+from dualview.metrics.kendall import kendall
+from dualview.metrics.predictions import predictions
+from dualview.models.loading import LanguageModel
+from dualview.models.scoring import ask
+from dualview.tasks.rows import Row
+
+
+@dataclass(frozen=True)
+class Part:
+    """One demonstration's (or label's, or token's) part in the answer."""
+
+    text: str
+    demo: int | None
+    """Which demonstration, from 0."""
+    label: str | None
+    """The demonstration's label; None for a token of its template."""
+    icl: float
+    """Softmax mass, mean over heads and layers."""
+    ft_v: float
+    """Share of the value projections' update, mean over layers."""
+    ft_k: float | None
+    """The same of the key projections; None where they were not trained."""
+    score: float
+    """What its part of the update added to the favoured candidate's lead."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One query's answer taken apart."""
+
+    model: str
+    task: str
+    query: str
+    candidates: tuple[str, ...]
+    log_probs: Mapping[str, tuple[float, ...]]
+    """Mean log-prob of each candidate for zsl, icl and ft."""
+    lr: float
+    seed: int | None
+    """Of the drawn demonstrations; None where they were given."""
+    favoured: str
+    """The candidate that the fine-tuned model favours."""
+    against: str
+    """Its next best."""
+    lead: Mapping[str, float]
+    """score(favoured) − score(against) for zsl and ft."""
+    lead_residual: float
+    """|Σ of all tokens' parts − (lead in ft − lead in zsl)|: what the quadrature missed."""
+    demos: tuple[Part, ...]
+    labels: tuple[Part, ...]
+    tokens: tuple[Part, ...]
+    elsewhere: Mapping[str, float]
+    """What went to no demonstration token: `icl` (BOS, separators, the query itself), `ft_v`, `ft_k`, `score` (BOS)."""
+    tau: Mapping[str, float | None]
+    """Kendall's tau-b between ICL's mass and fine-tuning's shares of W_V: over `token`s and over `demo`s."""
+    icl_mass: Float[Tensor, "layer head token"] = field(repr=False)
+    ft_shares: Mapping[Role, Float[Tensor, "layer token"]] = field(repr=False)
+
+    @property
+    def lead_adds_up(self) -> bool:
+        """Whether the parts in the lead miss less than a twentieth of its change, so that they can be read at all."""
+        return self.lead_residual <= 0.05 * max(abs(self.lead["ft"] - self.lead["zsl"]), 1e-3)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the arrays by head, which are given by layer."""
+        return {
+            "model": self.model,
+            "task": self.task,
+            "query": self.query,
+            "candidates": list(self.candidates),
+            "log_probs": {name: list(scores) for name, scores in self.log_probs.items()},
+            "lr": self.lr,
+            "seed": self.seed,
+            "favoured": self.favoured,
+            "against": self.against,
+            "lead": dict(self.lead),
+            "lead_residual": self.lead_residual,
+            "lead_adds_up": self.lead_adds_up,
+            "demos": [vars(part) for part in self.demos],
+            "labels": [vars(part) for part in self.labels],
+            "tokens": [vars(part) for part in self.tokens],
+            "elsewhere": dict(self.elsewhere),
+            "tau": dict(self.tau),
+            "icl_per_layer": _rows(self.icl_mass.nanmean(1)),
+            "ft_per_layer": {role: _rows(shares) for role, shares in self.ft_shares.items()},
+        }
+
+    def table(self, tokens: int = 12) -> RenderableType:
+        """What was answered, every demonstration's part, and the `tokens` of largest mass."""
+        top = sorted(self.tokens, key=lambda part: -part.icl)[:tokens]
+        answers = Table(box=None)
+        answers.add_column("")
+        for candidate in self.candidates:
+            answers.add_column(candidate, justify="right")
+        for name, scores in self.log_probs.items():
+            answers.add_row(_SETTINGS[name], *(f"{score:.3f}" for score in scores))
+        said = (
+            f"Fine-tuning (rate {self.lr:g}) moved the lead of {self.favoured!r} over {self.against!r} from "
+            f"{self.lead['zsl']:+.3f} to {self.lead['ft']:+.3f}. Kendall's tau between in-context mass and "
+            f"fine-tuning's shares: {_number(self.tau['token'])} over tokens, {_number(self.tau['demo'])} over "
+            f"demonstrations. The parts in the lead add up to its change but for {self.lead_residual:.1e}."
+        )
+        warned = [] if self.lead_adds_up else [Text(f"! {_AMISS}", "yellow")]
+        return Group(
+            Text(f"{self.task}: {self.query}", "bold"),
+            answers,
+            Text(said),
+            *warned,
+            _parts("by demonstration, counted from 0", self.demos),
+            _parts("by label", self.labels),
+            _parts(f"the {len(top)} tokens with most in-context mass", top),
+        )
+
+
+_AMISS = (
+    "The parts in the lead miss much of its change (the path from the base to the tuned weights is too crooked, or "
+    "experts are routed along it): do not read the last column; a smaller --lr may help."
+)
+_SETTINGS = {"zsl": "zero-shot", "icl": "in-context", "ft": "fine-tuned"}
+
+
+def _parts(title: str, parts: Sequence[Part]) -> Table:
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("#", justify="right")
+    table.add_column("", max_width=48, no_wrap=True, overflow="ellipsis")
+    table.add_column("label")
+    for name in ("ICL mass", "FT share V", "FT share K", "FT on the lead"):
+        table.add_column(name, justify="right")
+    for part in parts:
+        table.add_row(
+            "" if part.demo is None else str(part.demo),
+            Text(part.text.replace("\n", "⏎")),
+            Text(part.label or ""),
+            f"{part.icl:.4f}",
+            f"{part.ft_v:+.4f}",
+            "" if part.ft_k is None else f"{part.ft_k:+.4f}",
+            f"{part.score:+.4f}",
+        )
+    return table
+
+
+def _number(x: float | None) -> str:
+    return "undefined" if x is None else f"{x:+.2f}"
+
+
+def explain(
+    *,
+    query: str,
+    model: str | LanguageModel = "embedded",
+    nodes: int = 8,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Explanation:
+    """Take the answer to one query apart by demonstration and token, in context and fine-tuned.
+
+    query     the text of the template's field; a JSON object of the fields where there are several (or `choices`)
+    nodes     points the quadrature for the parts in the lead begins with
+    options   those of `RunOptions` that a single query leaves (task, demos or seed and shots, lr, ft_loss, dtype …)
+    """
+    progress = progress or Silent()
+    asked = question("explain", query, model, options, progress)
+    with progress.part("taking the answer apart", 3) as advance:
+        return _explained(asked.prepared, asked.row, asked.trace, nodes, advance)
+
+
+def _explained(prepared: Prepared, row: Row, trace: TrainingTrace, nodes: int, advance: Any) -> Explanation:
+    lm, prompts = prepared.lm, prepared.prompts
+    asked, shared = prompts.queries[0], demo_tokens(prompts)
+    mass = icl_mass(lm, prompts, shared)
+    advance(1)
+    shares = ft_shares(lm, trace, [*prompts.zero_prefix, *asked.ids])
+    scores = {
+        name: ask(lm, prompts.queries, replace(how, record=False), patch).settings[0].log_probs[0]
+        for name, how, patch in (
+            ("zsl", prepared.zero_shot, None),
+            ("icl", prepared.in_context, None),
+            ("ft", prepared.zero_shot, trace.tuned.patch),
+        )
+    }
+    advance(1)
+    favoured, against = (int(i) for i in np.argsort(-scores["ft"], kind="stable")[:2])
+    assert favoured == int(predictions(scores["ft"][None])[0])
+    lead = score_contributions(
+        lm,
+        trace,
+        [*prompts.zero_prefix, *asked.ids],
+        asked.candidates[favoured],
+        asked.candidates[against],
+        nodes=nodes,
+    )
+    advance(1)
+    candidates = prepared.task.candidates(row)
+    demos, labels, tokens, elsewhere = _taken_apart(prepared, shared, trace, mass, shares, lead)
+    return Explanation(
+        model=lm.name,
+        task=prepared.task.name,
+        query=prepared.task.render(row),
+        candidates=candidates,
+        log_probs={name: tuple(float(x) for x in each[: len(candidates)]) for name, each in scores.items()},
+        lr=trace.tuned.lr,
+        seed=prepared.seed,
+        favoured=candidates[favoured],
+        against=candidates[against],
+        lead={"zsl": lead.base, "ft": lead.tuned},
+        lead_residual=lead.residual,
+        demos=demos,
+        labels=labels,
+        tokens=tokens,
+        elsewhere=elsewhere,
+        tau={"token": _tau(tokens), "demo": _tau(demos)},
+        icl_mass=mass,
+        ft_shares={role: shared.from_training(each.T, trace.tokens).T for role, each in shares.items()},
+    )
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """One number a token for each thing that is told."""
+
+    icl: Float[Tensor, " token"]
+    ft_v: Float[Tensor, " token"]
+    ft_k: Float[Tensor, " token"] | None
+    score: Float[Tensor, " token"]
+
+    def grouped(self, groups: Tensor, count: int) -> _Columns:
+        def summed(x: Tensor) -> Tensor:
+            return aggregate(x, groups, count)
+
+        k = None if self.ft_k is None else summed(self.ft_k)
+        return _Columns(summed(self.icl), summed(self.ft_v), k, summed(self.score))
+
+    def part(self, index: int, text: str, demo: int | None, label: str | None) -> Part:
+        return Part(
+            text=text,
+            demo=demo,
+            label=label,
+            icl=float(self.icl[index]),
+            ft_v=float(self.ft_v[index]),
+            ft_k=None if self.ft_k is None else float(self.ft_k[index]),
+            score=float(self.score[index]),
+        )
+
+
+def _taken_apart(
+    prepared: Prepared,
+    shared: DemoTokens,
+    trace: TrainingTrace,
+    mass: Float[Tensor, "layer head token"],
+    shares: Mapping[Role, Tensor],
+    lead: ScoreContributions,
+) -> tuple[tuple[Part, ...], tuple[Part, ...], tuple[Part, ...], dict[str, float]]:
+    tokenizer, demos = prepared.lm.tokenizer, prepared.prompts.demos
+    mean = {role: torch.nan_to_num(each.nanmean(0)) for role, each in shares.items()}
+    moved = {role: shared.from_training(each, trace.tokens) for role, each in mean.items()}
+    by_token = lead.by_token
+    columns = _Columns(
+        icl=mass.nanmean(1).mean(0),
+        ft_v=moved["v"],
+        ft_k=moved.get("k"),
+        score=shared.from_training(by_token, trace.tokens),
+    )
+    texts = [_text(tokenizer, demo.template) for demo in demos]
+    labels = [_text(tokenizer, demo.label).strip() for demo in demos]
+    kinds = list(dict.fromkeys(labels))
+    by_demo = columns.grouped(shared.demo, len(demos))
+    by_label = columns.grouped(torch.tensor([kinds.index(label) for label in labels])[shared.demo], len(kinds))
+    tokens = tuple(
+        columns.part(i, _text(tokenizer, [int(token)]), int(demo), labels[int(demo)] if is_label else None)
+        for i, (token, demo, is_label) in enumerate(zip(shared.ids, shared.demo, shared.label, strict=True))
+    )
+    elsewhere = {
+        "icl": 1.0 - float(columns.icl.sum()),
+        **{f"ft_{role}": float(mean[role].sum() - moved[role].sum()) for role in mean},
+        "score": float(by_token.sum() - columns.score.sum()),
+    }
+    return (
+        tuple(by_demo.part(i, text, i, labels[i]) for i, text in enumerate(texts)),
+        tuple(by_label.part(i, kind, None, kind) for i, kind in enumerate(kinds)),
+        tokens,
+        elsewhere,
+    )
+
+
+def _text(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids)))
+
+
+def _tau(parts: Sequence[Part]) -> float | None:
+    sides = [np.array([[[getattr(part, name) for part in parts]]]) for name in ("icl", "ft_v")]
+    found = float(kendall(sides[0], sides[1])[0, 0])
+    return None if np.isnan(found) else found
+
+
+def _rows(x: Float[Tensor, "layer token"]) -> list[list[float | None]]:
+    return [[None if np.isnan(value) else value for value in row] for row in x.tolist()]

@@ -1,0 +1,238 @@
+"""Where dualview meets Hugging Face: one attention function, and what it does decided by the pass under way.
+
+Modern architectures hand their rotated q, k and v to a function looked up by name in `AttentionInterface`; the older
+ones are led there by `bypass`. While a pass is `engaged`, that function asks the pass's `Strategy` for the output.
+Outside of a pass the model is exactly as Hugging Face made it.
+"""
+
+# The name of a model's attention is kept in a private attribute; there is no other way to change it for one pass.
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from dualview.anatomy import legacy_attention as bypass
+from dualview.anatomy.kernels import Rule
+
+FAST = "dualview"
+"""No mask function is registered under this name, so models build no mask: causality, windows and padding are ours."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One layer's attention, as the architecture asked for it."""
+
+    module: nn.Module
+    q: Float[Tensor, "batch head query d_head"]
+    k: Float[Tensor, "batch kv_head key d_head"]
+    v: Float[Tensor, "batch kv_head key d_value"]
+    rule: Rule
+    native: Callable[[], Float[Tensor, "batch query head d_value"]] | None
+    """The model's own attention on these tensors, in a pass that keeps it."""
+    mask: Tensor | None = None
+    """What the model's own attention masks or adds, [batch_or_1, head_or_1, query, key], in such a pass."""
+    unknown: tuple[str, ...] = ()
+    guessed: bool = False
+    """Whether the rule's window is the configuration's, for want of anything nearer."""
+    """Arguments that change the attention in a way `Rule` does not know."""
+
+
+class Strategy(Protocol):
+    """What a pass does at each attention; layers come in the order in which the model runs them."""
+
+    def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]: ...
+
+
+class Unsupported(Exception):
+    """This architecture cannot take the pass that was tried."""
+
+
+@dataclass
+class _Turn:
+    strategy: Strategy
+    layer: int = 0
+
+
+_turn: ContextVar[_Turn | None] = ContextVar("dualview_turn", default=None)
+
+
+@contextmanager
+def engaged(model: PreTrainedModel, strategy: Strategy, *, native: bool = False) -> Generator[_Turn]:
+    """Route the model's attention to `strategy`; count the layers that came."""
+    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
+    before: dict[int, str | None] = {key: config._attn_implementation for key, config in configs.items()}
+    turn = _Turn(strategy)
+    token = _turn.set(turn)
+    undo = bypass.redirect(model, _watched)
+    watching = native and not undo
+    try:
+        for key, config in configs.items():
+            config._attn_implementation_internal = _watching(before[key], undo) if watching else FAST
+        yield turn
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation_internal = before[key]
+        for put_back in undo:
+            put_back()
+        _turn.reset(token)
+
+
+def _watching(implementation: str | None, undo: list[Callable[[], None]]) -> str:
+    """The name under which a model's own attention is watched, its masks and kernels as they are.
+
+    Where the model looks its attention up, the name stays, since some models (sparse attention) ask for it; the
+    function behind it is another one for the length of the pass. `eager` is looked up nowhere and gets a new name.
+    """
+    own = implementation or "eager"
+    if own == "eager":
+        if _EAGER not in ALL_ATTENTION_FUNCTIONS:
+            AttentionInterface.register(_EAGER, _native(None))
+            AttentionMaskInterface.register(_EAGER, eager_mask)
+        return _EAGER
+    before = ALL_ATTENTION_FUNCTIONS[own]
+    if not getattr(before, "watches", False):
+        AttentionInterface.register(own, _native(before))
+        undo.append(lambda: AttentionInterface.register(own, before))
+    return own
+
+
+_EAGER = "dualview_watching_eager"
+
+
+def _watched(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    native: Callable[[], Tensor] | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function the architectures call."""
+    turn = _turn.get()
+    if turn is None:
+        raise RuntimeError(f"attention implementation {FAST!r} works only inside a dualview pass")
+    rule = _rule(module, query, kwargs)
+    unknown = tuple(name for name in _UNKNOWN if kwargs.get(name) is not None)
+    if attention_mask is not None and native is None:
+        unknown = (*unknown, "attention_mask")
+    mask = attention_mask if native is not None and attention_mask is not None and attention_mask.dim() == 4 else None
+    guessed = rule.window is not None and window_is_untold(getattr(module, "config", None), kwargs)
+    call = Call(module, query, key, value, rule, native, mask, unknown, guessed)
+    out = turn.strategy.attend(turn.layer, call)
+    turn.layer += 1
+    return out, None
+
+
+# Named arguments of some attention functions that change which keys are seen or how.
+_UNKNOWN = ("position_bias", "indices", "block_indices", "block_mask", "attn_bias", "attention_bias")
+
+
+def window_is_untold(config: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a model's attention is not told its window: if it has one, it lives in the model's masks alone."""
+    return "sliding_window" not in kwargs and not getattr(config, "layer_types", None)
+
+
+def _rule(module: nn.Module, query: Tensor, kwargs: dict[str, Any]) -> Rule:
+    scale = kwargs.get("scaling")
+    window = kwargs.get("sliding_window") or None
+    chunk = None
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    at = getattr(module, "layer_idx", None)
+    kind = kinds[at] if kinds and isinstance(at, int) and at < len(kinds) else None
+    if window is None and (kind == "sliding_attention" or window_is_untold(config, kwargs)):
+        window = getattr(config, "sliding_window", None)
+    if kind == "chunked_attention":
+        chunk = getattr(config, "attention_chunk_size", None)
+    return Rule(
+        scale=float(scale) if scale is not None else query.shape[-1] ** -0.5,
+        window=window,
+        chunk=chunk,
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+        alibi=kwargs.get("alibi"),
+    )
+
+
+def _native(inner: Callable[..., Any] | None) -> Callable[..., Any]:
+    """An attention function under watch; None stands for the architecture's eager one."""
+
+    def function(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> Any:
+        used: Callable[..., Any] = inner or sys.modules[type(module).__module__].eager_attention_forward
+        if _turn.get() is None:  # another thread's model, which nobody watches
+            return used(module, query, key, value, attention_mask, **kwargs)
+
+        def own() -> Tensor:
+            return used(module, query, key, value, attention_mask, **kwargs)[0]
+
+        return _watched(module, query, key, value, attention_mask, native=own, **kwargs)
+
+    function.watches = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+AttentionInterface.register(FAST, _watched)
+
+
+def is_spread(model: PreTrainedModel) -> bool:
+    """Whether the model's layers lie on several devices."""
+    return len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
+
+
+@contextmanager
+def _reading(head: nn.Module | None, keep: Tensor | None) -> Generator[None]:
+    """Let the unembedding read the positions `keep` alone; a model that lies on several devices would not find them."""
+    if head is None or keep is None:
+        yield
+        return
+    hook = head.register_forward_pre_hook(lambda _module, args: (args[0][:, keep.to(args[0].device)], *args[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def run_forward(
+    model: PreTrainedModel,
+    strategy: Strategy,
+    ids: Tensor,
+    positions: Tensor | None,
+    keep: Tensor | None,
+    *,
+    native: bool = False,
+) -> Float[Tensor, "batch kept vocab"]:
+    """One forward pass under `strategy`: logits at the positions `keep` (all of them if None), no cache."""
+    accepted = inspect.signature(model.forward).parameters
+    arguments: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    if "position_ids" in accepted:
+        arguments["position_ids"] = positions
+    if native and "attention_mask" in accepted:
+        # Said outright: without it, a gap in the positions would be read as the start of another sequence.
+        arguments["attention_mask"] = torch.ones_like(ids)
+    arguments |= bypass.extra_arguments(model)
+    head = model.get_output_embeddings() if keep is not None and is_spread(model) else None
+    slices = head is not None or (keep is not None and "logits_to_keep" in accepted)
+    if slices and head is None:
+        arguments["logits_to_keep"] = keep
+    with engaged(model, strategy, native=native) as turn, _reading(head, keep):
+        logits: Tensor = model(**arguments).logits
+        if turn.layer == 0:
+            raise Unsupported("the model never called its attention function")
+    return logits if keep is None or slices else logits[:, keep]

@@ -1,0 +1,109 @@
+"""A store's rows as tables for a terminal, and as plain values for JSON.
+
+What comes out of a store is wrapped in `Text`: to rich a bare string is markup, and `m[v2]` a style.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from dualview.store.api import Difference, StoreDifference
+from dualview.store.index import Failure
+
+# Column of the table, column of the row, and how to write it. A similarity stands beside its floor.
+_SHOWN = (
+    ("key", "key", ".12"),
+    ("model", "model", ""),
+    ("task", "task", ""),
+    ("shots", "shots_used", ""),
+    ("seed", "seed", ""),
+    ("rule", "ft_rule", ""),
+    ("lr", "lr", "g"),
+    ("zsl", "accuracy_zsl", ".3f"),
+    ("icl", "accuracy_icl", ".3f"),
+    ("ft", "accuracy_ft", ".3f"),
+    ("SimAOU raw", "sim_aou_raw", "+.3f"),
+    ("its floor", "sim_aou_raw_floor", "+.3f"),
+    ("Rec2FTP", "rec2ftp_value", ".3f"),
+    ("chance", "rec2ftp_chance", ".3f"),
+    ("verdict", "verdict", ""),
+)
+
+
+def cells_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """One line a cell: what was run, and what came of it."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, _, style in _SHOWN:
+        table.add_column(title, justify="right" if style and title != "key" else "left", no_wrap=title == "key")
+    for row in rows:
+        table.add_row(*(Text(_written(row[column], style)) for _, column, style in _SHOWN))
+    return table
+
+
+def failure_lines(failures: Sequence[Failure]) -> list[str]:
+    """Each reason with what it ended."""
+    by_reason: dict[str, list[str]] = {}
+    for failure in failures:
+        options = json.loads(failure.options)
+        by_reason.setdefault(failure.reason, []).append(f"{options['model']} on {options['task']}")
+    return [f"failed: {len(cells)} × {cells[0]}: {reason}" for reason, cells in by_reason.items()]
+
+
+def rows_table(rows: Any) -> Table:
+    """The answer to a query."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows.column_names:
+        table.add_column(Text(name))
+    for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        table.add_row(*(Text(_written(value, ".6g" if isinstance(value, float) else "")) for value in row))
+    return table
+
+
+def diff_table(found: list[Difference] | StoreDifference, left: str, right: str) -> Any:
+    if isinstance(found, list):
+        return _differences_table(found, left, right) if found else Text("the two cells have the same row")
+    lines = [f"{found.same} cells are the same in both"]
+    for where, keys in ((left, found.only_left), (right, found.only_right)):
+        lines += [f"{len(keys)} only in {where}: {', '.join(key[:12] for key in keys[:8])}"] if keys else []
+    for key, differences in found.differing.items():
+        lines.append(f"{key[:12]} differs in {', '.join(d.name for d in differences[:8])}")
+    return Text("\n".join(lines))
+
+
+def _differences_table(found: Sequence[Difference], left: str, right: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("", left, right, "difference"):
+        table.add_column(Text(title), overflow="fold")
+    for each in found:
+        style = ".6g" if each.by is not None else ""
+        by = "" if each.by is None else f"{each.by:+.3g}"
+        table.add_row(*map(Text, (each.name, _written(each.left, style), _written(each.right, style), by)))
+    return table
+
+
+def diff_json(found: list[Difference] | StoreDifference) -> Any:
+    if isinstance(found, list):
+        return [asdict(difference) for difference in found]
+    return {**asdict(found), "equal": found.equal}
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: what is not finite is null, what is no number or text is written as text."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def _written(value: Any, style: str) -> str:
+    return "" if value is None else format(value, style) if style else str(value)

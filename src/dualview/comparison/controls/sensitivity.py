@@ -1,0 +1,127 @@
+"""Two more questions a similarity cannot answer alone: does the order matter, and does a larger step do it all?
+
+Both are asked on the first queries only: they compare settings with one another, and cost many passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Int
+
+from dualview.comparison.controls.settings import reordered
+from dualview.learning.finetune import Recipe, Tuned, finetune
+from dualview.metrics.controls import MetricControls
+from dualview.metrics.predictions import TopK, order_sensitivity, overlap_cosine, token_overlap
+from dualview.metrics.summary import compute_metrics
+from dualview.models.scoring import Asked, ask
+from dualview.records import Records, Setting
+
+if TYPE_CHECKING:
+    from dualview.comparison.run import Prepared
+
+QUERIES = 64
+PERMUTATIONS = 5
+
+
+def order_report(prepared: Prepared, lr: float, recipe: Recipe, passes: Mapping[str, Asked]) -> dict[str, Any]:
+    """How much ICL's, and fine-tuning's, answers vary over orders of the same demonstrations (Shen et al. 2024).
+
+    The first order is the prompt's own, whose `passes` there are.
+    """
+    lm, queries = prepared.lm, prepared.prompts.queries[:QUERIES]
+    if prepared.prompts.shots_used < 2:
+        return {"permutations": 0, "queries": len(queries), "icl": None, "ft": None}
+    widest = max(len(query.candidates) for query in queries)
+    icl, ft = ([passes[name].settings[0].log_probs[: len(queries), :widest]] for name in ("icl", "ft"))
+    for order in (reordered(prepared.prompts, f"order {i}") for i in range(1, PERMUTATIONS)):
+        context = replace(prepared.in_context, prefix=order.prefix, record=False)
+        icl.append(ask(lm, queries, context).settings[0].log_probs)
+        patch = finetune(lm, order.training_sequences, [lr], recipe)[0].patch
+        ft.append(ask(lm, queries, replace(prepared.zero_shot, record=False), patch).settings[0].log_probs)
+    return {
+        "permutations": PERMUTATIONS,
+        "queries": len(queries),
+        "icl": float(np.nanmean(order_sensitivity(np.stack(icl)))),
+        "ft": float(np.nanmean(order_sensitivity(np.stack(ft)))),
+    }
+
+
+def norm_curve(
+    prepared: Prepared, grids: Mapping[str, Sequence[Tuned]], zsl: Asked, icl: Asked
+) -> list[dict[str, Any]]:
+    """Every similarity against the size of fine-tuning's update: rules (each with its grid) compare at equal size only.
+
+    Sizes and similarities are of the first queries, as is the accuracy.
+    """
+    queries = prepared.prompts.queries[:QUERIES]
+    gold = np.array([query.gold for query in queries])
+    columns = zsl.columns[: len(queries)]
+    widest = max(len(query.candidates) for query in queries)
+    base = {"zsl": _first(zsl, columns, widest), "icl": _first(icl, columns, widest)}
+    points: list[dict[str, Any]] = []
+    for rule, tuned in ((rule, tuned) for rule, grid in grids.items() for tuned in grid):
+        ft = ask(prepared.lm, queries, prepared.zero_shot, tuned.patch)
+        found: Any = compute_metrics(Records(gold, {**base, "ft": ft.settings[0]}, columns)).to_json()
+        points.append(
+            {
+                "rule": rule,
+                "lr": tuned.lr,
+                "status": tuned.status,
+                "accuracy": found["accuracy"]["ft"],
+                "update_norm": found["update_norm"]["ft"],
+                "sim_aou_raw": found["sim_aou"]["raw"],
+                "sim_aou_normalised": found["sim_aou"]["normalised"],
+                "sim_am_after": found["sim_am"]["after"],
+                "sim_am_delta": found["sim_am"]["delta"],
+                "queries": len(queries),
+            }
+        )
+    return points
+
+
+def _first(asked: Asked, columns: Int[np.ndarray, " query"], candidates: int) -> Setting:
+    """A pass as if only the first queries had been asked: its arrays are no wider than these need."""
+    whole, n = asked.settings[0], len(columns)
+    return Setting(
+        whole.log_probs[:n, :candidates],
+        None if whole.h is None else whole.h[:n],
+        None if whole.m is None else whole.m[:n, ..., : int(columns.max())],
+        None if whole.demo_mass is None else whole.demo_mass[:n],
+    )
+
+
+def overlap_report(passes: dict[str, Asked]) -> dict[str, Any]:
+    """Token overlap and overlap cosine of ICL with each other pass, over the whole vocabulary (Shen et al. 2024).
+
+    ICL against itself in another order is the ceiling that fine-tuning is held against.
+    """
+    icl = passes["icl"].top
+    report: dict[str, Any] = {}
+    for name, other in passes.items():
+        if name != "icl" and icl is not None and other.top is not None:
+            report[name] = _overlap(icl, other.top)
+    return report
+
+
+def overlap_controls(passes: Mapping[str, Asked], reordered: Asked | None) -> dict[str, MetricControls]:
+    """ICL's token overlap with fine-tuning between that with zero-shot (floor) and with ICL reordered (ceiling)."""
+    icl, ft, zsl = (passes[name].top for name in ("icl", "ft", "zsl"))
+    if icl is None or ft is None or zsl is None:
+        return {}
+    own, bare = token_overlap(icl, ft), token_overlap(icl, zsl)
+    again = None if reordered is None or reordered.top is None else float(token_overlap(icl, reordered.top).mean())
+    return {"token_overlap": MetricControls.over_queries("token_overlap", own, {"zsl": bare}, {"icl_reordered": again})}
+
+
+def _overlap(a: TopK, b: TopK) -> dict[str, Any]:
+    cosines = overlap_cosine(a, b)
+    defined = cosines[np.isfinite(cosines)]
+    return {
+        "token_overlap": float(token_overlap(a, b).mean()),
+        "overlap_cosine": float(defined.mean()) if len(defined) else None,
+        "total_overlaps": int((~np.isfinite(cosines)).sum()),
+    }

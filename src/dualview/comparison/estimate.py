@@ -1,0 +1,79 @@
+"""What a run would cost, before it is run: token counts, the demonstrations that fit, and a time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from rich.table import Table
+
+from dualview.comparison.run import Prepared, prepare, recipe_of
+from dualview.io.progress import Progress
+from dualview.learning.finetune import steps_of
+from dualview.models.packing import grow
+from dualview.models.scoring import ask
+from dualview.options import SELECTION_ROWS, RunOptions
+
+WITH_CONTROLS = {"none": 1.0, "quick": 1.6, "full": 10.0}
+"""How many times as long a run takes with its controls, about (measured on the embedded model)."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Tokens through the model, by part, and the seconds they would take at the speed just measured."""
+
+    shots: int
+    shots_used: int
+    prefix_tokens: int
+    query_tokens: int
+    """Of all queries with their candidates' branches."""
+    training_tokens: int
+    """Of all steps at all learning rates."""
+    selection_tokens: int
+    controls: str
+    seconds: float
+    """With the controls that were asked for."""
+
+    def table(self) -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_row("demonstrations kept", f"{self.shots_used} of {self.shots}")
+        table.add_row("prefix tokens", str(self.prefix_tokens))
+        table.add_row("query tokens, a setting", str(self.query_tokens))
+        table.add_row("training tokens", str(self.training_tokens))
+        table.add_row("selection tokens", str(self.selection_tokens))
+        table.add_row("estimated time", f"about {self.seconds:.0f} s (controls: {self.controls})")
+        return table
+
+
+def estimate(options: RunOptions, progress: Progress | None = None) -> Estimate:
+    """Count every token of a run, and time a few queries to guess how long it takes."""
+    prepared = prepare(options, progress=progress)
+    prompts = prepared.prompts
+    counts = [len(grow(query, options.at).ids) for query in prompts.queries]
+    rates = len(options.lr_grid) if options.lr == "auto" else 1
+    steps = steps_of(prompts.training_sequences, recipe_of(options))
+    training = sum(len(sequence.ids) for sequence in steps) * rates
+    mean = sum(counts) / len(counts)
+    selection = int(SELECTION_ROWS * mean) * rates if options.lr == "auto" else 0
+    speed = _tokens_per_second(prepared, counts)
+    # A training token costs a forward and a backward pass, the latter about as much: weights get no gradient.
+    work = 3 * sum(counts) + len(prompts.prefix) + 2 * training + selection
+    return Estimate(
+        shots=prompts.shots,
+        shots_used=prompts.shots_used,
+        prefix_tokens=len(prompts.prefix),
+        query_tokens=sum(counts),
+        training_tokens=training,
+        selection_tokens=selection,
+        controls=options.controls,
+        seconds=work / speed * WITH_CONTROLS[options.controls],
+    )
+
+
+def _tokens_per_second(prepared: Prepared, counts: list[int]) -> float:
+    some = prepared.prompts.queries[:32]
+    how = replace(prepared.zero_shot, record=False)
+    ask(prepared.lm, some[:2], how)  # the first pass pays for warming up
+    start = time.perf_counter()
+    ask(prepared.lm, some, how)
+    return sum(counts[: len(some)]) / (time.perf_counter() - start)

@@ -1,0 +1,145 @@
+"""The same comparison over several draws of demonstrations: one seed proves nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from dualview.comparison.result import Result
+from dualview.io.atomic import write_json
+from dualview.io.errors import UserError
+from dualview.io.progress import Progress, Silent
+from dualview.metrics.predictions import correct
+from dualview.metrics.statistics import seed_interval
+from dualview.metrics.summary import compute_metrics
+from dualview.options import RunOptions
+from dualview.records import Records
+
+if TYPE_CHECKING:
+    from dualview.models.loading import LanguageModel
+
+SCHEMA = "dualview.seeds/1"
+
+
+class OverSeeds(BaseModel):
+    """One number of the result: its mean over seeds, the interval of that mean, and each seed's value."""
+
+    model_config = ConfigDict(frozen=True)
+
+    mean: float | None
+    ci: tuple[float, float] | None
+    """Both seeds and queries are taken as draws from many; Rec2FTP's is over seeds alone."""
+    values: list[float | None]
+
+
+class SeedsResult(BaseModel):
+    """Several runs that differ in their demonstrations alone."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+    schema_: str = Field(SCHEMA, alias="schema")
+    seeds: list[int]
+    summary: dict[str, OverSeeds]
+    verdicts: dict[str, int]
+    """How often each verdict was reached."""
+    results: list[Result]
+
+    def _repr_html_(self) -> str:
+        """In a notebook: each number over seeds, and two figures."""
+        from dualview.report.notebook import seeds_html
+
+        return seeds_html(self)
+
+    def save(self, path: Path) -> None:
+        write_json(path, self.model_dump(mode="json", by_alias=True))
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`1:5` (both ends counted), `1,3,7`, or a mix of both.
+
+    >>> parse_seeds("1:3,9")
+    [1, 2, 3, 9]
+    """
+    seeds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition(":")
+            seeds += range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise UserError(f"--seeds takes numbers such as 1:5 or 1,3,7, not {text!r}.") from None
+    if len(set(seeds)) < 2 or len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds needs at least two different seeds, each once; {text!r} does not give them.")
+    return seeds
+
+
+def compare_seeds(
+    options: RunOptions,
+    seeds: Sequence[int],
+    *,
+    lm: LanguageModel | None = None,
+    progress: Progress | None = None,
+    on_result: Callable[[int, Result], object] | None = None,
+) -> SeedsResult:
+    """Run the comparison once for each seed, on the same queries, and put the numbers together.
+
+    `on_result` is called with each seed and its result as soon as it is computed, to keep it.
+    """
+    from dualview.comparison.run import prepare, run  # here, so that reading results does not wait for torch
+
+    if options.demos is not None:
+        raise UserError("--seeds draws demonstrations, so it does not go with --demos.")
+    progress = progress or Silent()
+    results: list[Result] = []
+    arrays: dict[str, list[np.ndarray]] = {}
+    for seed in seeds:
+        lm = lm or prepare(replace(options, seed=seed), progress=progress).lm
+        result = run(replace(options, seed=seed), lm=lm, progress=progress)
+        if on_result is not None:
+            on_result(seed, result)
+        assert result.records is not None
+        for key, array in _per_query(result.records).items():
+            arrays.setdefault(key, []).append(array)
+        results.append(result)
+    summary = {key: _over(key, results, runs) for key, runs in arrays.items()}
+    summary["rec2ftp.value"] = _over("rec2ftp.value", results, None)
+    reached = [extra["verdict"] for extra in (result.model_extra or {} for result in results) if "verdict" in extra]
+    verdicts = Counter(verdict["overall"] for verdict in reached)
+    found = {"seeds": list(seeds), "summary": summary, "verdicts": dict(verdicts), "results": results}
+    return SeedsResult.model_validate(found)
+
+
+def _per_query(records: Records) -> dict[str, np.ndarray]:
+    """Each number's value for every query (and layer), by the result's key."""
+    measured = compute_metrics(records)
+    found = {
+        f"accuracy.{name}": correct(records[name].log_probs, records.gold).astype(np.float64)
+        for name in ("zsl", "icl", "ft")
+    }
+    layered = {
+        "sim_aou.raw": measured.sim_aou_raw,
+        "sim_aou.normalised": measured.sim_aou_normalised,
+        "sim_am.before": measured.sim_am_before,
+        "sim_am.after": measured.sim_am_after,
+        "sim_am.delta": measured.sim_am_delta,
+        "update_norm.icl": measured.update_norm_icl,
+        "update_norm.ft": measured.update_norm_ft,
+    }
+    return found | {key: part.per_query for key, part in layered.items() if part is not None}
+
+
+def _over(key: str, results: Sequence[Result], runs: list[np.ndarray] | None) -> OverSeeds:
+    outer, inner = key.split(".")
+    values: list[Any] = [getattr(getattr(result, outer), inner) for result in results]
+    defined = [value for value in values if value is not None]
+    interval = seed_interval([np.array([value]) for value in defined] if runs is None else runs)
+    return OverSeeds(
+        mean=float(np.mean(defined)) if defined else None,
+        ci=None if interval is None else (interval.low, interval.high),
+        values=values,
+    )

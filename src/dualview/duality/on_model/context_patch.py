@@ -1,0 +1,290 @@
+"""A context as a patch of a real model's feed-forward weights, block by block (Goldwaser et al. 2026, Alg. 1).
+
+`implicit` has the theorem for one block; here it is applied to any Hugging Face model, discovered by `feed_forward`:
+
+    readers (gate, up, fc1)    ΔW = W (z_C − z) zᵀ/‖z‖²
+    carrier                    Δb = δ, or ΔW = δ hᵀ/‖h‖², or Δm = δ/u        δ = (o_C − o)/s
+
+z, h and u are what the *patched* zero-shot pass holds at the query's last token (each block reads the patched state of
+the one before), z_C and o_C what the in-context pass holds there; o is the block's output once its readers are patched,
+so δ = v_C − v in a sequential block and attn_C − attn in a parallel one. The patched model, asked without the
+demonstrations, then says exactly what the model says with them.
+
+A patch belongs to one query. `token="last"` wears it at that token alone (the theorem as printed); `token="every"` is a
+plain change of weights: every token of the query meets it, the states of all of them change, and the patches are built
+from those states, so the equality at the last token is just as exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from dualview.duality.on_model.feed_forward import FeedForward, block_output, feed_forwards
+from dualview.duality.on_model.single_prompt import forward_row, last_logits
+from dualview.duality.theory.implicit import RankOne, carry_patch, input_patch, scale_patch
+from dualview.duality.theory.linalg import norm
+from dualview.duality.theory.recorder import weight_matrix
+from dualview.io.errors import UserError
+from dualview.models.loading import LanguageModel
+from dualview.models.scoring import Patch
+
+Token = Literal["last", "every"]
+
+
+@dataclass(frozen=True)
+class BlockPatch:
+    """What one block wears."""
+
+    place: FeedForward
+    inputs: tuple[RankOne, ...]
+    """One for each reader."""
+    output: RankOne | Float[Tensor, " d_model"]
+    """ΔW of a linear carrier, else Δb or Δm."""
+
+
+@dataclass(frozen=True)
+class ContextPatch:
+    """One query's context as patches of every block; worn with `applied()`, like any patch."""
+
+    blocks: tuple[BlockPatch, ...]
+    token: Token
+
+    @property
+    def rows(self) -> int:
+        return 1
+
+    @contextmanager
+    def applied(self) -> Generator[None]:
+        def reading(delta: RankOne) -> Any:
+            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                return _added(output, _product(delta, inputs[0]), self.token)
+
+            return hook
+
+        def carrying(block: BlockPatch) -> Any:
+            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                return _added(output, _carried(block, inputs[0]), self.token)
+
+            return hook
+
+        hooks: list[Any] = []
+        for block in self.blocks:
+            pairs = zip(block.place.readers, block.inputs, strict=True)
+            hooks += [reader.register_forward_hook(reading(delta)) for reader, delta in pairs]
+            hooks.append(block.place.carrier.register_forward_hook(carrying(block)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def to_json(self) -> dict[str, Any]:
+        """How large the patches are beside the weights they change, block by block."""
+        return {
+            "token": self.token,
+            "kind": [block.place.kind for block in self.blocks],
+            "input": [
+                [_size(delta) / norm(weight_matrix(m)) for m, delta in zip(b.place.readers, b.inputs, strict=True)]
+                for b in self.blocks
+            ],
+            "output": [_size(block.output) for block in self.blocks],
+        }
+
+
+def context_patch(
+    lm: LanguageModel,
+    context: Sequence[int],
+    query: Sequence[int],
+    bare: Sequence[int] = (),
+    token: Token = "last",
+) -> ContextPatch:
+    """The patches that make `bare + query` end in the logits of `context + query`.
+
+    context   the tokens before the query (BOS and demonstrations)
+    bare      what is left of them without the context (BOS, or nothing)
+    """
+    if not query:
+        raise UserError("A context patch needs a query of at least one token.")
+    places = feed_forwards(lm)
+    with torch.no_grad():
+        aims = _aims(lm, places, [*context, *query])
+        return _built(lm, places, aims, [*bare, *query], token)
+
+
+@dataclass
+class _Aim:
+    """What one block must hold at the last token: its readers' input and its output, with the context."""
+
+    z: Tensor | None = None
+    out: Tensor | None = None
+
+
+def _aims(lm: LanguageModel, places: Sequence[FeedForward], ids: Sequence[int]) -> list[_Aim]:
+    aims = [_Aim() for _ in places]
+
+    def keep_input(aim: _Aim) -> Any:
+        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+            aim.z = as_tokens(inputs[0])[0, -1]
+
+        return hook
+
+    def keep_output(aim: _Aim) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            aim.out = block_output(output)[0, -1]
+
+        return hook
+
+    hooks = [p.readers[0].register_forward_hook(keep_input(a)) for p, a in zip(places, aims, strict=True) if p.readers]
+    hooks += [p.block.register_forward_hook(keep_output(a)) for p, a in zip(places, aims, strict=True)]
+    try:
+        forward_row(lm, ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return aims
+
+
+def _built(
+    lm: LanguageModel, places: Sequence[FeedForward], aims: Sequence[_Aim], ids: Sequence[int], token: Token
+) -> ContextPatch:
+    """Algorithm 1 in one pass: each block is patched as it runs, so the next one reads patched states."""
+    inputs: dict[nn.Module, RankOne] = {}
+    carried: dict[nn.Module, Tensor] = {}
+    blocks: list[BlockPatch] = []
+
+    def read(aim: _Aim) -> Any:
+        def hook(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            assert aim.z is not None
+            inputs[module] = input_patch(weight_matrix(module), as_tokens(given[0])[0, -1], aim.z)
+            return _added(output, _product(inputs[module], given[0]), token)
+
+        return hook
+
+    def carry(module: nn.Module, given: tuple[Tensor, ...], _output: Tensor) -> None:
+        carried[module] = as_tokens(given[0])
+
+    def end(place: FeedForward, aim: _Aim) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+            states, x = block_output(output), carried.pop(place.carrier)
+            assert aim.out is not None
+            change = (aim.out - states[0, -1]) / place.scale
+            patch = BlockPatch(place, tuple(inputs[m] for m in place.readers), _output_patch(place, x[0, -1:], change))
+            blocks.append(patch)
+            states = _added(states, place.scale * _carried(patch, x), token)
+            return (states, *output[1:]) if isinstance(output, tuple) else states
+
+        return hook
+
+    hooks: list[Any] = []
+    for place, aim in zip(places, aims, strict=True):
+        hooks += [reader.register_forward_hook(read(aim)) for reader in place.readers]
+        hooks.append(place.carrier.register_forward_hook(carry))
+        hooks.append(place.block.register_forward_hook(end(place, aim)))
+    try:
+        forward_row(lm, ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ContextPatch(tuple(blocks), token)
+
+
+def _output_patch(place: FeedForward, x: Float[Tensor, "1 d_in"], change: Tensor) -> RankOne | Tensor:
+    """What the carrier needs so that it puts out `change` more at the token where it reads x."""
+    if place.kind == "bias":
+        return change
+    if place.kind == "weight":
+        return carry_patch(x[0], change)
+    return scale_patch(unscaled(place.carrier, x)[0], change)
+
+
+def unscaled(module: nn.Module, x: Float[Tensor, "*token d"]) -> Float[Tensor, "*token d"]:
+    """u: what a norm puts out before its scale, u = ∂(its output)/∂(its weight).
+
+    By differentiation (forward mode, along 1), because norms differ in what they do with their weight: Gemma adds 1.
+    """
+    weight = cast(Tensor, module.weight)
+    with forward_ad.dual_level():
+        # Into the table of parameters itself, and `forward` itself: a call would run the hooks of the pass under way.
+        module._parameters["weight"] = forward_ad.make_dual(weight.detach(), torch.ones_like(weight))  # pyright: ignore
+        try:
+            tangent = forward_ad.unpack_dual(module.forward(x)).tangent
+        finally:
+            module._parameters["weight"] = cast(nn.Parameter, weight)  # pyright: ignore
+    assert tangent is not None
+    return tangent
+
+
+def _product(delta: RankOne, x: Float[Tensor, "batch token d_in"]) -> Float[Tensor, "batch token d_out"]:
+    """ΔW x for tokens as rows."""
+    return (x.to(delta.right.dtype) @ delta.right)[..., None] * delta.left
+
+
+def _carried(block: BlockPatch, x: Float[Tensor, "batch token d_in"]) -> Float[Tensor, "*token d_model"]:
+    """What the patched carrier puts out more than the plain one where it reads x."""
+    if isinstance(block.output, RankOne):
+        return _product(block.output, x)
+    return block.output if block.place.kind == "bias" else block.output * unscaled(block.place.carrier, x)
+
+
+def as_tokens(x: Float[Tensor, "*token d"]) -> Float[Tensor, "1 token d"]:
+    """One row of tokens, even where an architecture folded batch and token into one axis (OPT)."""
+    return x.reshape(1, -1, x.shape[-1])
+
+
+def _added(output: Tensor, change: Tensor, token: Token) -> Tensor:
+    change = change.to(output.dtype).expand_as(output)
+    if token == "every":
+        return output + change
+    alone = torch.zeros_like(output)
+    as_tokens(alone)[0, -1] = as_tokens(change)[0, -1]
+    return output + alone
+
+
+def _size(delta: RankOne | Tensor) -> float:
+    return norm(delta.left) * norm(delta.right) if isinstance(delta, RankOne) else norm(delta)
+
+
+@dataclass(frozen=True)
+class PatchReport:
+    """How well a patched zero-shot pass says what the in-context pass says."""
+
+    error: float
+    """Largest difference of the logits at the last token."""
+    unpatched: float
+    """The same without the patch: what there was to explain."""
+    relative: float
+    """‖patched − in-context‖ / ‖zero-shot − in-context‖; 0 is equality, 1 what no patch at all leaves."""
+    same_token: bool
+    """Whether both say the same next token."""
+    gap: float
+    """‖zero-shot − in-context‖: what the patched logits are compared with."""
+
+
+def patch_report(
+    lm: LanguageModel,
+    context: Sequence[int],
+    query: Sequence[int],
+    bare: Sequence[int] = (),
+    patch: Patch | None = None,
+    token: Token = "last",
+) -> PatchReport:
+    """Ask with the demonstrations, without them, and without them but patched; a patch is built if none is given."""
+    worn = context_patch(lm, context, query, bare, token) if patch is None else patch
+    aim, plain = last_logits(lm, [*context, *query]), last_logits(lm, [*bare, *query])
+    found = last_logits(lm, [*bare, *query], worn)
+    gap = norm(plain - aim)
+    return PatchReport(
+        error=float((found - aim).abs().max()),
+        unpatched=float((plain - aim).abs().max()),
+        relative=norm(found - aim) / gap if gap else norm(found - aim),
+        same_token=bool(found.argmax() == aim.argmax()),
+        gap=gap,
+    )

@@ -1,0 +1,244 @@
+"""A context as one patch for every query: the rank-1 patches of `context_patch`, fitted by least squares on many.
+
+One query's patch solves D z = z_C − z and ΔW h = δ at its last token. With queries i = 1 … n, ridge μ and tokens as
+columns, block by block, each reading the patched states of the block before it (Goldwaser et al. 2026, Alg. 1):
+
+    readers    ΔW = W D,   D = (Z_C − Z)(ZᵀZ + μI)⁻¹ Zᵀ
+    carrier    ΔW = Δ (HᵀH + μI)⁻¹ Hᵀ                Δ = (O_C − O)/s
+               Δm_j = Σ_i u_ij Δ_ij / (Σ_i u_ij² + μ)      where a norm ends the block (Gemma); its bias: the mean of Δ
+
+For n = 1 and μ → 0 these are the patches of one query, exactly; for n up to the width and μ → 0 the patched zero-shot
+model still gives every fitted query its in-context logits (but for Gemma's norms, which have too few numbers). What it
+does for queries it has not seen is an empirical question, which `compile` answers. Token-independent patches by least
+squares are Mazzawi et al.'s idea (2025, arXiv 2510.08734, "thought matrices"); the one here is a change of weights that
+all tokens of a prompt meet, fitted at the prompts' last tokens only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from dualview.duality.on_model.context_patch import as_tokens, unscaled
+from dualview.duality.on_model.feed_forward import FeedForward, block_output
+from dualview.duality.on_model.query_packing import QueryPack, query_pack
+from dualview.duality.theory.linalg import symmetric_eigen
+from dualview.io.errors import UserError
+from dualview.models.loading import LanguageModel
+from dualview.models.prefix import Prefix
+from dualview.tasks.prompts import Query
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The matrix leftᵀ · right: attention over the fitted queries, keys `right`, values `left`."""
+
+    left: Float[Tensor, "fitted d_out"]
+    right: Float[Tensor, "fitted d_in"]
+
+    def __call__(self, x: Float[Tensor, "*token d_in"]) -> Float[Tensor, "*token d_out"]:
+        """leftᵀ right x for tokens as rows, in the patch's own precision."""
+        return (x.to(self.right.dtype) @ self.right.T) @ self.left
+
+
+@dataclass(frozen=True)
+class ReusableBlock:
+    """What one block wears."""
+
+    readers: LowRank | None
+    """D: the readers see z + D z, that is, their weights become W (I + D)."""
+    carrier: LowRank | Float[Tensor, " d_model"]
+    """ΔW of a linear carrier, else a norm's Δb or Δm."""
+
+
+@dataclass(frozen=True)
+class ReusablePatch:
+    """One change of weights for all queries; worn with `applied()`, like any patch."""
+
+    places: tuple[FeedForward, ...]
+    blocks: tuple[ReusableBlock, ...]
+
+    @property
+    def rows(self) -> int:
+        return 1
+
+    @contextmanager
+    def applied(self) -> Generator[None]:
+        def reading(delta: LowRank) -> Any:
+            def hook(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+                return (_plus(inputs[0], delta(inputs[0])), *inputs[1:])
+
+            return hook
+
+        def carrying(place: FeedForward, block: ReusableBlock) -> Any:
+            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                return _plus(output, carried(place, block.carrier, inputs[0]))
+
+            return hook
+
+        hooks: list[Any] = []
+        for place, block in zip(self.places, self.blocks, strict=True):
+            if block.readers is not None:
+                hooks += [reader.register_forward_pre_hook(reading(block.readers)) for reader in place.readers]
+            hooks.append(place.carrier.register_forward_hook(carrying(place, block)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def carried(
+    place: FeedForward, delta: LowRank | Tensor, x: Float[Tensor, "*token d_in"]
+) -> Float[Tensor, "*#token d_model"]:
+    """What the patched carrier puts out more than the plain one where it reads x."""
+    if isinstance(delta, LowRank):
+        return delta(x)
+    return delta if place.kind == "bias" else delta * unscaled(place.carrier, x)
+
+
+def _plus(x: Tensor, change: Tensor) -> Tensor:
+    return x + change.to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Aims:
+    """What one block holds at every query's last token when the demonstrations are there."""
+
+    read: Float[Tensor, "query d_in"] | None
+    """z_C: what the readers read."""
+    out: Float[Tensor, "query d_model"]
+    """o_C: the block's output."""
+
+
+def in_context_aims(
+    lm: LanguageModel, places: Sequence[FeedForward], queries: Sequence[Query], demos: Prefix
+) -> tuple[Aims, ...]:
+    """Run the queries behind the demonstrations and keep every block's states at their last tokens."""
+    pack = query_pack(lm, queries, demos)
+    reads: dict[int, Tensor] = {}
+    outs: dict[int, Tensor] = {}
+
+    def keep_read(index: int) -> Any:
+        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+            reads[index] = as_tokens(inputs[0])[0, pack.last].clone()
+
+        return hook
+
+    def keep_out(index: int) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            outs[index] = block_output(output)[0, pack.last].clone()
+
+        return hook
+
+    hooks = [p.readers[0].register_forward_hook(keep_read(i)) for i, p in enumerate(places) if p.readers]
+    hooks += [p.block.register_forward_hook(keep_out(i)) for i, p in enumerate(places)]
+    try:
+        pack.run(lm)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tuple(Aims(reads.get(i), outs[i]) for i in range(len(places)))
+
+
+def fit_patch(
+    lm: LanguageModel,
+    places: Sequence[FeedForward],
+    queries: Sequence[Query],
+    bare: Sequence[int],
+    aims: Sequence[Aims],
+    ridge: float,
+) -> ReusablePatch:
+    """Fit every block in one pass over the queries without demonstrations, each block on patched states.
+
+    `ridge` is μ in units of the mean squared length of what a map reads; `bare` is what stands before a query when no
+    demonstration does (BOS, or nothing).
+    """
+    if not ridge >= 0:
+        raise UserError(f"A ridge is a number of at least 0, not {ridge}.")
+    if not queries:
+        raise UserError("A reusable patch is fitted on queries: give at least one.")
+    # BOS is put into the queries, since its own states change with every block that is patched.
+    pack = query_pack(lm, [Query((*bare, *q.ids), q.candidates, q.gold) for q in queries], Prefix(0))
+    fit = _Fit(tuple(places), tuple(aims), ridge, pack)
+    hooks: list[Any] = []
+    for index, place in enumerate(places):
+        hooks += [reader.register_forward_pre_hook(fit.read(index)) for reader in place.readers]
+        hooks.append(place.carrier.register_forward_hook(fit.carry(index)))
+        hooks.append(place.block.register_forward_hook(fit.end(index)))
+    try:
+        pack.run(lm)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ReusablePatch(fit.places, tuple(fit.blocks))
+
+
+class _Fit:
+    """The fit under way: each block's patch is made, and worn, as the pass reaches it."""
+
+    def __init__(self, places: tuple[FeedForward, ...], aims: tuple[Aims, ...], ridge: float, pack: QueryPack):
+        self.places, self.aims, self.ridge, self.pack = places, aims, ridge, pack
+        self.readers: dict[int, LowRank] = {}
+        self.inputs: dict[int, Tensor] = {}
+        self.blocks: list[ReusableBlock] = []
+
+    def read(self, index: int) -> Any:
+        def hook(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            if index not in self.readers:  # gate and up read the same z
+                z, aim = as_tokens(inputs[0])[0, self.pack.last], self.aims[index].read
+                assert aim is not None
+                self.readers[index] = ridge_map(z, aim - z, self.ridge)
+            return (_plus(inputs[0], self.readers[index](inputs[0])), *inputs[1:])
+
+        return hook
+
+    def carry(self, index: int) -> Any:
+        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+            self.inputs[index] = as_tokens(inputs[0])
+
+        return hook
+
+    def end(self, index: int) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+            place, states, x = self.places[index], block_output(output), self.inputs.pop(index)
+            change = (self.aims[index].out - states[0, self.pack.last]) / place.scale
+            delta = _carrier_patch(place, x[0, self.pack.last], change, self.ridge)
+            self.blocks.append(ReusableBlock(self.readers.get(index), delta))
+            states = _plus(states, place.scale * carried(place, delta, x))
+            return (states, *output[1:]) if isinstance(output, tuple) else states
+
+        return hook
+
+
+def _carrier_patch(place: FeedForward, x: Tensor, change: Tensor, ridge: float) -> LowRank | Tensor:
+    if isinstance(place.carrier, nn.Linear | Conv1D):
+        return ridge_map(x, change, ridge)
+    if place.kind == "bias":
+        return change.mean(0)
+    u = unscaled(place.carrier, x)
+    power = u.square()
+    return (u * change).sum(0) / (power.sum(0) + ridge * power.mean())
+
+
+def ridge_map(x: Float[Tensor, "fitted d_in"], y: Float[Tensor, "fitted d_out"], ridge: float) -> LowRank:
+    """The matrix M that minimises Σ_i ‖y_i − M x_i‖² + μ‖M‖², μ = ridge · mean ‖x_i‖², as attention over the i.
+
+    M = Yᵀ(XXᵀ + μI)⁻¹X with the x_i and y_i as rows; the least of all solutions where ridge is 0.
+    """
+    wide_x, wide_y = x.double(), y.double()
+    gram = symmetric_eigen(wide_x @ wide_x.T)
+    values = gram.values.clamp(min=0)
+    shrunk = values + ridge * values.sum() / len(values)
+    usable = shrunk > len(values) * torch.finfo(torch.float64).eps * shrunk.max()
+    inverse = torch.where(usable, 1 / torch.where(usable, shrunk, 1.0), 0.0)
+    left = gram.vectors @ (inverse[:, None] * (gram.vectors.T @ wide_y))
+    kept = x.dtype if x.dtype == torch.float64 else torch.float32
+    return LowRank(left.to(kept), x.to(kept).clone())

@@ -1,0 +1,80 @@
+"""Task vectors (Hendel, Geva & Globerson 2023, arXiv 2310.15916): a context as one state at one layer.
+
+The residual state θ after block l at the last token of in-context prompts, put in place of the zero-shot state at the
+same block and token of another query. θ is the mean over some queries' prompts (Hendel et al. use one dummy query; the
+mean does not depend on which). The layer is chosen where the answers on held-out queries are best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dualview.duality.on_model.feed_forward import block_output
+from dualview.duality.on_model.query_packing import QueryPack, branched, tree_packs
+from dualview.models.loading import LanguageModel
+from dualview.models.scoring import compute_prefix
+from dualview.tasks.prompts import Query
+
+
+@dataclass(frozen=True)
+class TaskVector:
+    """θ and the block after which it is put in."""
+
+    layer: int
+    state: Float[Tensor, " d_model"]
+
+
+def ask_with_vectors(
+    lm: LanguageModel, queries: Sequence[Query], bare: Sequence[int], vectors: Sequence[TaskVector]
+) -> Float[np.ndarray, "vector query candidate"]:
+    """Every candidate's mean log-prob, zero-shot but for a state put in at each query's last prompt token.
+
+    All vectors are tried at once: each has a copy of that token to itself, behind the same earlier tokens, which no
+    vector can reach.
+    """
+    widest = max((len(query.candidates) for query in queries), default=0)
+    found = np.full((len(vectors), len(queries), widest), -np.inf)
+    with torch.no_grad():
+        prefix = compute_prefix(lm, bare, len(bare))
+    for pack in tree_packs(lm, [branched(query, len(vectors)) for query in queries], prefix):
+        members = [queries[index] for index in pack.pack.members]
+        with _put_in(lm, vectors, members, pack):
+            scores = pack.log_probs(pack.run(lm))
+        for index, query, row in zip(pack.pack.members, members, scores, strict=True):
+            count = len(query.candidates)
+            found[:, index, :count] = row[: len(vectors) * count].reshape(len(vectors), count)
+    return found
+
+
+@contextmanager
+def _put_in(
+    lm: LanguageModel, vectors: Sequence[TaskVector], members: Sequence[Query], pack: QueryPack
+) -> Generator[None]:
+    """Replace each vector's block's output at its own copy of every query's last token."""
+
+    def putting(copy: int, vector: TaskVector) -> Any:
+        nodes = [pack.pack.slots[i, len(query.ids) - 1 + copy] for i, query in enumerate(members)]
+        at = torch.stack(nodes)
+
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+            states = block_output(output)
+            states = states.index_copy(1, at, vector.state.to(states).expand(1, len(at), -1))
+            return (states, *output[1:]) if isinstance(output, tuple) else states
+
+        return hook
+
+    blocks = lm.anatomy.blocks
+    hooks = [blocks[v.layer].register_forward_hook(putting(c, v)) for c, v in enumerate(vectors)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,124 @@
+"""Why a weight trained by SGD is a weighted sum of its gradients, and with which weights.
+
+Every variant of SGD that `torch.optim.SGD` offers is linear in the pair (weights, momentum buffer), so after T steps
+
+    W_T = a W_0 + Σ_s c_s G_s,      G_s the gradient of step s, a and c_s plain numbers.
+
+For a constant rate η, momentum μ and decoupled decay λ the numbers are (dualities T1b)
+
+    a = (1 − ηλ)^T,      c_s = −η Σ_{t=s}^{T−1} (1 − ηλ)^{T−1−t} μ^{t−s}.
+
+`unroll` finds them for any rates and any mixture of momentum, dampening, Nesterov, coupled decay (torch's
+`weight_decay`, which passes through the momentum buffer), decoupled decay and clipping, by running the linear recursion
+backwards:
+
+    g = clip·G + κ w                       κ: coupled decay
+    m ← μ m + (1 − τ) g                    τ: dampening; m ← g on the buffer's first step
+    u = g + μ m (Nesterov) or m            u = g when μ = 0
+    w ← (1 − ηλ) w − η u                   λ: decoupled decay
+
+Adam is not of this form: it divides each element of G_s by its own running scale, so its update is no scalar times G_s.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dualview.io.errors import UserError
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """The hyper-parameters of one SGD step on one parameter."""
+
+    lr: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    coupled_decay: float = 0.0
+    """torch.optim.SGD's `weight_decay`: added to the gradient, so it enters the momentum buffer."""
+    decoupled_decay: float = 0.0
+    """Weights are multiplied by 1 − lr·decay before the step (as in AdamW and SGDW)."""
+    clip: float = 1.0
+    """The scalar that multiplied the gradient before the step; −1 for `maximize`."""
+
+    def __post_init__(self) -> None:
+        if self.coupled_decay and self.decoupled_decay:
+            raise UserError("A step has both coupled and decoupled weight decay: set one of them to 0.")
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """W_T = initial · W_0 + Σ_s steps[s] · G_s."""
+
+    initial: float
+    steps: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """One step as a linear map: (w, m) ← A (w, m) + (b_w, b_m) G, A = [[ww, wm], [mw, mm]]."""
+
+    ww: float
+    wm: float
+    mw: float
+    mm: float
+    b_w: float
+    b_m: float
+
+
+_IDENTITY = _Linear(1.0, 0.0, 0.0, 1.0, 0.0, 0.0)
+
+
+def _linear_map(rule: StepRule, first: bool) -> _Linear:
+    keep = 1 - rule.lr * rule.decoupled_decay
+    if rule.momentum == 0:  # torch neither reads nor writes the buffer
+        return _Linear(keep - rule.lr * rule.coupled_decay, 0.0, 0.0, 1.0, -rule.lr * rule.clip, 0.0)
+    fresh = 1.0 if first else 1 - rule.dampening
+    mu = 0.0 if first else rule.momentum
+    # u = from_g · g + from_m · m, with m the buffer before the step
+    from_g = 1 + rule.momentum * fresh if rule.nesterov else fresh
+    from_m = rule.momentum * mu if rule.nesterov else mu
+    return _Linear(
+        ww=keep - rule.lr * from_g * rule.coupled_decay,
+        wm=-rule.lr * from_m,
+        mw=fresh * rule.coupled_decay,
+        mm=mu,
+        b_w=-rule.lr * from_g * rule.clip,
+        b_m=fresh * rule.clip,
+    )
+
+
+def unroll(rules: Sequence[StepRule | None]) -> Coefficients:
+    """The numbers a and c_s of W_T = a W_0 + Σ_s c_s G_s, for any sequence of SGD steps, in O(T).
+
+    `None` is a step at which the parameter had no gradient (torch then leaves it, its decay and its buffer alone).
+
+    >>> unroll([StepRule(lr=0.1), StepRule(lr=0.2)])
+    Coefficients(initial=1.0, steps=(-0.1, -0.2))
+    """
+    maps: list[_Linear] = []
+    buffered = False
+    for rule in rules:
+        if rule is None:
+            maps.append(_IDENTITY)
+            continue
+        maps.append(_linear_map(rule, first=not buffered))
+        buffered = buffered or rule.momentum != 0
+    on_w, on_m = 1.0, 0.0  # the row vector (1, 0) A_{T-1} … A_{s+1}
+    steps = [0.0] * len(maps)
+    for s in range(len(maps) - 1, -1, -1):
+        step = maps[s]
+        steps[s] = on_w * step.b_w + on_m * step.b_m
+        on_w, on_m = on_w * step.ww + on_m * step.mw, on_w * step.wm + on_m * step.mm
+    return Coefficients(initial=on_w, steps=tuple(steps))
+
+
+def constant_rate(steps: int, lr: float, momentum: float = 0.0, decoupled_decay: float = 0.0) -> Coefficients:
+    """T1b as printed: a = (1−ηλ)^T, c_s = −η Σ_{t=s}^{T−1} (1−ηλ)^{T−1−t} μ^{t−s}."""
+    keep = 1 - lr * decoupled_decay
+    return Coefficients(
+        initial=keep**steps,
+        steps=tuple(
+            -lr * sum(keep ** (steps - 1 - t) * momentum ** (t - s) for t in range(s, steps)) for s in range(steps)
+        ),
+    )

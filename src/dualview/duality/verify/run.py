@@ -1,0 +1,144 @@
+"""Every identity on fresh random data, and on a model if one is given, as a table; and the misprints, which must fail.
+
+verify(seed=0, model=lm)        → a Check per identity, none failed
+verify_wrong(seed=0, model=lm)  → a Check per misprint, none passed
+
+An identity for which an architecture has no place is a Check too: skipped, with the reason.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.markup import escape
+from rich.table import Table
+
+from dualview.duality import (
+    identities_implicit,
+    identities_linear,
+    identities_regression,
+    identities_softmax,
+    misprints,
+    misprints_implicit,
+)
+from dualview.duality.verify.check import Draws, Identity, Measured, ModelIdentity, NotApplicable
+from dualview.io.errors import UserError
+
+IDENTITIES: tuple[Identity, ...] = (
+    *identities_linear.IDENTITIES,
+    *identities_regression.IDENTITIES,
+    *identities_softmax.IDENTITIES,
+    *identities_implicit.IDENTITIES,
+)
+
+MISPRINTS: tuple[Identity, ...] = (*misprints.MISPRINTS, *misprints_implicit.MISPRINTS)
+
+
+Status = Literal["passed", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the table."""
+
+    statement: str
+    paper: str
+    error: float | None
+    """None if it was skipped."""
+    tolerance: float | None
+    """None if nothing could be measured: on a model it depends on what is measured."""
+    passed: bool | None
+    """None if it was skipped."""
+    unpatched: float | None = None
+    """For a patch, the difference of the logits without it: what there was to explain."""
+    note: str | None = None
+    """Why it was skipped, could not be computed, or has a tolerance of its own."""
+
+    @property
+    def status(self) -> Status:
+        return "skipped" if self.passed is None else "passed" if self.passed else "failed"
+
+    def to_json(self) -> dict[str, Any]:
+        """The row of `dualview verify --json`; an error that is no number is null."""
+        error = None if self.error is None or not math.isfinite(self.error) else self.error
+        return {**vars(self), "error": error, "status": self.status}
+
+
+def _check(identity: Identity, error: float) -> Check:
+    # a NaN passes nothing, because every comparison with it is false
+    return Check(identity.statement, identity.paper, error, identity.tolerance, passed=error <= identity.tolerance)
+
+
+def _check_on(model: object, identity: ModelIdentity, seed: int) -> Check:
+    statement, paper = identity.statement, identity.paper
+    try:
+        found = identity.error(Draws(seed, statement), model)
+    except NotApplicable as reason:
+        return Check(statement, paper, None, None, passed=None, note=str(reason))
+    except UserError as problem:
+        return Check(statement, paper, float("nan"), None, passed=False, note=str(problem))
+    measured = found if isinstance(found, Measured) else Measured(found)
+    tolerance = identity.exact + measured.rounding
+    passed = measured.error <= tolerance
+    return Check(statement, paper, measured.error, tolerance, passed, measured.unpatched, measured.note)
+
+
+def verify(
+    seed: int = 0,
+    model: object | None = None,
+    identities: Sequence[Identity] = IDENTITIES,
+    model_identities: Sequence[ModelIdentity] | None = None,
+) -> list[Check]:
+    """Run every identity on data drawn from `seed`; with a model, also the identities that need one.
+
+    model             a `LanguageModel`
+    model_identities  what to check on it (by default all of `model_identities.MODEL_IDENTITIES`)
+    """
+    if model is not None and model_identities is None:
+        # Imported here: the identities on paper need no transformers.
+        from dualview.duality.verify.on_model import MODEL_IDENTITIES, require_model
+
+        require_model(model)
+        model_identities = MODEL_IDENTITIES
+    checks = [_check(identity, identity.error(Draws(seed, identity.statement))) for identity in identities]
+    if model is None:
+        return checks
+    return checks + [_check_on(model, each, seed) for each in model_identities or ()]
+
+
+def verify_wrong(seed: int = 0, model: object | None = None) -> list[Check]:
+    """Run the common misprints on data drawn from `seed`, and on a model if one is given: none may pass."""
+    if model is None:
+        return verify(seed, identities=MISPRINTS)
+    from dualview.duality.verify.misprints_on_model import MODEL_MISPRINTS
+    from dualview.duality.verify.on_model import require_model
+
+    require_model(model)
+    return verify(seed, model, MISPRINTS, MODEL_MISPRINTS)
+
+
+_VERDICTS: dict[Status, str] = {"passed": "[green]pass[/]", "failed": "[red]FAIL[/]", "skipped": "[yellow]skipped[/]"}
+
+
+def render(checks: Sequence[Check], title: str | None = None, whose: str = "paper") -> Table:
+    """The table as rich prints it: statement, whose it is, error found, tolerance, and passed, failed or skipped.
+
+    Where a patch was checked, what the logits differ by without it stands beside; what was skipped says why.
+    """
+    beside = any(check.unpatched is not None for check in checks)
+    table = Table(title=title, expand=False)
+    table.add_column("statement", ratio=3)
+    table.add_column(whose, ratio=1)
+    for name in ("error", *(["unpatched"] if beside else []), "tolerance"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", justify="center", no_wrap=True)
+    for check in checks:
+        # brackets in a statement are mathematics, not rich's markup
+        statement = escape(check.statement) + ("" if check.note is None else f"\n[dim]{escape(check.note)}[/]")
+        numbers = ["" if check.error is None else f"{check.error:.1e}"]
+        if beside:
+            numbers.append("" if check.unpatched is None else f"{check.unpatched:.2g}")
+        numbers.append("" if check.tolerance is None else f"{check.tolerance:.1e}")
+        table.add_row(statement, check.paper, *numbers, _VERDICTS[check.status])
+    return table

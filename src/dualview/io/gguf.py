@@ -1,0 +1,62 @@
+"""Reading a GGUF file as an ordinary model: tokenizer, configuration and dequantised weights.
+
+Recent transformers mark whatever came from a GGUF as quantised and keep the blocks packed where they have a kernel for
+them, so the weights are copied into a plain model of the same configuration; the copy is strict, which also proves
+that nothing stayed packed. Unpacking takes minutes for large files; `gguf_cache` keeps what came of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualview.io.errors import UserError
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    tokenizer: Any
+    model: Any
+
+
+def read_gguf(path: Path, dtype: Any) -> GgufModel:
+    """The file's model with its weights in `dtype`. Takes tens of seconds: the blocks are unpacked one by one."""
+    _must_have_packages(path)
+    transformers: Any = importlib.import_module("transformers")
+    where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name, "local_files_only": True}
+    unpack = {}
+    if hasattr(transformers, "GgufConfig"):
+        unpack = {"quantization_config": transformers.GgufConfig(dequantize=True)}
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress bars, not ours
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+        config = transformers.AutoConfig.from_pretrained(**where)
+        packed = transformers.AutoModelForCausalLM.from_pretrained(**where, **unpack, dtype=dtype)
+        dense = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        dense.load_state_dict(packed.state_dict())
+    dense.config.architectures = [type(dense).__name__]  # as saving it would: both give the same configuration
+    return GgufModel(tokenizer, dense)
+
+
+def save_gguf(read: GgufModel, folder: Path) -> None:
+    """Write the tokenizer, configuration and dequantised weights (as safetensors) to `folder`."""
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress bars, not ours
+        read.model.save_pretrained(str(folder))
+        read.tokenizer.save_pretrained(str(folder))
+
+
+def count_weights(path: Path) -> int:
+    """How many numbers the file's tensors hold, from its header."""
+    _must_have_packages(path)
+    gguf: Any = importlib.import_module("gguf")
+    return sum(int(tensor.n_elements) for tensor in gguf.GGUFReader(path).tensors)
+
+
+def _must_have_packages(path: Path) -> None:
+    for needed in ("gguf", "accelerate"):
+        if importlib.util.find_spec(needed) is None:
+            raise UserError(f"Reading {path.name} needs the {needed} package; run `pip install {needed}`.")

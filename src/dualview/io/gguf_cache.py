@@ -1,0 +1,326 @@
+"""GGUF files converted once: a folder of safetensors for each, found again by the file's content.
+
+An entry is named by the sha256 of the GGUF file, the dtype of its weights, and a tag for whatever converts: this
+module's `CONVERTER` and the versions of transformers and gguf. It holds float32 for a model wanted in float32 or
+float64, and half precision for one wanted in that: what the GGUF gives when it is read in that dtype, bit by bit.
+
+An entry is made in a temporary folder and renamed into place under a lock, so that a reader sees all of it or nothing
+and two processes convert once. All entries together stay within a bound; the least recently used go first. Nothing
+here stops a model from being loaded: where the cache cannot be used, one sentence says why, and the file is read
+directly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dualview.io.assets import cache_dir
+from dualview.io.atomic import write_text
+from dualview.io.download import sha256_of
+from dualview.io.errors import UserError
+from dualview.io.gguf import count_weights, read_gguf, save_gguf
+
+CONVERTER = 1
+"""Raise it when the same file can come out otherwise."""
+LIMIT_VARIABLE = "DUALVIEW_GGUF_CACHE_GB"
+_DEFAULT_LIMIT = 50.0
+_MANIFEST = "manifest.json"
+_STAMPS = "stamps.json"
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ROOM_ASIDE = 100_000_000  # bytes: for the tokenizer, and so that the disk is not left full
+_log = logging.getLogger("dualview.io.gguf")
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    sha256: str
+    size: int
+
+
+class _Manifest(BaseModel):
+    """What an entry was made from, and what its files must be; its modification time is the entry's last use."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    source: str
+    """The GGUF file's name, to show."""
+    source_sha256: str
+    dtype: str
+    files: dict[str, _File]
+
+
+class _Stamps(BaseModel):
+    """The files as they were when they were last seen to match the manifest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """One entry of the cache."""
+
+    source: str
+    dtype: str
+    path: Path
+    size: int
+    used: float
+    """When it was last used, in seconds since the epoch; 0 for one that cannot be read."""
+
+
+def converted(path: Path, dtype: str) -> Path | None:
+    """The folder to load the GGUF file from, converted first if need be; None where it must be read directly."""
+    limit = _limit()
+    if limit == 0:
+        return None
+    sha256 = sha256_of(path)
+    found = _find(sha256, dtype)
+    if found is not None:
+        return found
+    folder = _root() / _name(sha256, _stored(dtype))
+    try:
+        _root().mkdir(parents=True, exist_ok=True)
+        with _locked():
+            if _problem(folder) is None:  # another process made it while this one waited
+                return folder
+            return _make(path, sha256, _stored(dtype), folder, limit)
+    except _Unreadable as error:
+        raise error.why from error
+    except Exception as error:  # a full disk is a bare exception from the Rust writers, not an OSError
+        _log.warning("%s is used without caching its conversion in %s (%s).", path.name, _root(), _first_line(error))
+        return None
+
+
+class _Unreadable(Exception):
+    """The GGUF file itself is at fault, or what reads it: no matter of the cache."""
+
+    def __init__(self, why: Exception):
+        super().__init__(str(why))
+        self.why = why
+
+
+def lookup(path: Path) -> Path | None:
+    """The folder of a GGUF file that was converted before, in any dtype; nothing is made."""
+    if not _root().is_dir():
+        return None
+    sha256 = sha256_of(path)
+    return next((found for dtype in _BYTES if (found := _find(sha256, dtype)) is not None), None)
+
+
+def conversions() -> list[Conversion]:
+    """Every entry, the least recently used first."""
+    folders = [path for path in _root().glob("*") if path.is_dir() and not path.name.startswith(".")]
+    return sorted((_describe(folder) for folder in folders), key=lambda entry: (entry.used, entry.path.name))
+
+
+def clear() -> list[Conversion]:
+    """Remove every entry; returns what was removed."""
+    found = conversions()
+    if found:
+        try:
+            with _locked():
+                for entry in found:
+                    _remove(entry.path)
+        except OSError as error:
+            raise UserError(f"{_root()} cannot be cleared ({error}); check who may write there.") from error
+    return found
+
+
+def discard(folder: Path) -> None:
+    """Remove an entry that did not load."""
+    with suppress(OSError), _locked():
+        _remove(folder)
+
+
+def _root() -> Path:
+    return cache_dir() / "gguf"
+
+
+def _stored(dtype: str) -> str:
+    return dtype if dtype in _BYTES else "float32"
+
+
+def _name(sha256: str, dtype: str) -> str:
+    return f"{sha256}-{dtype}-{_tag()}"
+
+
+def _tag() -> str:
+    def of(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "none"
+
+    return hashlib.sha256(f"{CONVERTER} {of('transformers')} {of('gguf')}".encode()).hexdigest()[:12]
+
+
+def _limit() -> int:
+    """The bound in bytes; 0 keeps nothing."""
+    stated = os.environ.get(LIMIT_VARIABLE, "").strip()
+    try:
+        limit = float(stated) if stated else _DEFAULT_LIMIT
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < float("inf"):
+        raise UserError(f"{LIMIT_VARIABLE} is {stated!r}; give a number of gigabytes, 0 to keep no conversions.")
+    return int(limit * 1e9)
+
+
+def _find(sha256: str, dtype: str) -> Path | None:
+    """An entry that gives the file in `dtype`: that of the dtype itself, or float32, of which any can be made."""
+    for stored in dict.fromkeys((_stored(dtype), "float32")):
+        folder = _root() / _name(sha256, stored)
+        if folder.is_dir() and _problem(folder) is None:
+            with suppress(OSError):  # a cache that may only be read
+                os.utime(folder / _MANIFEST)
+            return folder
+    return None
+
+
+def _problem(folder: Path) -> str | None:
+    """Why an entry cannot be used, or None. A file is hashed only if it changed since it was last seen whole."""
+    try:
+        manifest = _Manifest.model_validate_json((folder / _MANIFEST).read_bytes())
+        stamps = {name: _stamp(folder / name) for name in manifest.files}
+    except (OSError, ValidationError) as error:
+        return _first_line(error)
+    known = _known_stamps(folder)
+    for name, file in manifest.files.items():
+        path = folder / name
+        if path.stat().st_size != file.size:
+            return f"{name} has {path.stat().st_size} bytes instead of {file.size}"
+        if stamps[name] != known.get(name) and sha256_of(path) != file.sha256:
+            return f"{name} does not match its sha256"
+    if stamps != known:
+        with suppress(UserError):
+            write_text(folder / _STAMPS, _Stamps(files=stamps).model_dump_json())
+    return None
+
+
+def _known_stamps(folder: Path) -> dict[str, str]:
+    try:
+        return _Stamps.model_validate_json((folder / _STAMPS).read_bytes()).files
+    except (OSError, ValidationError):
+        return {}
+
+
+def _stamp(path: Path) -> str:
+    """Changes whenever the file does: nobody can set a change time back."""
+    found = path.stat()
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
+
+
+def _make(path: Path, sha256: str, dtype: str, folder: Path, limit: int) -> Path | None:
+    """Convert the file into `folder`, with the lock held; None, and a sentence, where there is no room for it."""
+    for leftover in (*_root().glob(".making-*"), *_root().glob(".removing-*")):  # of a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    if folder.exists():
+        _log.warning("The cached conversion of %s is damaged (%s); it is made again.", path.name, _problem(folder))
+        _remove(folder)
+    try:
+        need = count_weights(path) * _BYTES[dtype] + _ROOM_ASIDE
+    except Exception as error:
+        raise _Unreadable(error) from error
+    if not _has_room(path, need, limit):
+        return None
+    torch: Any = importlib.import_module("torch")
+    _log.info("converting %s once into %s", path.name, folder)
+    with tempfile.TemporaryDirectory(dir=_root(), prefix=".making-", ignore_cleanup_errors=True) as workshop:
+        made = Path(workshop) / "made"
+        made.mkdir()
+        try:
+            read = read_gguf(path, getattr(torch, dtype))
+        except Exception as error:
+            raise _Unreadable(error) from error
+        save_gguf(read, made)
+        files = {
+            item.relative_to(made).as_posix(): _File(sha256=sha256_of(item), size=item.stat().st_size)
+            for item in sorted(made.rglob("*"))
+            if item.is_file()
+        }
+        manifest = _Manifest(source=path.name, source_sha256=sha256, dtype=dtype, files=files)
+        write_text(made / _STAMPS, _Stamps(files={name: _stamp(made / name) for name in files}).model_dump_json())
+        write_text(made / _MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+        made.replace(folder)
+    return folder
+
+
+def _has_room(path: Path, need: int, limit: int) -> bool:
+    """Whether `need` more bytes fit the bound, once older entries are removed, and the disk."""
+    if need > limit:
+        _log.warning(
+            "%s is used without caching its conversion, which takes %s, more than the %s that %s allows.",
+            *(path.name, _size(need), _size(limit), LIMIT_VARIABLE),
+        )
+        return False
+    entries = conversions()
+    total = sum(entry.size for entry in entries)
+    for entry in entries:
+        if total + need <= limit:
+            break
+        _remove(entry.path)
+        total -= entry.size
+        _log.warning(
+            "Removed the cached conversion of %s (%s), the least recently used, to stay within the %s of %s.",
+            *(entry.source, _size(entry.size), _size(limit), LIMIT_VARIABLE),
+        )
+    free = shutil.disk_usage(_root()).free
+    if need > free:
+        _log.warning(
+            "%s is used without caching its conversion, which takes %s, since only %s are free in %s.",
+            *(path.name, _size(need), _size(free), _root()),
+        )
+    return need <= free
+
+
+def _describe(folder: Path) -> Conversion:
+    size = sum(item.stat().st_size for item in folder.rglob("*") if item.is_file())
+    try:
+        manifest = _Manifest.model_validate_json((folder / _MANIFEST).read_bytes())
+        return Conversion(manifest.source, manifest.dtype, folder, size, (folder / _MANIFEST).stat().st_mtime)
+    except (OSError, ValidationError):
+        return Conversion("(unreadable)", "", folder, size, 0.0)
+
+
+def _remove(folder: Path) -> None:
+    """Take the entry away in one step, so that nobody finds half of it, then delete it."""
+    aside = tempfile.TemporaryDirectory(dir=folder.parent, prefix=".removing-", ignore_cleanup_errors=True)
+    with aside, suppress(FileNotFoundError):
+        folder.replace(Path(aside.name) / "entry")
+
+
+@contextmanager
+def _locked() -> Generator[None]:
+    """One lock for the whole cache: its bound is about all entries."""
+    lock = FileLock(_root() / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _log.info("waiting for another process that is converting a GGUF file")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _size(n: int) -> str:
+    return f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:.1f} MB"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")

@@ -1,0 +1,212 @@
+"""When in training, if ever, does in-context learning come to look like fine-tuning?
+
+Every checkpoint of a training is put through the whole comparison (`dualview run`): zero-shot, in-context and
+fine-tuned on one task, with controls, over several draws of demonstrations. Step 0 is the untrained model, the control
+on which Deutch et al. (arXiv 2311.07772) rest their case: a similarity that is there before training is no sign of
+anything learnt. Without checkpoints of its own the lab trains the language lab's small plain model first.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dualview.comparison.result import Result
+from dualview.comparison.seeds import compare_seeds
+from dualview.io.errors import UserError
+from dualview.io.progress import Progress, Silent
+from dualview.lab.dynamics.report import figures, summarise, tables
+from dualview.lab.gpt.model import NAMES
+from dualview.lab.harness import LabResult, Unit, begin, finish, provenance
+from dualview.lab.language.run import language
+from dualview.lab.settings import AtLeastOne, LabSettings, Positive
+from dualview.models.loading import LanguageModel, load_model, pick_device
+from dualview.options import RunOptions, option
+from dualview.tasks.task import load_task
+
+__all__ = ["Settings", "dynamics", "figures", "tables"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(LabSettings):
+    """Options of `dualview lab dynamics`."""
+
+    checkpoints: Path | None = option(None, "what `lab language --keep-checkpoints N --out` wrote; none: train first")
+    points: AtLeastOne = option(8, "models to keep of the training, if there is one")
+    steps: AtLeastOne = option(800, "its steps")
+    variant: str = option("plain", "its attention")
+    text: tuple[Path, ...] = option((), "its text; none: the embedded tasks' sentences")
+    max_text: Positive = option(5.0, "use at most so many million characters of the text")
+    task: str = option("movie", "a task of the library or a task's YAML file")
+    data: Path | None = option(None, "read <task>/{train,validation}.jsonl from this folder")
+    shots: AtLeastOne = option(16, "demonstrations, as many as fit")
+    n_queries: AtLeastOne = option(100, "queries")
+    draws: AtLeastOne = option(3, "draws of demonstrations, from --seed on")
+    lr: Positive | Literal["auto"] = option(
+        "auto", "fine-tuning's rate; auto: the best of the grid, at every checkpoint"
+    )
+
+    def __post_init__(self) -> None:
+        if self.variant not in NAMES:
+            raise ValueError(f"there is no variant {self.variant}; choose from {', '.join(NAMES)}")
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(range(self.seed, self.seed + self.draws))
+
+    def run_options(self, lm: LanguageModel) -> RunOptions:
+        """The comparison that every checkpoint goes through."""
+        return RunOptions.make(
+            model=lm.name,
+            task=self.task,
+            data=self.data,
+            shots=self.shots,
+            n_queries=self.n_queries,
+            seed=self.seed,
+            lr=self.lr,
+            device=str(lm.device),
+        )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One saved model of one training."""
+
+    training: str
+    step: int
+    folder: Path
+
+
+def dynamics(
+    *,
+    out: Path | str | None = None,
+    json: Path | str | None = None,
+    progress: Progress | None = None,
+    **given: Any,
+) -> LabResult:
+    """Compare in-context learning with fine-tuning at every checkpoint of a training.
+
+    SimAOU with its floors and interval, accuracy and Rec2FTP over the steps, on the checkpoints of
+    `dualview lab language --keep-checkpoints N`, or on those of a small model that is trained first.
+    """
+    settings, clock = begin(Settings, given, out, json, "dynamics")
+    progress = progress or Silent()
+    load_task(settings.task, settings.data)  # a mistake shows before the training
+    with tempfile.TemporaryDirectory(prefix="dualview-") as scratch:
+        where = settings.checkpoints or _trained(settings, Path(out or scratch), progress)
+        found = find_checkpoints(where)
+        clock.lap("training")
+        units: list[Unit] = []
+        points: list[dict[str, Any]] = []
+        with progress.part("comparing at every checkpoint", len(found)) as advance:
+            for checkpoint in found:
+                lm = load_model(str(checkpoint.folder), device=settings.device)
+                decides = {"training": checkpoint.training, "step": checkpoint.step, "weights": lm.weights_hash}
+                unit = Unit.of(out, "dynamics", settings, lm.device, settings.seed, **decides)
+                points.append(unit.finished() or unit.finish(_measure(settings, lm, checkpoint)))
+                units.append(unit)
+                advance(1)
+        clock.lap("comparing")
+    results = {"task": settings.task, "points": points, **summarise(points)}
+    told = provenance("dynamics", settings, clock, pick_device(settings.device))
+    result = LabResult(
+        lab="dynamics", settings=settings.to_json(), seeds=settings.seeds, results=results, provenance=told
+    )
+    return finish(result, out=out, json=json, tables=tables, figures=figures, units=units)
+
+
+def _trained(settings: Settings, out: Path, progress: Progress) -> Path:
+    """Train the language lab's small model and keep it at several steps; what was trained before is found there."""
+    folder = out / "training"
+    language(
+        out=folder,
+        progress=progress,
+        seed=settings.seed,
+        device=settings.device,
+        save_every=settings.save_every,
+        only=(settings.variant,),
+        steps=settings.steps,
+        warmup=max(1, settings.steps // 10),
+        text=settings.text,
+        max_text=settings.max_text,
+        keep_checkpoints=settings.points,
+        n_queries=0,
+    )
+    return folder
+
+
+def find_checkpoints(folder: Path) -> list[Checkpoint]:
+    """The saved models under a language lab's --out, its `checkpoints`, or the folder of one training."""
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}; name the --out of `lab language --keep-checkpoints N`.")
+    levels = ("step-*", "*/step-*", "checkpoints/*/step-*")
+    saved = sorted({path for level in levels for path in folder.glob(level) if (path / "config.json").is_file()})
+    found = [
+        Checkpoint(path.absolute().parent.name, int(match[1]), path)
+        for path in saved
+        if (match := re.fullmatch(r"step-(\d+)", path.name))
+    ]
+    if not found:
+        raise UserError(f"{folder} holds no checkpoints (step-…); run `lab language --keep-checkpoints 8 --out DIR`.")
+    return sorted(found, key=lambda each: (each.training, each.step))
+
+
+def _measure(settings: Settings, lm: LanguageModel, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The comparison at one checkpoint, over all draws."""
+    options = settings.run_options(lm)
+    several = compare_seeds(options, settings.seeds, lm=lm)
+    numbers = {
+        key: {"mean": over.mean, "ci": None if over.ci is None else list(over.ci), "values": over.values}
+        for key, over in several.summary.items()
+    }
+    return {
+        "training": checkpoint.training,
+        "step": checkpoint.step,
+        "weights_hash": lm.weights_hash,
+        "rule": options.ft_rule,
+        "numbers": numbers,
+        "floors": _floors(several.results),
+        "draws": [_draw(seed, result) for seed, result in zip(settings.seeds, several.results, strict=True)],
+        "verdicts": several.verdicts,
+    }
+
+
+def _extra(result: Result) -> dict[str, Any]:
+    return result.model_extra or {}
+
+
+def _floors(results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
+    """By metric and by name: each floor's mean over the draws."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for result in results:
+        for metric in ("sim_aou", "sim_am"):
+            for name, floor in _extra(result)["controls"][metric]["floors"].items():
+                values = found.setdefault(metric, {}).setdefault(name, [])
+                if floor is not None:
+                    values.append(floor)
+    return {m: {n: sum(v) / len(v) if v else None for n, v in floors.items()} for m, floors in found.items()}
+
+
+def _draw(seed: int, result: Result) -> dict[str, Any]:
+    """One draw's numbers, as its own result file would hold them."""
+    controls, verdict = _extra(result)["controls"], _extra(result)["verdict"]
+
+    def standing(metric: str) -> dict[str, Any]:
+        return {"ci": controls[metric]["ci"], "above_every_floor": verdict["by_metric"][metric]["passed"]}
+
+    return {
+        "seed": seed,
+        "shots_used": result.task.shots_used,
+        "accuracy": result.accuracy.model_dump(),
+        "sim_aou": {"raw": result.sim_aou.raw, **standing("sim_aou")},
+        "sim_am": {"delta": result.sim_am.delta, **standing("sim_am")},
+        "rec2ftp": result.rec2ftp.model_dump(),
+        "update_norm": result.update_norm.model_dump(),
+        "lr": result.ft.lr,
+        "status": result.ft.status,
+        "verdict": verdict["overall"],
+    }

@@ -1,0 +1,265 @@
+"""Training a small GPT on a row of tokens: next-token cross-entropy, AdamW, a warm-up and a cosine.
+
+The order of the data is a function of the seed and the step alone, so every variant of a seed reads the same blocks in
+the same order, and a training that was killed goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from dualview.lab.harness import State, Unit, capture, restore
+
+Status = Literal["ok", "diverged", "time limit"]
+EVERY = 20
+"""Steps after which the losses are looked at and the state may be saved. A GPU is not waited for in between."""
+_WARM = 2
+"""Stretches of EVERY steps that are left out of the timing."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained."""
+
+    steps: int
+    batch: int
+    context: int
+    lr: float
+    warmup: int
+    weight_decay: float = 0.1
+    """Of matrices; norms and coefficients have none."""
+    clip: float = 1.0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: the forward pass under autocast; the weights and the optimiser's state are float32 all the same."""
+    compile: bool = False
+    time_limit: float | None = None
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0: a straight rise, then a cosine down to a tenth."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a training went; the model itself was changed in place."""
+
+    status: Status
+    losses: list[float]
+    """The training loss before each step, in nats per token."""
+    seconds_per_step: float | None
+    """The median over stretches of 20 steps, without the first two; None if there were no others."""
+    processor_seconds_per_step: float | None
+    """The same in processor time of all threads, which other programs do not lengthen; None on a GPU."""
+    peak_bytes: int | None
+    """The most GPU memory that was allocated at once; None on a CPU."""
+    resumed: bool
+    seconds: float
+    """In this process; the time before a restart is not counted."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.losses)
+
+
+@dataclass
+class Blocks:
+    """The batches: blocks of `context` + 1 tokens, each overlapping the next by one, all once before any twice."""
+
+    tokens: Int[Tensor, " token"]
+    context: int
+    batch: int
+    seed: int
+    _orders: dict[int, Int[np.ndarray, " block"]] = field(default_factory=dict[int, np.ndarray])
+
+    @property
+    def count(self) -> int:
+        return (len(self.tokens) - 1) // self.context
+
+    def numbers(self, step: int) -> Int[np.ndarray, " batch"]:
+        """Which blocks a step reads."""
+        at = np.arange(step * self.batch, (step + 1) * self.batch)
+        return np.array([self._order(int(i) // self.count)[int(i) % self.count] for i in at])
+
+    def _order(self, epoch: int) -> Int[np.ndarray, " block"]:
+        if epoch not in self._orders:
+            words = np.random.PCG64([self.seed, epoch]).random_raw(self.count)
+            self._orders[epoch] = np.argsort(words, kind="stable")
+        return self._orders[epoch]
+
+    def take(self, step: int) -> Int[Tensor, "batch token"]:
+        """The tokens of a step's blocks, the last of each only predicted."""
+        starts = torch.from_numpy(self.numbers(step) * self.context).to(self.tokens.device, non_blocking=True)
+        return self.tokens[starts[:, None] + torch.arange(self.context + 1, device=self.tokens.device)].long()
+
+
+def token_losses(
+    forward: Callable[..., Any], tokens: Int[Tensor, "batch token"], precision: str = "float32"
+) -> Float[Tensor, "batch predicted"]:
+    """−log p of every token but the first of each row."""
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        logits: Tensor = forward(input_ids=tokens[:, :-1], use_cache=False).logits
+    losses = nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    return losses.view(tokens.shape[0], -1)
+
+
+def make_optimiser(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), eps=1e-8, fused=device.type == "cuda")
+
+
+def train(
+    model: PreTrainedModel,
+    blocks: Blocks,
+    recipe: Recipe,
+    unit: Unit,
+    *,
+    advance: Callable[[int], None] = lambda _steps: None,
+    keep: Callable[[int], None] = lambda _step: None,
+    keep_at: Iterable[int] = (),
+) -> Trained:
+    """Train the model in place, from where `unit` left off. `keep` is called after each of the steps `keep_at`
+    (0: before the first), and where the time limit stops a training of which any were to be kept."""
+    device, wanted = model.device, set(keep_at)
+    model.train()
+    optimiser = make_optimiser(model, recipe, device)
+    losses = torch.zeros(recipe.steps, device=device)
+    step = _resume(unit, model, optimiser, losses)
+    advance(step)
+    if step == 0 and 0 in wanted:
+        keep(0)
+    forward = cast(Any, torch.compile(model)) if recipe.compile else model
+    watch, first = _Watch(device), step
+    status: Status = "ok"
+    while step < recipe.steps and status == "ok":
+        for group in optimiser.param_groups:
+            group["lr"] = recipe.rate(step)
+        loss = token_losses(forward, blocks.take(step), recipe.precision).mean()
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip, foreach=device.type == "cuda")
+        optimiser.step()
+        losses[step] = loss.detach()
+        step += 1
+        if step in wanted:
+            keep(step)
+        if step % EVERY and step < recipe.steps:
+            continue
+        if not bool(torch.isfinite(losses[:step]).all()):
+            status = "diverged"
+        elif recipe.time_limit is not None and watch.seconds() > recipe.time_limit and step < recipe.steps:
+            status = "time limit"
+        watch.stretch(step - first)
+        advance(step - first)
+        first = step
+        if status == "ok":
+            unit.save(lambda at=step: capture(model, optimiser, {}, step=at, losses=losses[:at].tolist()))
+        watch.resume()
+    if status == "time limit" and wanted and step not in wanted:
+        keep(step)
+    return Trained(
+        status=status,
+        losses=cast(list[float], losses[:step].tolist()),
+        seconds_per_step=median_of(watch.laps),
+        processor_seconds_per_step=median_of(watch.processor_laps) if device.type == "cpu" else None,
+        peak_bytes=watch.peak(),
+        resumed=unit.resumed,
+        seconds=watch.seconds(),
+    )
+
+
+def median_of(laps: list[float]) -> float | None:
+    """The median of the laps after the first few, which warm up; None where there are no others."""
+    return statistics.median(laps[_WARM:]) if len(laps) > _WARM else None
+
+
+def _resume(unit: Unit, model: nn.Module, optimiser: torch.optim.Optimizer, losses: Float[Tensor, " step"]) -> int:
+    """Put the last saved state back and say how many steps it had done."""
+    state: State | None = unit.load()
+    if state is None:
+        return 0
+    info = restore(state, model, optimiser, {})
+    done = int(info["step"])
+    losses[:done] = torch.tensor(info["losses"], dtype=losses.dtype)
+    return done
+
+
+class _Watch:
+    """Times stretches of steps, and the memory they take."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.laps: list[float] = []
+        self.processor_laps: list[float] = []
+        self.begun = time.perf_counter()
+        self.resume()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def stretch(self, steps: int) -> None:
+        if steps == EVERY:
+            self.laps.append((time.perf_counter() - self.since) / steps)
+            self.processor_laps.append((time.process_time() - self.processor_since) / steps)
+
+    def resume(self) -> None:
+        self.since, self.processor_since = time.perf_counter(), time.process_time()
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.begun
+
+    def peak(self) -> int | None:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+
+
+def saved_bytes(model: PreTrainedModel, tokens: Int[Tensor, "batch token"], precision: str = "float32") -> int:
+    """Bytes that one forward pass keeps for the backward pass, parameters not counted.
+
+    What an attention variant costs in memory, on any device: each storage counts once.
+    """
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()  # the tensor itself would hold the graph that holds it, and never be freed
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = token_losses(model, tokens, precision).mean()
+    del loss  # held until here, so that no storage was freed and another taken for it
+    return sum(kept.values())
+
+
+@torch.no_grad()
+def block_losses(
+    model: PreTrainedModel, tokens: Int[Tensor, " token"], length: int, context: int, batch: int
+) -> Float[np.ndarray, " block"]:
+    """The mean loss of each block of `context` tokens when they are read in pieces of `length`.
+
+    Every length predicts the same tokens, each from at most `length` before it (its own piece); longer pieces see more.
+    """
+    pieces, count = context // length, (len(tokens) - 1) // context
+    device, found = model.device, list[Tensor]()
+    model.eval()
+    rows = max(1, batch * context // length)
+    for at in range(0, count * pieces, rows):
+        starts = torch.arange(at, min(at + rows, count * pieces), device=device) * length
+        piece = tokens[starts[:, None] + torch.arange(length + 1, device=device)].long()
+        found.append(token_losses(model, piece).double().mean(1))
+    return torch.cat(found).view(count, pieces).mean(1).cpu().numpy()

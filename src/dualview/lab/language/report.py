@@ -1,0 +1,355 @@
+"""What the language lab's trainings say together: means over seeds, paired differences, tables and figures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dualview.lab.formatting import between, mean
+from dualview.lab.harness import LabResult, Table
+from dualview.metrics.statistics import Interval, query_interval, seed_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dualview.report.figures.curves import Curve
+
+Training = dict[str, Any]
+
+CONTROLS = ("token_shift", "alibi")
+TITLES = {
+    "plain": "plain softmax",
+    "momentum": "momentum",
+    "token_shift": "token shift",
+    "alibi": "ALiBi",
+    "sign": "sign",
+    "regularised": "regularised",
+    "augmented": "augmented",
+    "negative": "negative",
+    "linear": "linear",
+}
+LIMITS = (
+    "Differences are paired: same seed, same blocks of text. With several seeds the interval is over seeds and "
+    "blocks; with one it is over blocks alone and says nothing about another seed."
+)
+
+
+# ------------------------------------------------------------------------------------------------------------ summary
+
+
+def summarise(trainings: Sequence[Training], lengths: Sequence[int]) -> dict[str, Any]:
+    """Each variant over its seeds, each pair's differences, and a sentence for each variant."""
+    names = list(dict.fromkeys(training["variant"] for training in trainings))
+    variants = {name: _variant([t for t in trainings if t["variant"] == name], lengths) for name in names}
+    pairs = [(name, "plain") for name in names if name != "plain" and "plain" in names]
+    pairs += [("momentum", control) for control in CONTROLS if {"momentum", control} <= set(names)]
+    differences = [_difference(trainings, a, b, lengths) for a, b in pairs]
+    sentences = [sentence for each in differences if (sentence := _sentence(each, lengths[-1]))]
+    return {"variants": variants, "differences": differences, "sentences": sentences}
+
+
+def _variant(trainings: Sequence[Training], lengths: Sequence[int]) -> dict[str, Any]:
+    measured = [t["held_out"] for t in trainings if t["held_out"] is not None]
+    perplexity = {
+        str(length): _over([each[str(length)]["perplexity"] for each in measured]) for length in lengths if measured
+    }
+    return {
+        "seeds": [t["seed"] for t in trainings],
+        "parameters": trainings[0]["parameters"],
+        "perplexity": perplexity,
+        "few_shot": _over([accuracy for t in trainings if (accuracy := mean_accuracy(t)) is not None]),
+        "chance": mean([task["chance"] for task in trainings[0]["few_shot"]]),
+        "saved_bytes": trainings[0]["saved_bytes"],
+        "train_loss": _over([stretch(t, 0.8, 1.0) for t in trainings]),
+        "train_loss_before": _over([stretch(t, 0.6, 0.8) for t in trainings]),
+        "status": sorted({t["status"] for t in trainings}),
+    }
+
+
+def mean_accuracy(training: Training) -> float | None:
+    """In-context accuracy, averaged over draws and then over tasks."""
+    return mean([mean(task["icl"]) for task in training["few_shot"]])
+
+
+def stretch(training: Training, begin: float, end: float) -> float | None:
+    """The mean training loss over a part of the training, from one fraction of its steps to another."""
+    curve = training["curve"]
+    inside = [
+        loss
+        for step, loss in zip(curve["step"], curve["loss"], strict=True)
+        if begin * training["steps"] < step <= end * training["steps"]
+    ]
+    return mean(inside)
+
+
+def _over(values: Sequence[float | None]) -> dict[str, Any]:
+    """A number over seeds: mean, standard deviation (with two or more) and the values."""
+    known = [value for value in values if value is not None]
+    return {
+        "mean": mean(known),
+        "sd": statistics.stdev(known) if len(known) > 1 else None,
+        "values": list(values),
+    }
+
+
+def _difference(trainings: Sequence[Training], name: str, other: str, lengths: Sequence[int]) -> dict[str, Any]:
+    """`name` less `other`, seed by seed: in held-out loss at each length, and in few-shot accuracy."""
+    mine, theirs = ({t["seed"]: t for t in trainings if t["variant"] == each} for each in (name, other))
+    both = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
+    usable = [(a, b) for a, b in both if a["held_out"] is not None and b["held_out"] is not None]
+    loss = {
+        str(length): _interval([_blocks(a, length) - _blocks(b, length) for a, b in usable], f"{name}/{other}/{length}")
+        for length in lengths
+    }
+    asked = [(a, b) for a, b in usable if a["few_shot"]]
+    accuracy = _interval([_accuracies(a) - _accuracies(b) for a, b in asked], f"{name}/{other}/few-shot")
+    seeds = [a["seed"] for a, _ in usable]
+    return {"variant": name, "against": other, "seeds": seeds, "loss": loss, "few_shot": accuracy}
+
+
+def _blocks(training: Training, length: int) -> np.ndarray:
+    return np.array(training["held_out"][str(length)]["blocks"])
+
+
+def _accuracies(training: Training) -> np.ndarray:
+    return np.array([statistics.fmean(task["icl"]) for task in training["few_shot"]])
+
+
+def _interval(runs: Sequence[np.ndarray], name: str) -> dict[str, Any] | None:
+    """The mean of paired differences and its 95 % interval; `runs` has one array of differences for each seed."""
+    if not runs:
+        return None
+    if len(runs) > 1:
+        found: Interval | None = seed_interval(runs)
+    else:
+        found = query_interval(runs[0], seed=0, name=name)
+    means = [float(run.mean()) for run in runs]
+    return {
+        "mean": statistics.fmean(means),
+        "ci": None if found is None else found.to_json(),
+        "values": means,
+        "over": "seeds" if len(runs) > 1 else "text alone",
+    }
+
+
+def percent(difference: float) -> float:
+    """A difference of losses as a change of perplexity in per cent.
+
+    >>> round(percent(0.01), 2)
+    1.01
+    """
+    return 100 * math.expm1(difference)
+
+
+def _sentence(difference: Mapping[str, Any], length: int) -> str | None:
+    """What the interval at the longest length allows to say."""
+    found = difference["loss"][str(length)]
+    title, other = TITLES[difference["variant"]], TITLES[difference["against"]]
+    if found is None:
+        return f"{title} cannot be compared with {other}: a training diverged."
+    value = f"{percent(found['mean']):+.2f} %"
+    if found["ci"] is None:
+        return f"{title} against {other}: {value} in perplexity at {length} tokens, without an interval."
+    low, high = found["ci"]
+    between = f"{value} in perplexity at {length} tokens ({percent(low):+.2f} to {percent(high):+.2f})"
+    verb = "is better than" if high < 0 else "is worse than" if low > 0 else "cannot be told from"
+    limit = f"over {len(difference['seeds'])} seeds" if found["over"] == "seeds" else "one seed, so no more than a hint"
+    return f"{title} {verb} {other}: {between}; {limit}."
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def tables(result: LabResult) -> list[Table]:
+    """The trainings, their differences, few-shot accuracy by task, and what each attention costs."""
+    shown = [_models_table(result)]
+    if result.results["differences"]:
+        shown.append(_differences_table(result))
+    if any(training["few_shot"] for training in result.results["trainings"]):
+        shown.append(_tasks_table(result))
+    return [*shown, _costs_table(result)]
+
+
+def _models_table(result: LabResult) -> Table:
+    found, lengths = result.results, result.results["lengths"]
+    rows = [_model_row(name, each, lengths) for name, each in found["variants"].items()]
+    text = found["text"]
+    where = ", ".join(text["source"])
+    note = (
+        f"Text: {where}, {text['tokens']['train']:,} tokens to train on ({text['tokenizer']}, {text['vocab']:,} "
+        f"tokens), perplexity on {found['held_out_tokens']:,} of {text['tokens']['held_out']:,} held out "
+        f"({text['held_out']}). ± is the standard deviation over seeds. Perplexity is per token of this tokenizer. "
+        f"Few-shot accuracy by chance: {_chance(found['variants'])}. "
+        "Late gain: training loss in the fourth fifth of the steps less that in the last."
+    )
+    columns = ["attention", "parameters", "seeds", *(f"ppl at {length}" for length in lengths), "few-shot", "late gain"]
+    return Table("language: small GPTs that differ in their attention", columns, rows, note)
+
+
+def _model_row(name: str, each: Mapping[str, Any], lengths: Sequence[int]) -> list[str]:
+    before, last = each["train_loss_before"]["mean"], each["train_loss"]["mean"]
+    odd = [status for status in each["status"] if status != "ok"]
+    return [
+        TITLES[name] + (f" ({', '.join(odd)})" if odd else ""),
+        f"{each['parameters']:,}",
+        str(len(each["seeds"])),
+        *(_spread(each["perplexity"].get(str(length)), 2) for length in lengths),
+        _spread(each["few_shot"], 3),
+        "" if before is None or last is None else f"{before - last:.3f}",
+    ]
+
+
+def _costs_table(result: LabResult) -> Table:
+    costs = result.provenance["run"]["cost"]
+    rows: list[list[str]] = []
+    for name, each in result.results["variants"].items():
+        own = [costs[f"{name}/{seed}"] for seed in each["seeds"]]
+        paces = [mean([cost.get(key) for cost in own]) for key in ("seconds_per_step", "processor_seconds_per_step")]
+        peak = max((cost["peak_bytes"] or 0 for cost in own), default=0)
+        rows.append(
+            [
+                TITLES[name],
+                *("" if pace is None else f"{1000 * pace:.1f}" for pace in paces),
+                f"{each['saved_bytes'] / 1e6:.1f}",
+                f"{peak / 1e6:.0f}" if peak else "",
+            ]
+        )
+    note = (
+        f"On {', '.join(sorted({cost['machine'] for cost in costs.values()}))}. Times are of this machine and of "
+        "whatever else it was doing; processor time is this program's. Saved: memory kept for the backward pass."
+    )
+    columns = ["attention", "ms a step", "ms of processor", "saved MB", "peak GPU MB"]
+    return Table("language: cost", columns, rows, note)
+
+
+def _chance(variants: Mapping[str, Any]) -> str:
+    known = [each["chance"] for each in variants.values() if each["chance"] is not None]
+    return f"{known[0]:.3f}" if known else "none"
+
+
+def _spread(over: Mapping[str, Any] | None, digits: int) -> str:
+    if over is None or over["mean"] is None:
+        return "none"
+    return f"{over['mean']:.{digits}f}" + ("" if over["sd"] is None else f" ± {over['sd']:.{digits}f}")
+
+
+def _differences_table(result: LabResult) -> Table:
+    lengths = result.results["lengths"]
+    rows: list[list[str]] = []
+    for each in result.results["differences"]:
+        row = [f"{TITLES[each['variant']]} − {TITLES[each['against']]}", str(len(each["seeds"]))]
+        row += [_change(each["loss"][str(length)]) for length in lengths]
+        few = each["few_shot"]
+        row.append("none" if few is None else f"{few['mean']:+.3f}{_bracketed(few['ci'], '+.3f')}")
+        rows.append(row)
+    columns = ["difference", "seeds", *(f"ppl at {length}, %" for length in lengths), "few-shot accuracy"]
+    note = "\n".join([*result.results["sentences"], f"{LIMITS} For few-shot accuracy the units are tasks."])
+    return Table("language: differences, with 95 % intervals", columns, rows, note)
+
+
+def _change(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "none"
+    ci = None if found["ci"] is None else [percent(edge) for edge in found["ci"]]
+    return f"{percent(found['mean']):+.2f}{_bracketed(ci, '+.2f')}"
+
+
+def _bracketed(ci: Sequence[float] | None, style: str) -> str:
+    return "" if ci is None else f" ({between(ci, style)})"
+
+
+def _tasks_table(result: LabResult) -> Table:
+    trainings = [training for training in result.results["trainings"] if training["few_shot"]]
+    names = list(dict.fromkeys(training["variant"] for training in trainings))
+    tasks = [task["task"] for task in trainings[0]["few_shot"]]
+    rows: list[list[str]] = []
+    for index, task in enumerate(tasks):
+        first = trainings[0]["few_shot"][index]
+        shots = sorted({n for t in trainings for n in t["few_shot"][index]["shots_used"]})
+        row = [task, f"{first['chance']:.3f}", str(first["n_queries"]), f"{shots[0]}–{shots[-1]}"]
+        for name in names:
+            own = [t["few_shot"][index] for t in trainings if t["variant"] == name]
+            icl, zsl = mean([mean(each["icl"]) for each in own]), mean([each["zsl"] for each in own])
+            row.append(f"{icl:.3f} ({zsl:.3f})")
+        rows.append(row)
+    constant = sum(task["constant_draws"] for t in trainings for task in t["few_shot"])
+    asked = sum(len(task["icl"]) for t in trainings for task in t["few_shot"])
+    note = (
+        "Mean over seeds and draws of demonstrations; without demonstrations in brackets. "
+        f"In {constant} of {asked} draws one label was predicted for every query."
+    )
+    columns = ["task", "chance", "queries", "shots", *(TITLES[name] for name in names)]
+    return Table("language: few-shot accuracy by task", columns, rows, note)
+
+
+# ------------------------------------------------------------------------------------------------------------ figures
+
+
+def figures(result: LabResult) -> dict[str, Figure]:
+    """The training curves, and each variant's perplexity against the plain model's."""
+    from dualview.report.figures.curves import Curve, curves
+
+    found, settings = result.results, result.settings
+    note = (
+        f"{settings['layers']} layers of {settings['d_model']}, {found['text']['tokens']['train']:,} tokens of "
+        f"{', '.join(found['text']['source'])}; {settings['steps']} steps of {settings['batch']} × "
+        f"{settings['context']} tokens. Seeds: {', '.join(map(str, result.seeds))}."
+    )
+    loss = {TITLES[name]: _loss_curve(found["trainings"], name) for name in found["variants"]}
+    drawn = {
+        "language-loss": curves(
+            loss,
+            "Training loss by attention",
+            "step",
+            "nats per token",
+            f"{note} Bands: the range over seeds.",
+            log_x=True,
+        )
+    }
+    against = {
+        TITLES[each["variant"]]: Curve(x=found["lengths"], **_gain(each, found["lengths"]))
+        for each in found["differences"]
+        if each["against"] == "plain" and all(each["loss"].values())
+    }
+    if against:
+        drawn["language-perplexity"] = curves(
+            against,
+            "Held-out perplexity against plain attention",
+            "tokens read at a time",
+            "change, %",
+            f"{note} Below 0: better than plain. Bands: 95 % intervals. {LIMITS}",
+            references={"plain softmax": 0.0},
+        )
+    return drawn
+
+
+def _loss_curve(trainings: Sequence[Training], name: str) -> Curve:
+    from dualview.report.figures.curves import Curve
+
+    own = [t["curve"] for t in trainings if t["variant"] == name]
+    longest = max(own, key=lambda curve: len(curve["step"]))
+    stacked = [list(row) for row in itertools.zip_longest(*(curve["loss"] for curve in own))]
+    known = [[loss for loss in row if loss is not None] for row in stacked]
+    several = len(own) > 1
+    return Curve(
+        x=longest["step"],
+        mean=[statistics.fmean(row) for row in known],
+        lo=[min(row) for row in known] if several else None,
+        hi=[max(row) for row in known] if several else None,
+    )
+
+
+def _gain(difference: Mapping[str, Any], lengths: Sequence[int]) -> dict[str, Any]:
+    rows = [difference["loss"][str(length)] for length in lengths]
+    if any(row["ci"] is None for row in rows):
+        return {"mean": [percent(row["mean"]) for row in rows]}
+    return {
+        "mean": [percent(row["mean"]) for row in rows],
+        "lo": [percent(row["ci"][0]) for row in rows],
+        "hi": [percent(row["ci"][1]) for row in rows],
+    }

@@ -1,0 +1,218 @@
+"""One training of the language lab: the bench that all of them share, the model, and what is measured of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dualview.io.errors import UserError
+from dualview.io.progress import Progress
+from dualview.lab.gpt.corpus import Corpus, prepare
+from dualview.lab.gpt.model import (
+    Shape,
+    as_language_model,
+    build,
+    matched,
+    parameters_of,
+    save_model,
+    usual_width,
+    variant_of,
+)
+from dualview.lab.gpt.scoring import few_shot, prompts_of
+from dualview.lab.gpt.training import Blocks, Trained, block_losses, saved_bytes, train
+from dualview.lab.harness import Unit, decides
+from dualview.lab.language.settings import Settings
+from dualview.models.amx_workaround import mind_amx
+from dualview.models.loading import pick_device
+from dualview.tasks.prompts import PromptSet
+from dualview.tasks.task import Task, load_task
+from dualview.variants.base import Equipment
+
+EMBEDDED_TASKS = ("movie", "movie5", "tweet", "product", "source")
+SIX_TASKS = ("sst2", "sst5", "mr", "subj", "agnews", "cb")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all trainings share."""
+
+    settings: Settings
+    corpus: Corpus
+    prompts: dict[str, list[PromptSet]]
+    """By task, for each draw of demonstrations."""
+    device: torch.device
+    train: Tensor
+    held_out: Tensor
+    decides: dict[str, Any]
+    """All that decides a training's numbers but its variant and seed."""
+
+    @property
+    def shape(self) -> Shape:
+        s = self.settings
+        return Shape(self.corpus.vocab, s.d_model, s.layers, s.heads, s.context, usual_width(s.d_model))
+
+
+def set_up(settings: Settings, out: Path | None, progress: Progress) -> Bench:
+    """Read the text and the tasks and make every prompt: what is wrong with them shows before a training, not after."""
+    device = pick_device(settings.device)
+    if device.type == "cpu" and settings.precision == "bfloat16":
+        mind_amx()
+    tasks = _tasks(settings)
+    with progress.part("reading and tokenising the text", 1) as advance:
+        corpus = prepare(
+            settings.text,
+            out,
+            kind=settings.tokenizer,
+            vocab=settings.vocab,
+            max_text=settings.max_text,
+            least=settings.context + 1,
+        )
+        advance(1)
+    train, held_out = (
+        torch.from_numpy(np.asarray(side, dtype=np.int32)).to(device)
+        for side in (corpus.train, corpus.held_out[: settings.eval_tokens + 1])
+    )
+    prompts = {task.name: _prompts(settings, task, corpus) for task in tasks}
+    shared = decides("language", settings, device, text_sha256=corpus.about["sha256"])
+    return Bench(settings, corpus, prompts, device, train, held_out, shared)
+
+
+def _tasks(settings: Settings) -> list[Task]:
+    """The tasks to ask: those named, or the embedded ones and what `data` has of the six."""
+    data = settings.data
+    if data is not None and not data.is_dir():
+        raise UserError(f"There is no folder {data}; --data needs <task>/train.jsonl and validation.jsonl in it.")
+    here = [name for name in SIX_TASKS if data is not None and (data / name).is_dir()]
+    if data is not None and not here and not settings.tasks:
+        raise UserError(f"{data} has none of the folders {', '.join(SIX_TASKS)}; check --data.")
+    names = (settings.tasks or (*EMBEDDED_TASKS, *here)) if settings.n_queries else ()
+    return [load_task(name, data if data is not None and (data / name).is_dir() else None) for name in names]
+
+
+def _prompts(settings: Settings, task: Task, corpus: Corpus) -> list[PromptSet]:
+    draws = range(1, settings.draws + 1)
+    asked = {"shots": settings.shots, "n_queries": settings.n_queries}
+    try:
+        return prompts_of(task, corpus.tokenizer, settings.context, **asked, draws=draws)
+    except UserError as error:
+        why = str(error).split(";")[0]
+        raise UserError(f"Task {task.name}: {why}; give a larger --context or --vocab, or other --tasks.") from error
+
+
+def checkpoint_folder(out: Path, name: str, seed: int, step: int) -> Path:
+    """Where a model of a training is kept."""
+    return out / "checkpoints" / f"{name}-seed{seed}" / f"step-{step:06d}"
+
+
+def missing_checkpoints(out: Path, name: str, seed: int, steps: Iterable[int]) -> list[int]:
+    """Those of the steps whose model is not there."""
+    return [step for step in steps if not checkpoint_folder(out, name, seed, step).is_dir()]
+
+
+def forget_if_past(unit: Unit, steps: Sequence[int]) -> bool:
+    """Forget a saved state that has passed one of these steps, whose models are wanted; whether it was forgotten."""
+    state = unit.load()
+    if state is None or all(step > state.info["info"]["step"] for step in steps):
+        return False
+    unit.remove()
+    return True
+
+
+def run_training(
+    bench: Bench, name: str, seed: int, unit: Unit, out: Path | None, progress: Progress
+) -> dict[str, Any]:
+    """Train one model and measure it: `found` decides nothing but itself, `cost` is of this machine.
+
+    A state that is past a step whose model is to be kept and is not there is not taken up: the training starts anew.
+    """
+    settings, recipe = bench.settings, bench.settings.recipe
+    variant = variant_of(name, settings.eta, settings.learnable)
+    shape = matched(bench.shape, bench.corpus.separator, variant)
+    model = build(shape, bench.corpus.separator, variant, seed).to(bench.device)  # pyright: ignore
+    blocks = Blocks(bench.train, settings.context, settings.batch, seed)
+    memory = saved_bytes(model, blocks.take(0), settings.precision)
+
+    def keep(step: int) -> None:
+        save_model(model, bench.corpus.tokenizer, checkpoint_folder(out or Path(), name, seed, step))
+
+    wanted = settings.keep_at if out is not None else []
+    anew = forget_if_past(unit, missing_checkpoints(out or Path(), name, seed, wanted))
+    title = f"{name}, seed {seed}: training" + (" anew, for models to keep of steps it had passed" if anew else "")
+    with progress.part(title, settings.steps) as advance:
+        trained = train(model, blocks, recipe, unit, advance=advance, keep=keep, keep_at=wanted)
+    found: dict[str, Any] = {
+        "variant": name,
+        "seed": seed,
+        "setting": None if variant is None else variant.to_dict(),
+        "parameters": parameters_of(model),
+        "d_ff": shape.d_ff,
+        "status": trained.status,
+        "steps": trained.steps,
+        "tokens": trained.steps * settings.batch * settings.context,
+        "curve": curve_of(trained.losses),
+        "saved_bytes": memory,
+        "learnt": _learnt(model),
+    }
+    with progress.part(f"{name}, seed {seed}: measuring", len(bench.prompts) + 1) as advance:
+        found["held_out"] = _perplexities(bench, model, trained)
+        advance(1)
+        found["few_shot"] = []
+        lm = as_language_model(model, bench.corpus, name)
+        for task, prompts in bench.prompts.items() if trained.status != "diverged" else ():
+            found["few_shot"].append(few_shot(lm, task, prompts).to_json())
+            advance(1)
+    return {"found": found, "cost": _cost(bench, trained)}
+
+
+def _learnt(model: nn.Module) -> list[float] | None:
+    """The coefficient (η) that each layer has come to, where it was learnt."""
+    equipped = [module for module in model.modules() if isinstance(module, Equipment) and module.variant.learnable]
+    return [float(torch.as_tensor(each.coefficient()).detach()) for each in equipped] or None
+
+
+def _perplexities(bench: Bench, model: Any, trained: Trained) -> dict[str, Any] | None:
+    """By length: the loss of every held-out block, its mean in nats per token, and exp of that."""
+    if trained.status == "diverged":
+        return None
+    found: dict[str, Any] = {}
+    for length in bench.settings.lengths:
+        losses = block_losses(model, bench.held_out, length, bench.settings.context, bench.settings.batch)
+        mean = float(losses.mean())
+        if not np.isfinite(mean):
+            return None
+        found[str(length)] = {"loss": mean, "perplexity": float(np.exp(mean)), "blocks": losses.tolist()}
+    return found
+
+
+def _cost(bench: Bench, trained: Trained) -> dict[str, Any]:
+    tokens = bench.settings.batch * bench.settings.context
+    pace = trained.seconds_per_step
+    gpu = bench.device.type == "cuda"
+    return {
+        "seconds_per_step": pace,
+        "processor_seconds_per_step": trained.processor_seconds_per_step,
+        "tokens_per_second": None if pace is None else tokens / pace,
+        "peak_bytes": trained.peak_bytes,
+        "seconds": trained.seconds,
+        "resumed": trained.resumed,
+        "machine": torch.cuda.get_device_name(bench.device) if gpu else f"cpu, {torch.get_num_threads()} threads",
+    }
+
+
+def curve_of(losses: Sequence[float], points: int = 100) -> dict[str, list[float]]:
+    """The training loss, averaged over equal stretches of steps; what is not finite is left out.
+
+    >>> curve_of([4.0, 2.0, 1.0, 1.0], points=2)
+    {'step': [2, 4], 'loss': [3.0, 1.0]}
+    """
+    edges = sorted({round(i * len(losses) / points) for i in range(points + 1)})
+    stretches = [losses[a:b] for a, b in itertools.pairwise(edges)]
+    kept = [(b, float(np.mean(s))) for b, s in zip(edges[1:], stretches, strict=True) if np.isfinite(s).all()]
+    return {"step": [step for step, _ in kept], "loss": [loss for _, loss in kept]}

@@ -1,0 +1,229 @@
+"""How well predictors do on regression in context, how alike two of them are, and gradient descent at its best.
+
+Everything is summed in float64 over chunks of the same evaluation problems, whose number is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
+from torch import Tensor
+
+from dualview.duality.theory.regression import uniform_optimum
+from dualview.lab.problems import LinearTasks, Tasks, named_generator
+from dualview.lab.regression.models import Predictor, gd_plus_plus, gradient_descent
+
+CHUNK = 10_000
+
+
+def losses(predict: Predictor, tasks: Tasks) -> Float[np.ndarray, " task"]:
+    """½ (ŷ − y)² of every problem."""
+    with torch.no_grad():
+        parts = [(predict(part) - part.y_query).double().square() / 2 for part in tasks.chunks(CHUNK)]
+    return torch.cat(parts).cpu().numpy()
+
+
+def mean_loss(predict: Predictor, tasks: Tasks) -> float:
+    return float(losses(predict, tasks).mean())
+
+
+def slopes(predict: Predictor, tasks: Tasks) -> Float[Tensor, "task n_x"]:
+    """∂ŷ/∂x_q: the linear model that a predictor has found in each context (exact where it is linear in x_q)."""
+    at = tasks.x_query.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(predict(tasks.with_query(at)).sum(), at)
+    return slope.double()
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Two predictors on the same problems, each a mean over them (von Oswald et al. 2023, section 3)."""
+
+    prediction_difference: float
+    """|ŷ − ŷ'|; 0 is equality."""
+    model_cosine: float
+    """cos(∂ŷ/∂x_q, ∂ŷ'/∂x_q); 1 is the same direction, 0 none in common. Blind to scale."""
+    model_difference: float
+    """‖∂ŷ/∂x_q − ∂ŷ'/∂x_q‖."""
+
+    def to_json(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def alike(one: Predictor, other: Predictor, tasks: Tasks) -> Alike:
+    """How alike two predictors are."""
+    sums = np.zeros(3)
+    for part in tasks.chunks(CHUNK):
+        with torch.no_grad():
+            gap = (one(part) - other(part)).double().abs().sum()
+        a, b = slopes(one, part), slopes(other, part)
+        cosine = torch.cosine_similarity(a, b, dim=-1).sum()
+        sums += [float(gap), float(cosine), float((a - b).norm(dim=-1).sum())]
+    return Alike(*(sums / len(tasks)).tolist())
+
+
+# -------------------------------------------------------------------------------------------------------- step sizes
+
+
+def best_rate(tasks: Tasks, steps: int, guess: float) -> float:
+    """The rate of `steps` steps of gradient descent with the lowest loss on these very problems.
+
+    The loss is a polynomial of degree 2k in η. One step's is a parabola, whose minimum the search in (0, 4 · guess)
+    finds. Without noise the mean over w and x_q, up to a factor Σ (1 − ηλ/N)^{2k} over the eigenvalues λ of X Xᵀ, is
+    convex at any k; on a sample, or with noise, more steps may have several minima, and the search finds one of them.
+    """
+
+    def loss(rate: float) -> float:
+        return mean_loss(gradient_descent(float(rate), steps), tasks)
+
+    found = _optimize().minimize_scalar(
+        loss,
+        bounds=(0.0, 4 * guess),
+        method="bounded",
+        options={"xatol": 1e-4 * guess},
+    )
+    return float(found.x)
+
+
+@dataclass(frozen=True)
+class PlusPlus:
+    """GD++ at its best: a rate and a γ per step."""
+
+    rates: list[float]
+    gammas: list[float]
+
+    @property
+    def predictor(self) -> Predictor:
+        return gd_plus_plus(self.rates, self.gammas)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Problems in the eigenbasis U of X Xᵀ, where a step of GD++ is a few products of numbers; float64.
+
+    A step reads only X Xᵀ, c = X yᵀ and x_q, and leaves U as it is. With eigenvalues λ, coefficients c and q in U,
+
+        ŷ ← ŷ + (η/N) Σ_i c_i q_i,    c ← (1 − ηλ/N) (1 − γλ) c,    q ← (1 − γλ) q,    λ ← (1 − γλ)² λ.
+
+    What a search over η and γ asks for hundreds of times thus costs little on all of the problems.
+    """
+
+    eigenvalues: Float[Tensor, "task n_x"]
+    labels: Float[Tensor, "task n_x"]
+    query: Float[Tensor, "task n_x"]
+    target: Float[Tensor, " task"]
+    n_demos: int
+
+    @classmethod
+    def of(cls, tasks: Tasks) -> Spectrum:
+        found = [_eigenbasis(part) for part in tasks.chunks(CHUNK)]
+        values, labels, query = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return cls(values, labels, query, tasks.y_query.double(), tasks.x.shape[1])
+
+    def loss(self, rates: Sequence[float], gammas: Sequence[float]) -> float:
+        """The mean of ½ (ŷ − y)² after GD++ with these rates and γ."""
+        size, labels, query = self.eigenvalues, self.labels, self.query
+        predicted = torch.zeros_like(self.target)
+        for rate, gamma in zip(rates, gammas, strict=True):
+            eta, shrunk = rate / self.n_demos, 1 - gamma * size
+            predicted = predicted + eta * (labels * query).sum(-1)
+            labels, query, size = (1 - eta * size) * shrunk * labels, shrunk * query, shrunk.square() * size
+        return float((predicted - self.target).square().mean() / 2)
+
+
+def _eigenbasis(tasks: Tasks) -> tuple[Tensor, Tensor, Tensor]:
+    """The eigenvalues of X Xᵀ, and Uᵀ X yᵀ and Uᵀ x_q."""
+    x = tasks.x.double()
+    values, basis = torch.linalg.eigh(x.mT @ x)
+    labels = torch.einsum("tdi,tnd,tn->ti", basis, x, tasks.y.double())
+    return values, labels, torch.einsum("tdi,td->ti", basis, tasks.x_query.double())
+
+
+def best_plus_plus(tasks: Tasks, steps: int, rate: float, *, shared: bool) -> PlusPlus:
+    """The rates and γ of GD++ with the lowest loss on these very problems, shared by all steps or one pair each.
+
+    A search from the best rate of plain descent, in units of it and of 1/tr(X Xᵀ).
+    """
+    problems = Spectrum.of(tasks)
+    unit = 1 / float(problems.eigenvalues.sum(-1).mean())
+
+    def unpack(point: Float[np.ndarray, " n"]) -> PlusPlus:
+        pairs = np.broadcast_to(point.reshape(-1, 2), (steps, 2))
+        return PlusPlus((pairs[:, 0] * rate).tolist(), (pairs[:, 1] * unit).tolist())
+
+    def loss(point: Float[np.ndarray, " n"]) -> float:
+        found = unpack(point)
+        return problems.loss(found.rates, found.gammas)
+
+    close = {"xatol": 1e-4, "fatol": 1e-9}
+    together = _optimize().minimize(loss, np.array([1.0, 0.5]), method="Nelder-Mead", options=close).x
+    if shared:
+        return unpack(together)
+    return unpack(_optimize().minimize(loss, np.tile(together, steps), method="L-BFGS-B", options={"eps": 1e-6}).x)
+
+
+def _optimize() -> Any:
+    return cast("Any", optimize)
+
+
+# ------------------------------------------------------------------------------------------------------------ shifts
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Problems from elsewhere than the training's: one quantity over a range."""
+
+    name: str
+    title: str
+    at: list[float]
+
+    def moved(self, base: LinearTasks, value: float) -> LinearTasks:
+        if self.name == "input_scale":
+            return replace(base, input_range=base.input_range * value)
+        if self.name == "weight_scale":
+            return replace(base, weight_scale=base.weight_scale * value)
+        return replace(base, corrupted=int(value))
+
+
+def shifts_of(base: LinearTasks) -> list[Shift]:
+    """Their ranges: inputs times .5 to 2, weights times .5 to 5, and 0, 2, … of the labels replaced by N(0, 1)."""
+    return [
+        Shift("input_scale", "scale of the inputs", [round(v, 2) for v in np.arange(0.5, 2.001, 0.03)]),
+        Shift("weight_scale", "scale of the true weights", [round(v, 1) for v in np.arange(0.5, 5.001, 0.1)]),
+        Shift("corrupted", "labels replaced by noise", [float(v) for v in range(0, base.n_demos, 2)]),
+    ]
+
+
+def shifted_losses(
+    base: LinearTasks, shift: Shift, predictors: Mapping[str, Predictor], count: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Each predictor's loss at each value of a shift, all on the same problems."""
+    found: dict[str, list[float]] = {name: [] for name in predictors}
+    for value in shift.at:
+        tasks = shift.moved(base, value).draw(named_generator(0, f"shift/{shift.name}", device), count)
+        for name, predict in predictors.items():
+            found[name].append(mean_loss(predict, tasks))
+    return found
+
+
+def first_guess(base: LinearTasks) -> float:
+    """The best rate of one step without noise, in closed form: where the search for the best one begins."""
+    return uniform_optimum(base.n_x, base.n_demos, base.input_range / 2).rate
+
+
+def paired(one: Float[np.ndarray, " task"], other: Float[np.ndarray, " task"]) -> dict[str, Any]:
+    """Mean of `one`, its ratio to the mean of `other`, and the 95 % interval of the difference over the problems."""
+    gap = one - other
+    half = 1.96 * float(gap.std(ddof=1)) / len(gap) ** 0.5
+    middle = float(gap.mean())
+    return {
+        "loss": float(one.mean()),
+        "ratio": float(one.mean() / other.mean()),
+        "difference": middle,
+        "difference_ci": [middle - half, middle + half],
+    }

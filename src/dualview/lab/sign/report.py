@@ -1,0 +1,201 @@
+"""What the sign lab's conditions say: the damage of each scale, what sparing a token recovers, tables and figures."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from dualview.lab.formatting import between, number
+from dualview.lab.harness import LabResult, Table
+from dualview.lab.sign.explanation import explain
+from dualview.metrics.statistics import generator, query_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Found = Mapping[str, Any]
+
+SCALES = {
+    "none": "values as they are",
+    "constant": "one constant",
+    "head": "a constant for each head",
+    "sequence": "the sequence's mean",
+    "token": "each token's own mean",
+}
+SPARED = ("nothing", "sink", "sink zeroed", "another token")
+_DRAWS = 4999
+
+
+def summarise(found: Sequence[Found], layers: Found) -> dict[str, Any]:
+    """Damage, what each sparing recovers of it, and what that says of the sink explanation."""
+    by = {(each["scale"], each["spared"]): each for each in found}
+    original = by["none", "nothing"]
+    recovered = {
+        scale: {
+            spared: _recovered(original, by[scale, "nothing"], by[scale, spared], f"{scale}/{spared}")
+            for spared in SPARED[1:]
+        }
+        for scale in list(SCALES)[1:]
+    }
+    return {"recovered": recovered, "gap": _gap(by), "explanation": explain(found, layers)}
+
+
+def _explained(result: LabResult) -> str:
+    """The verdict on the sink, from the numbers, so that a file says the same whenever it was written."""
+    return explain(result.results["conditions"], result.results["sink"])["sentence"]
+
+
+def _losses(found: Found) -> Float[np.ndarray, " row"]:
+    return np.array(found["rows"])
+
+
+def _recovered(original: Found, signed: Found, spared: Found, name: str) -> dict[str, Any]:
+    """(L_signed − L_spared) / (L_signed − L_original): 0, sparing the token does nothing; 1, it undoes the signing.
+
+    The interval resamples the pieces of text, the same ones on all three sides.
+    """
+    before, damaged, after = (_losses(each) for each in (original, signed, spared))
+    return _ratio(damaged - after, damaged - before, name)
+
+
+def _gap(by: Mapping[tuple[str, str], Found]) -> dict[str, Any]:
+    """How much of what separates each scale from the token's own is gone once both spare the sink.
+
+    1 − (L_scale − L_token with the sink spared) / (L_scale − L_token): 1, the sink is the whole difference between the
+    two scales; 0, it is no part of it.
+    """
+    closed: dict[str, Any] = {}
+    for scale in list(SCALES)[1:-1]:
+        apart = _losses(by[scale, "nothing"]) - _losses(by["token", "nothing"])
+        left = _losses(by[scale, "sink"]) - _losses(by["token", "sink"])
+        closed[scale] = _ratio(apart - left, apart, f"gap/{scale}")
+    return closed
+
+
+def _ratio(part: Float[np.ndarray, " row"], whole: Float[np.ndarray, " row"], name: str) -> dict[str, Any]:
+    """mean(part) / mean(whole), with a 95 % interval from resampled rows."""
+    if abs(float(whole.mean())) < 1e-12:
+        return {"value": None, "ci": None}
+    picks = generator(0, name).integers(0, len(part), size=(_DRAWS, len(part)))
+    below = whole[picks].mean(1)
+    steady = len(part) > 1 and bool((np.sign(below) == np.sign(whole.mean())).all())
+    ci = [float(x) for x in np.quantile(part[picks].mean(1) / below, [0.025, 0.975])] if steady else None
+    return {"value": float(part.mean() / whole.mean()), "ci": ci}
+
+
+def tables(result: LabResult) -> list[Table]:
+    """Every condition, and the sink by layer."""
+    found: Sequence[Found] = result.results["conditions"]
+    first = found[0]
+    rows = [_row(each, result.results["recovered"]) for each in found]
+    chance = first["chance"]
+    settings = result.settings
+    note = (
+        f"{result.provenance['model']}; {settings['rows']} pieces of {settings['length']} tokens of "
+        f"{', '.join(result.results['text']['source'])}; {settings['task']}, {first['shots_used'][0]} demonstrations, "
+        f"{len(first['right'][0])} queries, {len(first['icl'])} draws, chance {chance:.3f}. Intervals: 95 %, over "
+        "pieces of text and over queries (averaged over draws). Recovered: of the loss that signing at that scale "
+        f"costs, the part that sparing the token undoes.\n{_explained(result)}"
+    )
+    columns = ["scale", "spared", "perplexity", "95 % interval", "recovered", "95 % interval"]
+    columns += ["accuracy", "95 % interval", "zero-shot"]
+    return [Table("sign: attention on the signs of the values", columns, rows, note), _layers_table(result)]
+
+
+def _row(each: Found, recovered: Mapping[str, Any]) -> list[str]:
+    inside = query_interval(_losses(each), seed=0, name="loss")
+    right = np.array(each["right"]).mean(0)
+    around = query_interval(right, seed=0, name="accuracy")
+    gain = (
+        recovered[each["scale"]][each["spared"]] if each["scale"] in recovered and each["spared"] != "nothing" else {}
+    )
+    return [
+        SCALES[each["scale"]],
+        each["spared"],
+        _ppl(each["loss"]),
+        "" if inside is None else f"{_ppl(inside.low)} to {_ppl(inside.high)}",
+        number(gain.get("value"), ".0%", ""),
+        between(gain.get("ci"), ".0%"),
+        f"{statistics.fmean(each['icl']):.3f}",
+        "" if around is None else f"{max(0.0, around.low):.3f} to {min(1.0, around.high):.3f}",
+        f"{each['zsl']:.3f}",
+    ]
+
+
+def _ppl(loss: float) -> str:
+    perplexity = math.exp(min(loss, 700.0))
+    return f"{perplexity:.1f}" if perplexity < 1e4 else f"{perplexity:.1e}"
+
+
+def _layers_table(result: LabResult) -> Table:
+    sink = result.results["sink"]
+    rows = [
+        [str(layer), f"{mass:.3f}", f"{value:.3f}", f"{share:.3f}"]
+        for layer, (mass, value, share) in enumerate(zip(sink["mass"], sink["value"], sink["share"], strict=True))
+    ]
+    note = (
+        f"Read evenly, the first token would get {sink['even']:.3f}. Size of its value: its norm over the median norm "
+        "of the others'. Share: of Σ a_i ‖v_i‖; with values of one size it would be the attention."
+    )
+    columns = ["layer", "attention to the first token", "size of its value", "its share of the output"]
+    return Table("sign: the attention sink, in the model as it is", columns, rows, note)
+
+
+def figures(result: LabResult) -> dict[str, Figure]:
+    """The sink by layer, and the loss under every condition."""
+    from dualview.report.figures.curves import Curve, curves
+
+    sink = result.results["sink"]
+    layers = list(range(len(sink["mass"])))
+    series = {
+        "attention to the first token": Curve(layers, sink["mass"]),
+        "size of its value (others: 1)": Curve(layers, sink["value"]),
+        "its share of the output": Curve(layers, sink["share"]),
+    }
+    note = (
+        f"{result.provenance['model']}, {result.settings['calibration']} pieces of {result.settings['length']} tokens."
+    )
+    title = "A token that is read much and says little"
+    return {
+        "sign-sink": curves(series, title, "layer", "", note, references={"read evenly": sink["even"]}),
+        "sign-loss": _loss_figure(result),
+    }
+
+
+def _loss_figure(result: LabResult) -> Figure:
+    from dualview.report.figures.style import dress, legend, look, new_figure, small_print
+
+    found = {(each["scale"], each["spared"]): each for each in result.results["conditions"]}
+    figure = new_figure(6.4, 3.9)
+    axes = figure.add_subplot()
+    dress(axes, ylabel="loss, nats per token")
+    for index, spared in enumerate(SPARED):
+        shown = [(at, found[scale, spared]) for at, scale in enumerate(SCALES) if (scale, spared) in found]
+        middle = [each["loss"] for _, each in shown]
+        bounds = [query_interval(_losses(each), seed=0, name="loss") for _, each in shown]
+        reach = [
+            [mean - (b.low if b else mean) for mean, b in zip(middle, bounds, strict=True)],
+            [(b.high if b else mean) - mean for mean, b in zip(middle, bounds, strict=True)],
+        ]
+        how = look(index)
+        axes.bar(
+            [at + 0.2 * (index - 1.5) for at, _ in shown],
+            middle,
+            width=0.19,
+            color=how.colour,
+            hatch=how.hatch,
+            edgecolor="white",
+            linewidth=0.4,
+            yerr=reach,
+            error_kw={"elinewidth": 0.8, "ecolor": "#333333"},
+            label=f"spared: {spared}",
+        )
+    axes.set_xticks(range(len(SCALES)), [title.replace(" ", "\n", 1) for title in SCALES.values()], fontsize=7.5)
+    legend(axes)
+    small_print(figure, "Signed values, and one token spared", f"{_explained(result)} Bars: 95 % over text.")
+    return figure

@@ -1,0 +1,118 @@
+"""What fine-tuning left behind, token by token: the factors of every projection's update.
+
+    ΔW = Σ_t e_t x_tᵀ,      e_t = −lr · ∂loss/∂(W x_t)
+
+x_t is what the projection read at training token t, e_t the error signal it got back, both at the weights of that
+step (Irie et al. 2022: a trained linear layer is attention over its training data, keys x_t, values e_t).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dualview.anatomy.layers import Projection
+from dualview.learning.finetune import Recipe, Tape, Tuned, Watch, finetune, in_single_precision, rate_groups
+from dualview.learning.weight_patches import Deltas
+from dualview.models.loading import LanguageModel
+from dualview.tasks.prompts import TrainingSequence
+
+
+@dataclass(frozen=True)
+class Factors:
+    """One projection's training tokens: inputs and error signals, in the order of the steps."""
+
+    projection: Projection
+    inputs: Float[Tensor, "token d_in"]
+    errors: Float[Tensor, "token row"]
+
+
+@dataclass(frozen=True)
+class TrainingTokens:
+    """Which token each row of the factors is."""
+
+    step: Int[Tensor, " token"]
+    demo: Int[Tensor, " token"]
+    position: Int[Tensor, " token"]
+    """In the training sequence, BOS included."""
+
+
+@dataclass(frozen=True)
+class TrainingTrace:
+    """One fine-tuning run with its factors, and the tapped projections' outputs at every training token."""
+
+    tuned: Tuned
+    tokens: TrainingTokens
+    factors: tuple[Factors, ...]
+    tapped: tuple[Float[Tensor, "token row"], ...]
+    """Of each projection in `taps`, as it was during training."""
+
+
+def trace_training(
+    lm: LanguageModel,
+    sequences: Sequence[TrainingSequence],
+    rates: Sequence[float],
+    recipe: Recipe,
+    taps: Sequence[Projection] = (),
+    progress: Callable[[int], None] | None = None,
+) -> list[TrainingTrace]:
+    """Fine-tune once more, keeping every projection's inputs and error signals; one trace for each rate.
+
+    At a rate of 0 the weights stay the base's and the error signals are those of a rate of 1: what the gradient says
+    at the first pass. `progress` hears of every step, once for each rate.
+    """
+    wide = in_single_precision(lm)  # a narrower model is copied here, so that its copy is what is watched
+    own = {p.name: p.module for p in wide.anatomy.projections(("q", "k", "v"))}
+    tapped = tuple(Projection(p.name, own[p.name], p.rows) for p in taps)
+    groups = rate_groups(wide, sequences, rates, recipe)
+    return [trace for group in groups for trace in _trace_group(wide, sequences, group, recipe, tapped, progress)]
+
+
+def _trace_group(
+    lm: LanguageModel,
+    sequences: Sequence[TrainingSequence],
+    rates: Sequence[float],
+    recipe: Recipe,
+    taps: tuple[Projection, ...],
+    progress: Callable[[int], None] | None,
+) -> list[TrainingTrace]:
+    inputs: dict[int, list[Tensor]] = {}
+    errors: dict[int, list[Tensor]] = {}
+    outputs: dict[str, list[Tensor]] = {p.name: [] for p in taps}
+    scale = torch.tensor([rate if rate else 1.0 for rate in rates], dtype=lm.dtype, device=lm.device)[:, None, None]
+
+    def told(tape: Tape, signals: list[Tensor]) -> None:
+        for (index, x, _), g in zip(tape.calls, signals, strict=True):
+            inputs.setdefault(index, []).append(x.expand(len(rates), -1, -1))
+            errors.setdefault(index, []).append(-scale.to(g.device) * g)
+        for tap in tape.tapped:
+            outputs[tap.projection.name].append(tap.y.expand(len(rates), -1, -1))
+
+    tuned = finetune(lm, sequences, rates, recipe, progress, Watch(told, taps))
+    patch = tuned[0].patch
+    assert isinstance(patch, Deltas)
+    x, e = ({index: torch.cat(parts, 1) for index, parts in side.items()} for side in (inputs, errors))
+    y = [torch.cat(outputs[p.name], 1) for p in taps]
+    tokens = _tokens(sequences, recipe.epochs)
+    return [
+        TrainingTrace(
+            tuned[r],
+            tokens,
+            tuple(Factors(patch.projections[index], x[index][r], e[index][r]) for index in x),
+            tuple(output[r] for output in y),
+        )
+        for r in range(len(rates))
+    ]
+
+
+def _tokens(sequences: Sequence[TrainingSequence], epochs: int) -> TrainingTokens:
+    steps = [(e * len(sequences) + d, d, len(s.ids)) for e in range(epochs) for d, s in enumerate(sequences)]
+    return TrainingTokens(
+        torch.cat([torch.full((n,), step) for step, _, n in steps]),
+        torch.cat([torch.full((n,), demo) for _, demo, n in steps]),
+        torch.cat([torch.arange(n) for _, _, n in steps]),
+    )

@@ -1,0 +1,158 @@
+"""Weights other than the model's own, worn for the length of a pass and taken off without a trace.
+
+The base weights are never written to. `Deltas` adds ΔW·x to what a projection puts out, several learning rates side by
+side, one to each row of the batch; `Parameters` stands in for whole parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from transformers import PreTrainedModel
+
+from dualview.anatomy.layers import Anatomy, Projection
+
+
+@dataclass(frozen=True)
+class Deltas:
+    """A change of weight and bias for each projection, for one or more learning rates ("rate" is the first axis)."""
+
+    projections: tuple[Projection, ...]
+    weights: tuple[Float[Tensor, "rate row d_in"], ...]
+    biases: tuple[Float[Tensor, "rate row"] | None, ...]
+
+    @classmethod
+    def zero(cls, projections: tuple[Projection, ...], rates: int, dtype: torch.dtype) -> Deltas:
+        def none(projection: Projection, *shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=projection.weight().device)
+
+        return cls(
+            projections,
+            tuple(none(p, rates, p.d_out, p.d_in) for p in projections),
+            tuple(none(p, rates, p.d_out) if p.biased else None for p in projections),
+        )
+
+    @property
+    def rows(self) -> int:
+        return self.weights[0].shape[0]
+
+    def pick(self, rate: int) -> Deltas:
+        """One learning rate alone."""
+        return type(self)(
+            self.projections,
+            tuple(w[rate : rate + 1] for w in self.weights),
+            tuple(None if b is None else b[rate : rate + 1] for b in self.biases),
+        )
+
+    @classmethod
+    def side_by_side(cls, several: Sequence[Deltas]) -> Deltas:
+        """Changes of the same projections, to be worn by one batch row each."""
+        return type(several[0])(
+            several[0].projections,
+            tuple(torch.cat(weights) for weights in zip(*(d.weights for d in several), strict=True)),
+            tuple(
+                None if biases[0] is None else torch.cat([b for b in biases if b is not None])
+                for biases in zip(*(d.biases for d in several), strict=True)
+            ),
+        )
+
+    def moved_to(self, anatomy: Anatomy) -> Deltas:
+        """The same change on another copy of the model."""
+        own = {p.name: p for p in anatomy.projections(("q", "k", "v"))}
+        moved = tuple(Projection(p.name, own[p.name].module, p.rows) for p in self.projections)
+        return type(self)(moved, self.weights, self.biases)
+
+    def change(self, index: int, x: Float[Tensor, "rate *token d_in"]) -> Float[Tensor, "rate *token row"]:
+        """ΔW x + Δb for one projection, in the deltas' own precision."""
+        weight, bias = self.weights[index], self.biases[index]
+        change = x.to(weight.dtype).flatten(1, -2) @ weight.mT
+        change = change if bias is None else change + bias[:, None]
+        return change.view(*x.shape[:-1], weight.shape[1])
+
+    @contextmanager
+    def applied(self) -> Generator[None]:
+        def add(index: int) -> Any:
+            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                return added(output, self.change(index, inputs[0]), self.projections[index])
+
+            return hook
+
+        hooks = [p.module.register_forward_hook(add(i)) for i, p in enumerate(self.projections)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class Linearised(Deltas):
+    """The same change at first order: the model's expansion f(W) + ∂f/∂W · ΔW at the base weights.
+
+    Worn as a tangent (forward-mode differentiation): every projection's output keeps its value and carries, as its
+    tangent, what ΔW adds to it; the pass then carries the tangent to the logits and the records, and
+    `models.probe.first_order` adds the two.
+    """
+
+    @contextmanager
+    def applied(self) -> Generator[None]:
+        def add(index: int) -> Any:
+            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                x, value = forward_ad.unpack_dual(inputs[0]).primal, forward_ad.unpack_dual(output)
+                before = torch.zeros_like(value.primal) if value.tangent is None else value.tangent
+                tangent = added(before, self.change(index, x), self.projections[index])
+                return forward_ad.make_dual(value.primal, tangent)
+
+            return hook
+
+        hooks = [p.module.register_forward_hook(add(i)) for i, p in enumerate(self.projections)]
+        try:
+            with forward_ad.dual_level():
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def added(output: Tensor, change: Tensor, projection: Projection) -> Tensor:
+    """A projection's output with a change added to the rows that are its own."""
+    change = change.to(output.dtype)
+    if projection.rows is None:
+        return output + change
+    return output.index_add(-1, projection.rows, change)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Whole parameters in place of the model's own, by name."""
+
+    model: PreTrainedModel
+    values: Mapping[str, Tensor]
+
+    @property
+    def rows(self) -> int:
+        return 1
+
+    @contextmanager
+    def applied(self) -> Generator[None]:
+        stand_in = {parameter: self.values[name] for name, parameter in self.model.named_parameters()}
+        places = [
+            (module, name, parameter)
+            for module in self.model.modules()
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+            if parameter in stand_in
+        ]
+        try:
+            for module, name, parameter in places:
+                # Into the table of parameters itself: a module would refuse a tensor that is not an nn.Parameter.
+                module._parameters[name] = stand_in[parameter]  # pyright: ignore
+            yield
+        finally:
+            for module, name, parameter in places:
+                module._parameters[name] = parameter  # pyright: ignore

@@ -1,0 +1,219 @@
+"""Records made up from plain mappings: the several natural spellings of the same arrays, brought to one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from dualview.io.errors import UserError
+from dualview.records import MAIN_SETTINGS, Records, Setting
+
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "log_probs": ("log_probs", "log_prob", "logprobs", "logprob", "logps", "logp", "scores"),
+    "predictions": ("predictions", "prediction", "preds", "pred"),
+    "h": ("h", "hidden", "attention_output", "attn_out"),
+    "m": ("m", "maps", "map", "attention_logits", "attn_logits"),
+    "demo_mass": ("demo_mass", "lambda", "λ"),
+}
+_SPELLING = {alias: name for name, aliases in _FIELDS.items() for alias in aliases}
+_GOLD = ("gold", "labels", "label", "y", "targets")
+_COLUMNS = ("columns", "n_columns", "lengths")
+
+
+@dataclass
+class _Draft:
+    """Fields by setting, while a mapping is being read."""
+
+    gold: object = None
+    columns: object = None
+    meta: object = None
+    settings: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
+
+    def put(self, setting: str, name: str, value: object) -> None:
+        if value is not None:
+            self.settings.setdefault(setting, {})[name] = value
+
+    def put_setting(self, setting: str, value: object) -> None:
+        if isinstance(value, Setting):
+            for name in ("log_probs", "h", "m", "demo_mass"):
+                self.put(setting, name, getattr(value, name))
+        elif isinstance(value, Mapping):
+            for key, array in cast("Mapping[str, object]", value).items():
+                if key not in _SPELLING:
+                    raise UserError(f"records: {setting}.{key} is no field of a setting; use {', '.join(_FIELDS)}.")
+                self.put(setting, _SPELLING[key], array)
+        else:
+            self.put(setting, "log_probs", value)
+
+
+def records_from_mapping(source: Mapping[str, object]) -> Records:
+    """The records a plain mapping describes; see `dualview.records.as_records` for the spellings."""
+    draft = _Draft()
+    for key, value in source.items():
+        if value is not None:
+            _read_entry(draft, key, value)
+    if draft.gold is None:
+        raise UserError("records: the field gold is missing; give the right label's index for each query.")
+    gold = _integers("gold", draft.gold)
+    maps = _pad_maps({name: fields["m"] for name, fields in draft.settings.items() if "m" in fields})
+    columns = maps.columns if draft.columns is None else _integers("columns", draft.columns)
+    width = _candidates(draft, gold)
+    settings = {name: _setting(name, fields, maps.arrays.get(name), width) for name, fields in draft.settings.items()}
+    return Records(gold, settings, columns, cast("Mapping[str, object]", draft.meta or {}))
+
+
+def _read_entry(draft: _Draft, key: str, value: object) -> None:
+    if key in _GOLD:
+        draft.gold = value
+    elif key in _COLUMNS:
+        draft.columns = value
+    elif key == "meta":
+        draft.meta = value
+    elif key == "settings":
+        for name, setting in _mapping(key, value).items():
+            draft.put_setting(name, setting)
+    elif key == "queries":
+        _read_queries(draft, cast("Sequence[Mapping[str, object]]", value))
+    elif key in _SPELLING:
+        for name, array in _by_setting(key, value).items():
+            draft.put(name, _SPELLING[key], array)
+    elif isinstance(value, Mapping | Setting) or (parts := _split_key(key)) is None:
+        draft.put_setting(key, cast("object", value))
+    else:
+        draft.put(parts.setting, parts.field, value)
+
+
+def _read_queries(draft: _Draft, rows: Sequence[Mapping[str, object]]) -> None:
+    """A result's `queries`: `{gold, zsl, icl, ft}` a row, with log-probs for that row's candidates."""
+    try:
+        draft.gold = [row["gold"] for row in rows]
+        for name in MAIN_SETTINGS:
+            scores = [np.asarray(row[name], dtype=np.float64) for row in rows]
+            table = np.full((len(rows), max((len(row) for row in scores), default=0)), -np.inf)
+            for i, row in enumerate(scores):
+                table[i, : len(row)] = row
+            draft.put(name, "log_probs", table)
+    except (KeyError, TypeError, ValueError):
+        raise UserError("records: each row of queries must hold gold, zsl, icl and ft.") from None
+
+
+@dataclass(frozen=True)
+class _Key:
+    setting: str
+    field: str
+
+
+def _split_key(key: str) -> _Key | None:
+    """`h_icl`, `icl_h`, `icl.h` and `icl/h` are all the field h of icl."""
+    for alias in sorted(_SPELLING, key=len, reverse=True):
+        for separator in "_./":
+            if key.startswith(alias + separator):
+                return _Key(key[len(alias) + 1 :], _SPELLING[alias])
+            if key.endswith(separator + alias):
+                return _Key(key[: -len(alias) - 1], _SPELLING[alias])
+    return None
+
+
+def _mapping(name: str, value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"records: {name} must be a mapping from setting names.")
+    return cast("Mapping[str, object]", value)
+
+
+def _by_setting(name: str, value: object) -> Mapping[str, object]:
+    if isinstance(value, list | tuple) and len(cast("list[object]", value)) == len(MAIN_SETTINGS):
+        return dict(zip(MAIN_SETTINGS, cast("list[object]", value), strict=True))
+    if not isinstance(value, Mapping):
+        raise UserError(f"records: {name} must name its settings, or list three arrays in the order zsl, icl, ft.")
+    return cast("Mapping[str, object]", value)
+
+
+def _integers(name: str, value: object) -> Int[np.ndarray, " query"]:
+    array = np.asarray(value)
+    if array.ndim != 1 or array.dtype.kind not in "iuf" or not bool(np.all(array == np.floor(array))):
+        raise UserError(f"records: {name} must be a list of whole numbers, one for each query.")
+    return array.astype(np.int64)
+
+
+def _floats(name: str, value: object) -> Float[np.ndarray, "*_shape"]:
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind == "c":
+            raise TypeError
+        return array if array.dtype.kind == "f" else array.astype(np.float64)
+    except (TypeError, ValueError):
+        raise UserError(f"records: {name} is not a rectangular array of real numbers.") from None
+
+
+def _candidates(draft: _Draft, gold: Int[np.ndarray, " query"]) -> int:
+    """How many candidates there are, so that bare predictions can be written as scores."""
+    widths = [int(gold.max(initial=0)) + 1]
+    for name, fields in draft.settings.items():
+        scores = _floats(f"{name}.log_probs", fields.get("log_probs", fields.get("predictions", 0.0)))
+        widths.append(scores.shape[1] if scores.ndim == 2 else int(scores.max(initial=0)) + 1)
+    return max(widths)
+
+
+def _setting(name: str, fields: Mapping[str, object], m: np.ndarray | None, width: int) -> Setting:
+    given = fields.get("log_probs", fields.get("predictions"))
+    if given is None:
+        raise UserError(f"records: {name}.log_probs is missing; give one score for each query and candidate.")
+    scores = _floats(f"{name}.log_probs", given)
+    if scores.ndim == 1:
+        predicted = _integers(f"{name}.predictions", given)
+        scores = np.where(np.arange(width) == predicted[:, None], 0.0, -np.inf)
+    arrays = {what: _floats(f"{name}.{what}", fields[what]) for what in ("h", "demo_mass") if what in fields}
+    for what, array, axes in (
+        ("log_probs", scores, 2),
+        ("h", arrays.get("h"), 3),
+        ("m", m, 4),
+        ("demo_mass", arrays.get("demo_mass"), 3),
+    ):
+        if array is not None and array.ndim != axes:
+            raise UserError(f"records: {name}.{what} has shape {array.shape}, expected {axes} axes.")
+    return Setting(scores, arrays.get("h"), m, arrays.get("demo_mass"))
+
+
+@dataclass(frozen=True)
+class _Maps:
+    arrays: Mapping[str, np.ndarray]
+    columns: Int[np.ndarray, " query"] | None
+
+
+def _pad_maps(given: Mapping[str, object]) -> _Maps:
+    """Attention maps as one padded array a setting; columns from ragged lists, or from zsl's NaN padding."""
+    arrays: dict[str, np.ndarray] = {}
+    columns: np.ndarray | None = None
+    for name, value in given.items():
+        rows = [np.asarray(q) for q in cast("list[Any]", value)] if isinstance(value, list | tuple) else []
+        if len({row.shape for row in rows}) > 1:
+            if len({row.shape[:-1] for row in rows}) > 1 or rows[0].ndim != 3:
+                raise UserError(f"records: each query's {name}.m must be [layer, head, columns of that query].")
+            own = np.array([row.shape[-1] for row in rows], dtype=np.int64)
+            if columns is not None and not np.array_equal(own, columns):
+                raise UserError(f"records: {name}.m and another setting's m differ in a query's number of columns.")
+            columns = own
+            arrays[name] = np.stack([np.pad(q, ((0, 0), (0, 0), (0, int(columns.max()) - q.shape[-1]))) for q in rows])
+        else:
+            arrays[name] = _floats(f"{name}.m", cast("object", value))
+    base = arrays.get("zsl")
+    if columns is None and base is not None and bool(np.isnan(base).any()):
+        columns = _columns_before_nan(base)
+        arrays = {name: _zero_beyond(array, columns) for name, array in arrays.items()}
+    return _Maps(arrays, columns)
+
+
+def _columns_before_nan(m: Float[np.ndarray, "query layer head column"]) -> Int[np.ndarray, " query"]:
+    """How many columns each query fills, the rest being NaN in every layer and head."""
+    present = np.isfinite(m).any(axis=tuple(range(1, m.ndim - 1)))
+    last: np.ndarray = np.where(present, np.arange(1, int(m.shape[-1]) + 1), 0).max(axis=1)
+    return np.maximum(last, 1).astype(np.int64)
+
+
+def _zero_beyond(m: np.ndarray, columns: Int[np.ndarray, " query"]) -> np.ndarray:
+    beyond: np.ndarray = np.arange(int(m.shape[-1])) >= columns.reshape(-1, 1, 1, 1)
+    return np.where(beyond, 0.0, m)

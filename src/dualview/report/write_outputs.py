@@ -1,0 +1,53 @@
+"""What a run leaves in a folder: the result, the tensors if they are to be kept, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dualview.comparison.result import Result
+from dualview.comparison.seeds import SeedsResult
+from dualview.io.saving import extra, save_somewhere
+from dualview.records import save_records
+from dualview.report.build import report
+from dualview.report.html import write_report
+
+
+def write(result: Result, *, out: Path | None, json: Path | None) -> list[Path]:
+    """Write what a run found: the result first, then the extras (records if they are kept, the report)."""
+    places = [place for place in (None if out is None else out / "result.json", json) if place is not None]
+    written = save_somewhere(places, result.save)
+    if out is not None:
+        written += write_records(result, out, written[0])
+        page = out / "report.html"
+        written += _extra(page, lambda: [write_report(result, page)], written[0])
+    return written
+
+
+def write_seed(seed: int, result: Result, *, out: Path) -> list[Path]:
+    """Write one of several seeds as soon as it is computed: a later seed that fails, or is interrupted, costs none."""
+    folder = out / f"seed-{seed}"
+    written = save_somewhere([folder / "result.json"], result.save)
+    return written + write_records(result, folder, written[0])
+
+
+def write_seeds(several: SeedsResult, *, out: Path | None, json: Path | None) -> list[Path]:
+    """Write what several seeds found together, with one report; `write_seed` has written each of them."""
+    places = [place for place in (None if out is None else out / "seeds.json", json) if place is not None]
+    written = save_somewhere(places, several.save)
+    if out is not None:
+        source = written[0]
+        written += _extra(out / "report.html", lambda: report(source, out / "report.html"), source)
+    return written
+
+
+def write_records(result: Result, folder: Path, kept: Path) -> list[Path]:
+    records = result.records
+    if records is None or not result.provenance["options"].get("save_records"):
+        return []
+    path = folder / "records.safetensors"
+    return _extra(path, lambda: [save_records(records, path)], kept)
+
+
+def _extra(path: Path, work: Callable[[], list[Path]], kept: Path) -> list[Path]:
+    return extra(f"Writing {path}", work, kept) or []

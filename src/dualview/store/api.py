@@ -1,0 +1,218 @@
+"""Looking at a store: `ls`, `show`, `diff`, `export`, `query` and `load`, each a function and a verb."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dualview.io.atomic import must_be_writable, whole
+from dualview.io.errors import UserError
+from dualview.store import query as sql_query
+from dualview.store.compaction import own_file
+from dualview.store.store import Store, Stored
+from dualview.store.tables import TABLES, TableName
+
+if TYPE_CHECKING:
+    from dualview.store.index import Failure
+
+Where = str | os.PathLike[str]
+FORMATS = (".csv", ".parquet", ".json")
+
+
+Say = Callable[[str], None]
+
+
+def _warn(problem: str) -> None:
+    warnings.warn(problem, stacklevel=3)
+
+
+def load(store: Where, *, current: bool = True) -> Any:
+    """One row a cell, as a pandas frame; `current` leaves out cells that were computed again since (other weights).
+
+    A cell that cannot be read is left out with a warning that names it; so it is in `query`, `export` and `diff`.
+    """
+    with Store(store) as opened:
+        frame = opened.frame(current=current)
+        _tell(opened, _warn)
+        return frame
+
+
+def _tell(store: Store, say: Say) -> None:
+    """Name what could not be read."""
+    for problem in store.problems:
+        say(str(problem))
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What `dualview ls` shows."""
+
+    cells: list[dict[str, Any]]
+    failures: list[Failure]
+    problems: list[str]
+    """What could not be read."""
+
+
+def ls(store: Where, *, all: bool = False) -> Listing:
+    """The cells of a store, as rows, and what failed; `all`: those that were computed again since, too."""
+    with Store(store) as opened:
+        rows = sql_query.table(opened, "cells", current=not all).to_pylist()
+        return Listing(rows, opened.failures(), [str(problem) for problem in opened.problems])
+
+
+def show(cell: str, store: Where) -> Stored:
+    """One cell's result, by the beginning of its key."""
+    with Store(store) as opened:
+        key = opened.find(cell)
+        return Stored(key, opened.result(key))
+
+
+def query(sql: str, store: Where, *, say: Say = _warn) -> Any:
+    """The answer to a SELECT over the views `cells`, `layers`, `queries`, `controls`, `runs` and `failures`.
+
+    Columns of one name are told apart: `seed`, `seed_2`.
+    """
+    with Store(store) as opened:
+        answer = sql_query.query(opened, sql)
+        _tell(opened, say)
+        return answer
+
+
+def export(out: Where, store: Where, *, table: str = "cells", all: bool = False, say: Say = _warn) -> Path:
+    """Write a table to a .csv, .parquet or .json file, whole or not at all."""
+    path = Path(out)
+    if path.suffix not in FORMATS:
+        raise UserError(f"{path} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, which says how to write it.")
+    must_be_writable(path)
+    with Store(store) as opened:
+        rows = sql_query.table(opened, table, current=not all)
+        _tell(opened, say)
+    with whole(path) as temporary:
+        temporary.write_bytes(_encoded(rows, path.suffix))
+    return path
+
+
+def _encoded(rows: Any, suffix: str) -> bytes:
+    if suffix == ".json":
+        return (json.dumps(rows.to_pylist(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    if suffix == ".csv":
+        return rows.to_pandas().to_csv(index=False).encode()
+    import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
+
+    sink = io.BytesIO()
+    pq.write_table(rows, sink, compression="zstd")
+    return sink.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------------- diff
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A column in which two cells differ."""
+
+    name: str
+    left: Any
+    right: Any
+
+    @property
+    def by(self) -> float | None:
+        """right − left, of numbers."""
+        both = (self.left, self.right)
+        numbers = [x for x in both if isinstance(x, int | float) and not isinstance(x, bool)]
+        return numbers[1] - numbers[0] if len(numbers) == 2 else None
+
+
+@dataclass(frozen=True)
+class StoreDifference:
+    """What two stores do not share, by what was asked for."""
+
+    only_left: list[str]
+    only_right: list[str]
+    """Keys of cells that the other store has no counterpart of."""
+    differing: dict[str, list[Difference]]
+    """Left keys of cells that answer the same options with other numbers (or come of other weights or code)."""
+    same: int
+
+    @property
+    def equal(self) -> bool:
+        return not (self.only_left or self.only_right or self.differing)
+
+
+def diff(left: str, right: str, store: Where | None = None, *, say: Say = _warn) -> list[Difference] | StoreDifference:
+    """How two cells of a store differ, by the beginnings of their keys; or, without `store`, two whole stores."""
+    if store is None:
+        return _diff_stores(Path(left), Path(right), say)
+    with Store(store) as opened:
+        rows = {row["key"]: row for row in sql_query.table(opened, "cells").to_pylist()}
+        _tell(opened, say)
+        return _differences(*(_row_of(rows, opened, each) for each in (left, right)))
+
+
+def _row_of(rows: Mapping[str, Any], store: Store, start: str) -> Mapping[str, Any]:
+    key = store.find(start)
+    if key not in rows:
+        raise UserError(f"The cell {key[:12]} cannot be read; run the sweep again, which computes it anew.")
+    return rows[key]
+
+
+_NAMES_ONLY = ("key", "asked", "current")
+
+
+def _differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Difference]:
+    return [
+        Difference(name, left[name], right[name])
+        for name in left
+        if name not in _NAMES_ONLY and left[name] != right[name]
+    ]
+
+
+def _diff_stores(left: Path, right: Path, say: Say) -> StoreDifference:
+    with Store(left) as first, Store(right) as second:
+        rows = [
+            {row["asked"]: row for row in sql_query.table(store, "cells", current=True).to_pylist()}
+            for store in (first, second)
+        ]
+        for store in (first, second):
+            _tell(store, say)
+        differing: dict[str, list[Difference]] = {}
+        same = 0
+        for asked in rows[0].keys() & rows[1].keys():
+            ours, theirs = rows[0][asked], rows[1][asked]
+            found = _differences(ours, theirs) + _beyond_the_row(first, second, ours["key"], theirs["key"])
+            if found:
+                differing[ours["key"]] = found
+            else:
+                same += 1
+    return StoreDifference(
+        only_left=sorted(rows[0][asked]["key"] for asked in rows[0].keys() - rows[1].keys()),
+        only_right=sorted(rows[1][asked]["key"] for asked in rows[1].keys() - rows[0].keys()),
+        differing=dict(sorted(differing.items())),
+        same=same,
+    )
+
+
+def _beyond_the_row(first: Store, second: Store, left: str, right: str) -> list[Difference]:
+    """The further tables that differ, and what two keys differ in: weights, tokenizer, configuration, code."""
+    ours, theirs = first.manifest(left), second.manifest(right)
+    names = ours.identity.keys() | theirs.identity.keys()
+    parts = {name: (ours.identity.get(name), theirs.identity.get(name)) for name in sorted(names)}
+    found = [Difference(f"identity.{name}", *pair) for name, pair in parts.items() if pair[0] != pair[1]]
+    for table in TABLES[1:]:
+        notes = [manifest.files[f"{table}.parquet"].sha256 for manifest in (ours, theirs)]
+        if notes[0] != notes[1] and _rows(first, left, table) != _rows(second, right, table):
+            found.append(Difference(f"{table}.parquet", notes[0][:12], notes[1][:12]))
+    return found
+
+
+def _rows(store: Store, key: str, table: TableName) -> list[dict[str, Any]]:
+    """A cell's rows of a table without its key, which stands in every one of them."""
+    import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
+
+    return pq.read_table(own_file(store, key, table)).drop_columns(["key"]).to_pylist()

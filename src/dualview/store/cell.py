@@ -1,0 +1,226 @@
+"""One cell on disk: a folder named by its key, whole or absent.
+
+    manifest.json          what the cell is, and the size and sha256 of every other file
+    result.json            the result, as `dualview run --json` writes it
+    cells.parquet          its row; layers.parquet, queries.parquet and controls.parquet: its further rows
+    records.safetensors    the tensors, if they were asked for
+
+It is written under a temporary name and renamed, so a folder under its own name is whole. What happens to it later
+(a cut disk, a copy that stopped half-way, an editor) is found by comparing it with its manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
+import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dualview.io.download import sha256_of
+from dualview.io.errors import UserError
+from dualview.options import RunOptions
+from dualview.records import Records, save_records
+from dualview.store.cell_key import Identity, asked_id
+from dualview.store.tables import TABLES, Labelled, tables_of
+
+SCHEMA = "dualview.cell/1"
+MANIFEST, RESULT, RECORDS = "manifest.json", "result.json", "records.safetensors"
+
+
+class FileNote(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    size: int
+    sha256: str
+
+
+class Run(BaseModel):
+    """When and where a cell was computed, and how long each part took."""
+
+    model_config = ConfigDict(frozen=True)
+
+    date: str
+    host: str
+    seconds: dict[str, float]
+
+
+class Manifest(BaseModel):
+    """What a cell is, and what its files must be."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+    schema_: str = Field(SCHEMA, alias="schema")
+    key: str
+    plan: str | None
+    """The plan key it was computed under."""
+    asked: str
+    options: dict[str, Any]
+    """As asked for, all of them."""
+    identity: dict[str, Any]
+    run: Run
+    files: dict[str, FileNote]
+
+    @property
+    def records(self) -> bool:
+        return RECORDS in self.files
+
+
+class Damage(Exception):
+    """What is wrong with a cell's folder."""
+
+
+class NoRecords(Exception):
+    """A cell's tensors cannot be written; all else of it may still be."""
+
+
+@dataclass(frozen=True)
+class NewCell:
+    """A finished cell on its way into a store."""
+
+    identity: Identity
+    plan: str | None
+    options: RunOptions
+    result: Mapping[str, Any]
+    """The result's JSON."""
+    records: bytes | Records | None = None
+    """Its tensors, or the content of a file of them."""
+
+
+def write_cell(cell: NewCell, folder: Path) -> Manifest:
+    """Write every file of a cell into a new folder; an OSError leaves it half-written under its temporary name."""
+    key, asked = cell.identity.key, asked_id(cell.options)
+    folder.mkdir(parents=True)
+    _write(folder / RESULT, json.dumps(cell.result, ensure_ascii=False, allow_nan=False).encode())
+    for name, table in tables_of(Labelled(key, asked, cell.identity.code, cell.options, cell.result)).items():
+        _write(folder / f"{name}.parquet", _parquet(table))
+    _write_records(cell, folder / RECORDS)
+    files = {entry.name: FileNote(size=entry.stat().st_size, sha256=sha256_of(entry)) for entry in folder.iterdir()}
+    manifest = Manifest.model_validate(
+        {
+            "key": key,
+            "plan": cell.plan,
+            "asked": asked,
+            "options": {field.name: _plain(getattr(cell.options, field.name)) for field in fields(RunOptions)},
+            "identity": asdict(cell.identity),
+            "run": cell.result["provenance"]["run"],
+            "files": dict(sorted(files.items())),
+        }
+    )
+    _write(folder / MANIFEST, (manifest.model_dump_json(by_alias=True, indent=1) + "\n").encode())
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # so that a power cut after the renaming finds them whole
+    return manifest
+
+
+def _write_records(cell: NewCell, path: Path) -> None:
+    try:
+        if isinstance(cell.records, bytes):
+            _write(path, cell.records)
+        elif cell.records is not None:
+            save_records(cell.records, path)
+    except Exception as error:
+        raise NoRecords(f"The records cannot be written ({error}).") from error
+
+
+def _parquet(table: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    # A row or a few: statistics and dictionaries would be most of the file.
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False, write_statistics=False)
+    return cast(bytes, sink.getvalue().to_pybytes())
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+
+
+ROWS = tuple(f"{table}.parquet" for table in TABLES)
+
+
+def stamp_of(folder: str, names: Sequence[str] = (MANIFEST, RESULT, RECORDS, *ROWS)) -> str:
+    """Sizes and times of a cell's files, and the time of the last file added: while it stays the same, so do they."""
+    parts = [os.stat(folder).st_mtime_ns]  # noqa: PTH116 - of ten thousand folders, where a Path each is too slow
+    for name in names:
+        try:
+            found = os.stat(f"{folder}/{name}")  # noqa: PTH116
+        except FileNotFoundError:
+            parts.append(-1)
+        else:
+            parts += (found.st_size, found.st_mtime_ns)
+    return " ".join(map(str, parts))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What a cell says it is; raises `Damage` if it cannot be read.
+
+    A cell that a later dualview wrote is not damaged: it is refused, for the user to decide.
+    """
+    try:
+        content = json.loads((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise Damage(f"{MANIFEST} is missing") from None
+    except (OSError, ValueError) as error:
+        raise Damage(f"{MANIFEST} cannot be read ({error})") from error
+    schema = content.get("schema") if isinstance(content, dict) else None  # pyright: ignore[reportUnknownMemberType]
+    if schema != SCHEMA:
+        if is_newer(schema, SCHEMA):
+            raise UserError(f"{folder} has schema {schema}, this dualview knows {SCHEMA}; update dualview to use it.")
+        raise Damage(f"{MANIFEST} has schema {schema!r} instead of {SCHEMA!r}")
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise Damage(f"{MANIFEST}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def checked(folder: Path) -> Manifest:
+    """The manifest of a cell that is all it says; raises `Damage` that says what is wrong."""
+    manifest = read_manifest(folder)
+    if manifest.key != folder.name:
+        raise Damage(f"{MANIFEST} is that of cell {manifest.key[:12]}")
+    for name in (RESULT, *ROWS):
+        if name not in manifest.files:
+            raise Damage(f"{MANIFEST} does not list {name}")
+    for name, note in manifest.files.items():
+        _check_file(folder / name, note)
+    return manifest
+
+
+def _check_file(path: Path, note: FileNote) -> None:
+    try:
+        size = path.stat().st_size
+        if size != note.size:
+            raise Damage(f"{path.name} has {size} bytes instead of {note.size}")
+        if sha256_of(path) != note.sha256:
+            raise Damage(f"{path.name} is not what was written (its sha256 differs)")
+    except FileNotFoundError:
+        raise Damage(f"{path.name} is missing") from None
+    except OSError as error:
+        raise Damage(f"{path.name} cannot be read ({error.strerror or error})") from error
+
+
+def foreign_files(folder: Path, manifest: Manifest) -> list[Path]:
+    """What lies in a cell's folder and is no part of it."""
+    return sorted(path for path in folder.iterdir() if path.name != MANIFEST and path.name not in manifest.files)
+
+
+def is_newer(schema: object, known: str) -> bool:
+    """Whether a schema is a later version of a known one.
+
+    >>> is_newer("dualview.cell/10", "dualview.cell/9"), is_newer("something/10", "dualview.cell/9")
+    (True, False)
+    """
+    name, _, number = str(schema).partition("/")
+    known_name, _, known_number = known.partition("/")
+    return name == known_name and number.isdecimal() and int(number) > int(known_number)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,100 @@
+"""Finding what is wrong with a store, and setting it aside so that it is computed again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dualview.store import locks as claims
+from dualview.store.cell import Damage, checked, foreign_files, read_manifest, stamp_of
+
+if TYPE_CHECKING:
+    from dualview.store.store import Store
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in a store that is not as it should be, and what was done about it."""
+
+    what: str
+    why: str
+    moved_to: str | None = None
+    """Where in the store's quarantine it is now; None: it was left where it is."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}" + ("" if self.moved_to is None else f"; moved to {self.moved_to}")
+
+
+def mend(store: Store) -> None:
+    """Move what is damaged or foreign to the quarantine; what is good stays where it is.
+
+    A cell whose files have the sizes and times they had is taken as it is; any other is compared with the sha256s of
+    its manifest.
+    """
+    store.problems[:] = [problem for problem in store.problems if problem.moved_to is not None]
+    named = {note.pack for note in store.index.packs()}
+    for path in store.places.strangers():
+        if path.parent != store.places.packs or path.name not in named:
+            store.set_aside(path, "it is no part of a store")
+    _clear_unfinished(store)
+    claims.clear(store.places.claims)
+    found, stamps, cells = store.places.listing(), store.index.stamps(), os.fspath(store.places.cells)
+    for path in found.strangers:
+        store.set_aside(path, "it is no part of a store")
+    for key in found.keys:
+        stamp = stamps.get(key)
+        if stamp is None or stamp_of(f"{cells}/{key[:2]}/{key}") != stamp:
+            _examine(store, key, known=stamp is not None)
+    store.problems += [Problem(path.name, "it is no part of a store; left alone") for path in store.places.foreign()]
+
+
+def _examine(store: Store, key: str, *, known: bool) -> None:
+    folder = store.places.cell(key)
+    try:
+        manifest = checked(folder)
+    except Damage as error:
+        store.index.remove([key])
+        store.set_aside(folder, f"{error}; it will be computed again")
+        return
+    for stranger in foreign_files(folder, manifest):
+        store.set_aside(stranger, "it is no part of its cell")
+    if known:
+        store.index.restamp(key, stamp_of(os.fspath(folder)))
+    else:
+        store.enter(manifest, manifest.plan, manifest.asked)
+
+
+def _clear_unfinished(store: Store) -> None:
+    """Remove what a killed process left half-written; what a living one is writing is under its claim."""
+    for path in store.places.unfinished.iterdir():
+        with claims.held(store.places.claims, store.places.claimed(path)) as ours:
+            if not ours:
+                continue
+            if store.places.is_replaced(path):
+                _restore(store, path)
+            elif path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _restore(store: Store, path: Path) -> None:
+    """A process was killed while it put a cell in place of this one: if it did not get that far, this one is good."""
+    try:
+        put_back(path, store.places.cell(read_manifest(path).key))
+    except Damage as error:
+        store.set_aside(path, str(error))
+
+
+def put_back(replaced: Path, final: Path) -> None:
+    """Settle the replacement of a cell: the old one goes, or goes back where the new one did not come."""
+    if final.is_dir():
+        shutil.rmtree(replaced, ignore_errors=True)
+    else:
+        with suppress(OSError):  # whatever is in the way, it is kept, and tried again by the next sweep
+            final.parent.mkdir(exist_ok=True)
+            replaced.rename(final)

@@ -1,0 +1,100 @@
+"""Where cells are computed: an engine takes jobs as long as there are any, and hands back what came of each."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dualview.io.errors import UserError
+from dualview.options import RunOptions
+from dualview.records import Records
+from dualview.store.cell_key import HashFile, Identity
+
+PAUSE_SECONDS = 0.2
+"""How long to wait before looking again whether another process has finished, or died on, a cell."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """The cell turned out to be in the store already, under other file names or an older plan."""
+
+    identity: Identity
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A cell's numbers."""
+
+    identity: Identity
+    result: Mapping[str, Any]
+    records: bytes | Records | None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A cell that could not be computed: the reason in a sentence and, where it was no user's mistake, the trace."""
+
+    reason: str
+    trace: str | None = None
+
+
+Outcome = Known | Finished | Failed
+
+
+class Job(Protocol):
+    """A cell that this process holds."""
+
+    @property
+    def options(self) -> RunOptions: ...
+
+
+Jobs = Iterator[Any]
+"""The next job; None while every cell left is in another process's hands."""
+Deliver = Callable[[Any, Outcome], None]
+IsKnown = Callable[[RunOptions, Identity], bool]
+
+
+class Engine(Protocol):
+    def run(self, jobs: Jobs, deliver: Deliver, is_known: IsKnown) -> None:
+        """Compute every job; `deliver` is called in this process, once for each."""
+        ...
+
+
+class Local:
+    """In this process, one cell after another."""
+
+    def __init__(self, *, threads: int | None, hash_file: HashFile) -> None:
+        self._threads, self._hash_file = threads, hash_file
+
+    def run(self, jobs: Jobs, deliver: Deliver, is_known: IsKnown) -> None:
+        worker: Any = None
+        for job in jobs:
+            if job is None:
+                time.sleep(PAUSE_SECONDS)
+                continue
+            if worker is None:
+                from dualview.sweep.worker import Worker  # torch, which a finished sweep never needs
+
+                worker = Worker(threads=self._threads, hash_file=self._hash_file)
+            deliver(job, self._outcome(worker, job.options, is_known))
+
+    def _outcome(self, worker: Any, options: RunOptions, is_known: IsKnown) -> Outcome:
+        try:
+            identity = worker.identify(options)
+            if is_known(options, identity):
+                return Known(identity)
+            computed = worker.compute(options)
+            return Finished(computed.identity, computed.result, computed.records)
+        except Exception as error:
+            return failed(error)
+
+
+def failed(error: Exception) -> Failed:
+    """Why a cell failed, in a sentence."""
+    if isinstance(error, UserError):
+        return Failed(str(error))
+    first = (str(error).strip().splitlines() or [""])[0]
+    return Failed(f"{type(error).__name__}: {first}".rstrip(": "), "".join(traceback.format_exception(error)))

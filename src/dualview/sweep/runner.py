@@ -1,0 +1,365 @@
+"""Running a study: plan it, hold a cell, compute it, put it in the store, and go on whatever happens to one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from dualview.io.errors import UserError
+from dualview.io.progress import Progress, Silent
+from dualview.io.saving import cause_of
+from dualview.options import RunOptions
+from dualview.store.cell import NewCell, NoRecords
+from dualview.store.cell_key import Fingerprints, Identity
+from dualview.store.compaction import pack
+from dualview.store.locks import Claim
+from dualview.store.repair import Problem
+from dualview.store.signals import uninterrupted
+from dualview.store.store import Store, is_nothing
+from dualview.sweep.engine import Engine, Failed, Finished, Known, Local, Outcome, failed
+from dualview.sweep.plan import Cell, Shard, make_current, make_plan, must_have_demonstrations
+from dualview.sweep.spec import Spec
+from dualview.sweep.trackers import Tracker, must_be_trackers, open_trackers
+
+EngineName = Literal["local", "ray"]
+_ESTIMATE_AFTER = (1, 3, 10, 30, 100, 300, 1000, 3000)
+_PACK_EVERY = 1000
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """A cell that failed, and why."""
+
+    options: RunOptions
+    reason: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a sweep did."""
+
+    cells: int
+    done_before: int
+    computed: int
+    elsewhere: int
+    """Found finished once it was their turn: by another process, or under another name for the same thing."""
+    failed: tuple[GivenUp, ...]
+    problems: tuple[Problem, ...]
+    """What was amiss in the store, and set aside."""
+    stopped: bool
+    """Interrupted; the rest is left for another time."""
+    seconds: float
+
+    @property
+    def left(self) -> int:
+        return self.cells - self.done_before - self.computed - self.elsewhere - len(self.failed)
+
+    def __str__(self) -> str:
+        parts = [f"{self.done_before} done before", f"{self.computed} computed in {spoken(self.seconds)}"]
+        parts += [f"{self.elsewhere} found finished"] if self.elsewhere else []
+        parts += [f"{len(self.failed)} failed"] if self.failed else []
+        parts += [f"{self.left} left"] if self.left else []
+        return f"{counted(self.cells)}: {', '.join(parts)}"
+
+
+def sweep(
+    spec: Spec | Mapping[str, Any] | str | os.PathLike[str],
+    store: str | os.PathLike[str],
+    *,
+    engine: EngineName = "local",
+    address: str | None = None,
+    workers: int | None = None,
+    cpus: float | None = None,
+    gpus: float | None = None,
+    retries: int | None = None,
+    threads: int | None = None,
+    shard: str | None = None,
+    track: Sequence[str] = (),
+    dry_run: bool = False,
+    say: Say | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Compute every cell of a grid that is not in the store yet; the arguments are those of `dualview sweep`."""
+    say, progress = say or (lambda _line: None), progress or Silent()
+    read = spec if isinstance(spec, Spec) else Spec.make(spec) if isinstance(spec, Mapping) else Spec.read(Path(spec))
+    cells = read.cells() if shard is None else Shard.parse(shard).of_cells(read.cells())
+    must_be_trackers(track)
+    ray = {"address": address, "workers": workers, "cpus": cpus, "gpus": gpus, "retries": retries}
+    _must_be_an_engine(engine, ray)
+    with ExitStack() as stack:
+        nothing_yet = dry_run and is_nothing(Path(store))
+        where = stack.enter_context(tempfile.TemporaryDirectory()) if nothing_yet else store
+        opened = stack.enter_context(Store(where, create=nothing_yet or not dry_run))
+        if not dry_run:
+            opened.mend()
+        for problem in opened.problems:
+            say(str(problem))
+        # Where GPUs are asked of Ray, that is what its workers will find, whatever this machine has.
+        run = Sweep(opened, read, cells, say, auto="cuda" if gpus else None)
+        must_have_demonstrations(run.planned)
+        run.announce()
+        if not dry_run:
+            make_current(run.planned, opened)
+            if any(not cell.done for cell in run.planned):
+                run.trackers += open_trackers(track, opened, say)
+                run.run(_engine(engine, opened, threads, ray), progress)
+        return run.summary()
+
+
+def _must_be_an_engine(name: str, ray: Mapping[str, Any]) -> None:
+    if name not in get_args(EngineName):
+        raise UserError(f"There is no engine {name!r}; the engines are {' and '.join(get_args(EngineName))}.")
+    given = [f"--{option}" for option, value in ray.items() if value is not None]
+    if name == "local" and given:
+        raise UserError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for Ray; give --engine ray too.")
+
+
+def _engine(name: EngineName, store: Store, threads: int | None, ray: Mapping[str, Any]) -> Engine:
+    if name == "local":
+        return Local(threads=threads, hash_file=store.index.sha256)
+    from dualview.sweep.engine_ray import RayEngine
+
+    return RayEngine(**{name: value for name, value in ray.items() if value is not None}, threads=threads)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A cell that this process computes now."""
+
+    cell: Cell
+    claim: Claim
+
+    @property
+    def options(self) -> RunOptions:
+        return self.cell.options
+
+
+class Sweep:
+    """One sweep under way."""
+
+    def __init__(
+        self, store: Store, spec: Spec, cells: Sequence[RunOptions], say: Say, auto: str | None = None
+    ) -> None:
+        self.store, self.spec, self.say = store, spec, say
+        self._fingerprints = Fingerprints(store.index.sha256, auto)
+        self.planned = make_plan(cells, store, self._fingerprints)
+        self._done_before = sum(cell.done for cell in self.planned)
+        self.trackers: list[Tracker] = []
+        self._started = time.monotonic()
+        self._first_done = self._first_seconds = 0.0
+        self._computed = self._elsewhere = 0
+        self._failed: list[GivenUp] = []
+        self._held: list[Held] = []
+        self._stopped = False
+        self._unwritten = 0
+        """Bytes of the last cell there was no room for; 0 while writing works."""
+
+    def announce(self) -> None:
+        axes = " × ".join(f"{len(self.spec.root[name])} {name}" for name in self.spec.varied)
+        shape, todo = f" ({axes})" if axes else "", len(self.planned) - self._done_before
+        self.say(f"{counted(len(self.planned))}{shape}: {self._done_before} done, {todo} to do")
+
+    def summary(self) -> Summary:
+        return Summary(
+            cells=len(self.planned),
+            done_before=self._done_before,
+            computed=self._computed,
+            elsewhere=self._elsewhere,
+            failed=tuple(self._failed),
+            problems=tuple(self.store.problems),
+            stopped=self._stopped,
+            seconds=time.monotonic() - self._started,
+        )
+
+    def run(self, engine: Engine, progress: Progress) -> None:
+        """Compute what is left; an interrupt stops after letting go of the cells in flight."""
+        todo = [cell for cell in self.planned if not cell.done]
+        try:
+            with progress.part("cells", len(todo)) as advance:
+                engine.run(
+                    self._jobs(todo, advance), lambda held, outcome: self._take(held, outcome, advance), self._known
+                )
+            with suppress(OSError):
+                pack(self.store)
+        except KeyboardInterrupt:
+            self._stopped = True
+        finally:
+            with uninterrupted():
+                for held in list(self._held):
+                    self._let_go(held)
+
+    # -------------------------------------------------------------------------------------------------- giving out
+
+    def _jobs(self, todo: Sequence[Cell], advance: Callable[[int], None]) -> Generator[Held | None]:
+        """The cells to compute, each held; then, one by one, those that other processes hold, once they let go."""
+        waiting = list(todo)
+        said = False
+        while waiting:
+            later: list[Cell] = []
+            for cell in waiting:
+                held = self._hold(cell)
+                if held is None:
+                    later.append(cell)
+                elif self._done_meanwhile(cell):
+                    self._elsewhere += 1
+                    self._let_go(held)
+                    advance(1)
+                elif not self._has_room():
+                    self._take(held, Failed("The store could not be written, and still cannot."), advance)
+                else:
+                    yield held
+            waiting = later
+            if waiting:
+                if not said:
+                    self.say(f"waiting for {counted(len(waiting))} that another process is computing")
+                    said = True
+                yield None
+
+    def _hold(self, cell: Cell) -> Held | None:
+        """Take a cell's lock and note it, in one step: `run` lets go of what is noted, also after an interrupt."""
+        with uninterrupted():
+            try:
+                claim = self.store.claim(cell.options)
+            except OSError:  # no room even for an empty file: then nobody else can write either
+                claim = Claim.nominal()
+            if claim is None:
+                return None
+            held = Held(cell, claim)
+            self._held.append(held)
+        return held
+
+    def _done_meanwhile(self, cell: Cell) -> bool:
+        key = None if cell.plan is None else self.store.index.planned(cell.plan)
+        try:
+            return key is not None and self.store.has(key, records=cell.options.save_records)
+        except UserError:  # of a later dualview: putting it says so
+            return False
+
+    def _known(self, options: RunOptions, identity: Identity) -> bool:
+        return self.store.has(identity.key, records=options.save_records)
+
+    def _has_room(self) -> bool:
+        """After a cell could not be written: whether one could be now. Computing what cannot be kept helps nobody."""
+        if self._unwritten:
+            probe = self.store.places.unfinished / f"probe.{os.getpid()}"
+            try:
+                probe.write_bytes(bytes(self._unwritten))
+                self._unwritten = 0
+            except OSError:
+                return False
+            finally:
+                with suppress(OSError):
+                    probe.unlink(missing_ok=True)
+        return True
+
+    # -------------------------------------------------------------------------------------------------- taking back
+
+    def _take(self, held: Held, outcome: Outcome, advance: Callable[[int], None]) -> None:
+        options = held.options
+        if isinstance(outcome, Known):
+            plan = self._plan_of(held, outcome.identity)
+            with suppress(OSError):
+                self.store.index.remember(plan, held.cell.asked, outcome.identity.key)
+            self._elsewhere += 1
+        elif isinstance(outcome, Finished):
+            outcome = self._put(held, outcome)
+        if isinstance(outcome, Failed):
+            self._failed.append(GivenUp(options, outcome.reason))
+            self.store.fail(options, outcome.reason, {**_now(), "trace": outcome.trace})
+            self.say(f"failed: {self._named(options)}: {outcome.reason}")
+        self._let_go(held)
+        advance(1)
+        self._estimate()
+
+    def _put(self, held: Held, found: Finished) -> Outcome:
+        plan = self._plan_of(held, found.identity)
+        cell = NewCell(found.identity, plan, held.options, found.result, found.records)
+        try:
+            self._store(cell)
+        except Exception as error:
+            if isinstance(error, OSError):
+                self._unwritten = max(1 << 16, 2 * len(json.dumps(found.result)))
+            expected = isinstance(error, OSError | UserError | NoRecords)
+            why = Failed(cause_of(error)) if expected else failed(error)
+            return Failed(f"It was computed but could not be written ({why.reason.rstrip('.')}).", why.trace)
+        self._computed += 1
+        self._first_seconds = self._first_seconds or sum(found.result["provenance"]["run"]["seconds"].values())
+        for tracker in self.trackers:
+            tracker.log(cell)
+        if self._computed % _PACK_EVERY == 0:
+            with suppress(OSError):
+                pack(self.store)
+        return found
+
+    def _store(self, cell: NewCell) -> None:
+        """Put a cell into the store; without its tensors if there is no way to write those."""
+        try:
+            self.store.put(cell)
+        except NoRecords as error:
+            if not self.store.put(replace(cell, records=None)):  # it was there, and lacked only these
+                raise
+            self.say(
+                f"{self._named(cell.options)}: the records could not be written ({cause_of(error)}); the result is "
+                "stored, and the next sweep computes the cell again for its records"
+            )
+
+    def _plan_of(self, held: Held, identity: Identity) -> str | None:
+        """The plan that a cell may be found by from now on; none if a file has changed since the plan was made."""
+        if not self._fingerprints.unchanged():
+            return None
+        if held.options.device == "auto" and identity.device != self._fingerprints.auto:  # a worker has what we lack
+            return self._fingerprints.plan_key(held.options, held.cell.asked, auto=identity.device)
+        return held.cell.plan
+
+    def _let_go(self, held: Held) -> None:
+        with uninterrupted():
+            with suppress(OSError):
+                held.claim.release()
+            self._held.remove(held)
+
+    def _estimate(self) -> None:
+        """Say how long the rest will take, by the pace since the first cell, which waited for its model too."""
+        now, left = time.monotonic(), self.summary().left
+        self._first_done = self._first_done or now
+        if self._computed not in _ESTIMATE_AFTER or not left:
+            return
+        if self._computed == 1:
+            self.say(f"about {spoken(self._first_seconds * left)} left for {counted(left)}, from the first")
+            return
+        pace = (now - self._first_done) / (self._computed - 1)
+        self.say(f"about {spoken(pace * left)} left for {counted(left)}, from the first {self._computed}")
+
+    def _named(self, options: RunOptions) -> str:
+        """What sets a cell apart from its neighbours."""
+        return ", ".join(f"{name} {getattr(options, name)}" for name in self.spec.varied) or "the cell"
+
+
+def _now() -> dict[str, Any]:
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "host": socket.gethostname()}
+
+
+def counted(cells: int) -> str:
+    return f"{cells} cell{'' if cells == 1 else 's'}"
+
+
+def spoken(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> spoken(0.4), spoken(100), spoken(7000), spoken(100_000)
+    ('0.4 s', '100 s', '117 min', '28 h')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,241 @@
+"""A study as a grid: the options of `dualview run`, each a value or a list of values.
+
+    model: [embedded, ./my-model]
+    task: [movie, product]
+    seeds: 1:5
+    lr: [0.003, 0.01, auto]
+    controls: full
+
+is 2 × 2 × 5 × 3 cells. `seeds` is short for a list of `seed`; `lr_grid` is one list, or a list of lists. Paths are
+taken as `dualview run` takes them, from the current folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self, cast, get_args, get_type_hints
+
+import yaml
+from pydantic import (
+    ConfigDict,
+    PrivateAttr,
+    RootModel,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from dualview.io.errors import UserError
+from dualview.options import RunOptions
+
+NAMES = tuple(field.name for field in fields(RunOptions))
+_NOT_HERE = {
+    "out": "a sweep writes to its store",
+    "json": "a sweep writes to its store; `dualview export` makes a file of it",
+    "dry_run": "give --dry-run to `dualview sweep`",
+}
+
+MODEL_OPTIONS = ("model", "weights", "dtype", "device", "trust_remote_code")
+"""What decides which model is loaded."""
+# The same as PyYAML's own, in C where there is one: a list of ten thousand seeds is read ten times as fast.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_WHOLE = 1 << 63
+_MOST_SEEDS = 1_000_000
+_PREFIX_OPTIONS = ("demos", "shots", "seed", "separator")
+_TUNING_OPTIONS = ("ft_params", "ft_loss", "ft_rule", "epochs", "lr_grid", "lr")
+
+
+class Spec(RootModel[dict[str, tuple[Any, ...]]]):
+    """A grid of runs: for each option that is given, the values it takes. A mistake is a UserError naming its key."""
+
+    model_config = ConfigDict(frozen=True)
+
+    _cells: tuple[RunOptions, ...] = PrivateAttr(default=())
+
+    @classmethod
+    def make(cls, keys: Mapping[str, Any], where: str = "the spec") -> Self:
+        """A spec from option names and their values; `where` is what a mistake is said to be in."""
+        return cls.model_validate(keys, context=where)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_axes(cls, keys: Any, info: ValidationInfo) -> dict[str, tuple[Any, ...]]:
+        where = str(info.context or "the spec")
+        return {name: _checked(name, value, where) for name, value in _with_seeds(dict(keys), where).items()}
+
+    @model_validator(mode="after")
+    def _check_cells(self, info: ValidationInfo) -> Self:
+        self._cells = tuple(_product(self.root, self.varied, str(info.context or "the spec")))
+        return self
+
+    @classmethod
+    def read(cls, path: Path | str) -> Self:
+        """A spec from a YAML file."""
+        try:
+            node = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
+            keys = _as_written(node, str(path)) if isinstance(node, yaml.MappingNode) else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"The spec {path} cannot be read ({error}); check the path.") from error
+        except yaml.YAMLError as error:
+            raise UserError(f"The spec {path} is not valid YAML ({' '.join(str(error).split())}); mend it.") from error
+        except RecursionError:
+            raise UserError(
+                f"The spec {path} is nested without end, or an alias (*) stands inside of what it repeats; "
+                "write each option as a value or a list."
+            ) from None
+        if keys is None:
+            raise UserError(f"The spec {path} is not a mapping; write option names, each with a value or a list.")
+        return cls.make(keys, str(path))
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """The axes: options with more than one value, in the order in which cells are run."""
+        return tuple(name for name in _in_order(self.root) if len(self.root[name]) > 1)
+
+    def cells(self) -> Sequence[RunOptions]:
+        """Every combination, so ordered that neighbours share a model, then the queries, then the demonstrations."""
+        return self._cells
+
+
+def _product(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], where: str) -> list[RunOptions]:
+    """Every cell of a grid, once: where an option is not given (null) its default may be another of its values."""
+    names = _in_order(axes)
+    protocols = axes.get("protocol", ("modern",))
+    bases = {protocol or "modern": vars(RunOptions.make(protocol=protocol)) for protocol in protocols}
+    made: list[RunOptions] = []
+    for combination in itertools.product(*(axes[name] for name in names)):
+        given = {name: value for name, value in zip(names, combination, strict=True) if value is not None}
+        try:
+            made.append(RunOptions(**{**bases[given.get("protocol", "modern")], **given}))
+        except ValueError as error:
+            raise UserError(f"{where}: {error}{_place(given, varied)}.") from error
+    may_repeat = any(None in axes[name] for name in varied)
+    return list(dict.fromkeys(made)) if may_repeat else made
+
+
+def _as_written(node: Any, where: str) -> Any:
+    """A YAML value with its scalars as they were written, for the options to read as on the command line.
+
+    YAML's own reading would make 65 of the seeds 1:5, true of a bos that is yes, and text of the rate 1e-3.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return None if node.tag == "tag:yaml.org,2002:null" else node.value
+    if isinstance(node, yaml.SequenceNode):
+        return [_as_written(each, where) for each in node.value]
+    assert isinstance(node, yaml.MappingNode)
+    found: dict[str, Any] = {}
+    for name, value in node.value:
+        key = str(_as_written(name, where))
+        if key in found:
+            raise UserError(f"{where}: {key} is given twice; give it once, as a list.")
+        found[key] = _as_written(value, where)
+    return found
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Options that decide the model first, those that decide only the fine-tuning last."""
+
+    def rank(name: str) -> int:
+        return 0 if name in MODEL_OPTIONS else 2 if name in _PREFIX_OPTIONS else 3 if name in _TUNING_OPTIONS else 1
+
+    return sorted(names, key=lambda name: (rank(name), NAMES.index(name)))
+
+
+def _with_seeds(given: dict[str, Any], where: str) -> dict[str, Any]:
+    """`seeds` spelt out as a list of `seed`."""
+    if "seeds" not in given:
+        return given
+    if "seed" in given:
+        raise UserError(f"{where}: seed and seeds are both given; give one of them.")
+    seeds = given.pop("seeds")
+    if re.fullmatch(r"\s*(-\s*\d+|[+-]?0+)\s*", str(seeds)):
+        raise UserError(
+            f"{where}: seeds is {seeds}, which is no draw; write seeds: 1:5 for five draws, or seed: {seeds} for the "
+            "draw of that number."
+        )
+    parts = cast("Sequence[Any]", seeds) if isinstance(seeds, list | tuple) else (seeds,)
+    found = [seed for part in parts for seed in _seeds(part, where)]
+    return {**given, "seed": found}
+
+
+def _seeds(value: Any, where: str) -> Sequence[Any]:
+    """`3`, `1:5` (both ends counted), `1,3,7`, or a mix of both."""
+    if not isinstance(value, str):
+        return (value,)
+    ranges: list[range] = []
+    for part in value.split(","):
+        match = re.fullmatch(r"\s*([+-]?\d{1,30})\s*(?::\s*([+-]?\d{1,30})\s*)?", part)
+        ends = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
+        ranges.append(range(ends[0], ends[1] + 1))
+    if not all(0 < each.stop - each.start <= _MOST_SEEDS for each in ranges):
+        raise UserError(
+            f"{where}: seeds takes numbers such as 3, 1:5 or 1,3,7, at most a million of them (given: {value!r})."
+        )
+    return [seed for each in ranges for seed in each]
+
+
+def _checked(name: str, value: Any, where: str) -> tuple[Any, ...]:
+    """An option's values, each validated as `dualview run` would."""
+    if name in _NOT_HERE:
+        raise UserError(f"{where}: {name} does not go in a spec: {_NOT_HERE[name]}.")
+    if name not in NAMES:
+        near = difflib.get_close_matches(name.replace("-", "_"), NAMES, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise UserError(f"{where}: there is no option {name}{hint}; the keys are the options of `dualview run --help`.")
+    values = _values(name, value)
+    if not values:
+        raise UserError(f"{where}: {name} is an empty list; give at least one value.")
+    checked = tuple(_one(name, each, where) for each in values)
+    seen: set[tuple[type, Any]] = set()
+    for each in checked:
+        if (type(each), each) in seen:
+            raise UserError(f"{where}: {name} holds {each!r} twice; give every value once.")
+        seen.add((type(each), each))
+    return checked
+
+
+def _values(name: str, value: Any) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        return (value,)
+    items = cast("Sequence[Any]", value)
+    # A rate grid is itself a list: several of them are a list of lists, or of texts with commas.
+    several = any(isinstance(item, list | tuple) or "," in str(item) for item in items)
+    return (items,) if name == "lr_grid" and items and not several else items
+
+
+def _one(name: str, value: Any, where: str) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, bool) and {"yes", "no"} <= set(get_args(_kind(name))):
+        value = "yes" if value else "no"
+    if name == "lr_grid" and isinstance(value, str):
+        value = tuple(part for part in value.split(",") if part)
+    try:
+        read = _adapter(name).validate_python(value)
+        if isinstance(read, int) and not -_WHOLE <= read < _WHOLE:  # no column of a table holds it
+            raise UserError(f"{where}: {name}: a whole number has at most 64 bits (given: {value!r}).")
+        return read
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError(f"{where}: {name}: {said} (given: {value!r}).") from error
+
+
+def _kind(name: str) -> Any:
+    return get_type_hints(RunOptions, include_extras=True)[name]
+
+
+@lru_cache(maxsize=len(NAMES))
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_kind(name))
+
+
+def _place(given: Mapping[str, Any], varied: Sequence[str]) -> str:
+    """Which cell of the grid is meant."""
+    return f" (in the cell {', '.join(f'{name} {given.get(name)}' for name in varied)})" if varied else ""

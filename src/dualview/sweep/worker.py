@@ -1,0 +1,155 @@
+"""Computing cells one after another, with one model in memory and the last passes kept for the next cell.
+
+The same worker runs in process and in a Ray actor. What it computes for a cell does not depend on the cells before it.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dualview.comparison import run as comparison
+from dualview.comparison.cache import LastOfEach
+from dualview.comparison.result import Result
+from dualview.comparison.run import Prepared
+from dualview.io.download import sha256_of
+from dualview.io.errors import UserError
+from dualview.io.progress import Silent
+from dualview.models.loading import LanguageModel
+from dualview.options import RunOptions
+from dualview.records import Records, save_records
+from dualview.store.cell_key import HashFile, Identity, identify
+from dualview.sweep.spec import MODEL_OPTIONS
+
+FIRST_BATCH = 64
+"""Where halving begins when no batch size was given."""
+_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|CUBLAS_STATUS_ALLOC_FAILED", re.I)
+
+
+class OutOfMemory(UserError):
+    """A cell that does not fit, however small its batches."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What came of a cell."""
+
+    identity: Identity
+    result: Mapping[str, Any]
+    records: Records | None
+
+    def records_bytes(self) -> bytes | None:
+        """The tensors as a file's content, to be sent elsewhere."""
+        if self.records is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            return save_records(self.records, Path(folder) / "records").read_bytes()
+
+
+class Worker:
+    """Holds one model at a time."""
+
+    def __init__(self, *, threads: int | None = None, hash_file: HashFile = sha256_of) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._hash_file = hash_file
+        self._named: tuple[Any, ...] | None = None
+        self._model: LanguageModel | UserError | None = None
+        self._recall = LastOfEach()
+        self._ready: Prepared | None = None
+
+    def identify(self, options: RunOptions) -> Identity:
+        """Load the model and make the prompts, as far as they are not at hand; what the cell's numbers depend on."""
+        identity, _ = self._with_memory(options, self._prepared)
+        return replace(identity, settings={**identity.settings, "batch_size": options.batch_size})
+
+    def compute(self, options: RunOptions) -> Computed:
+        """The cell's result; where memory does not suffice, with batches half as large, and half again."""
+        identity = self.identify(options)
+        result, batch = self._with_memory(options, self._measured)
+        content = result.to_json()
+        if batch != options.batch_size:
+            content["warnings"] = [
+                *content["warnings"],
+                f"out of memory: the batch was halved until it fitted, down to {batch} queries a pass.",
+            ]
+        return Computed(identity, content, result.records if options.save_records else None)
+
+    def _prepared(self, options: RunOptions) -> Identity:
+        if self._ready is None or self._ready.options != options:
+            self._ready = None
+            self._ready = comparison.prepare(options, self._loaded(options), recall=self._recall)
+        return identify(self._ready, self._hash_file)
+
+    def _measured(self, options: RunOptions) -> Result:
+        self._prepared(options)
+        assert self._ready is not None
+        result = comparison.measure(self._ready)
+        skipped: Mapping[str, str] = (result.model_extra or {}).get("controls_skipped", {})
+        for reason in skipped.values():
+            if _NO_MEMORY.search(reason):
+                raise MemoryError(reason)
+        return result
+
+    def _with_memory(self, options: RunOptions, work: Any) -> tuple[Any, int | None]:
+        """What `work` makes of the options, and the batch size at which it did."""
+        self._loaded(options)
+        batch = options.batch_size
+        while True:
+            try:
+                return work(replace(options, batch_size=batch)), batch
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self._let_go()
+            batch = (batch or min(FIRST_BATCH, options.n_queries)) // 2
+            if batch < 1:
+                raise OutOfMemory(f"Out of memory even with one query a pass ({said}).")
+
+    def _let_go(self) -> None:
+        """Free what is only kept for later."""
+        self._ready = None
+        self._recall = LastOfEach()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _loaded(self, options: RunOptions) -> LanguageModel:
+        """The cell's model; one that failed to load is not tried again for the next cell."""
+        named = tuple(getattr(options, name) for name in MODEL_OPTIONS)
+        if named != self._named:
+            if self._model is not None:  # the old one first makes room
+                self._named, self._model = None, None
+                self._let_go()
+            self._named, self._model = named, _load(options)
+        if isinstance(self._model, UserError):
+            raise self._model
+        assert self._model is not None
+        return self._model
+
+
+def _load(options: RunOptions) -> LanguageModel | UserError:
+    try:
+        return comparison.load(options, Silent())
+    except UserError as error:
+        return error
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return OutOfMemory(f"The model {options.model} does not fit in memory ({error}).")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ran out, here or in what led here."""
+    if error is None:
+        return False
+    told = isinstance(error, RuntimeError | UserError) and _NO_MEMORY.search(str(error)) is not None
+    return told or isinstance(error, MemoryError | torch.OutOfMemoryError) or is_out_of_memory(error.__cause__)
