@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dualview.io.errors import UserError
-from dualview.records import MAIN_SETTINGS, Records, Setting
+from dualview.records.setting import ARRAYS, MAIN_SETTINGS, Setting
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "log_probs": ("log_probs", "log_prob", "logprobs", "logprob", "logps", "logp", "scores"),
@@ -39,7 +39,7 @@ class _Draft:
 
     def put_setting(self, setting: str, value: object) -> None:
         if isinstance(value, Setting):
-            for name in ("log_probs", "h", "m", "demo_mass"):
+            for name in ARRAYS:
                 self.put(setting, name, getattr(value, name))
         elif isinstance(value, Mapping):
             for key, array in cast("Mapping[str, object]", value).items():
@@ -50,8 +50,18 @@ class _Draft:
             self.put(setting, "log_probs", value)
 
 
-def records_from_mapping(source: Mapping[str, object]) -> Records:
-    """The records a plain mapping describes; see `dualview.records.as_records` for the spellings."""
+@dataclass(frozen=True)
+class ParsedRecords:
+    """The parts of `Records`, before their shapes are checked against each other."""
+
+    gold: Int[np.ndarray, " query"]
+    settings: Mapping[str, Setting]
+    columns: Int[np.ndarray, " query"] | None
+    meta: Mapping[str, object]
+
+
+def parse_mapping(source: Mapping[str, object]) -> ParsedRecords:
+    """The records a plain mapping describes; see `dualview.records.as_records` for the layouts."""
     draft = _Draft()
     for key, value in source.items():
         if value is not None:
@@ -63,7 +73,7 @@ def records_from_mapping(source: Mapping[str, object]) -> Records:
     columns = maps.columns if draft.columns is None else _integers("columns", draft.columns)
     width = _candidates(draft, gold)
     settings = {name: _setting(name, fields, maps.arrays.get(name), width) for name, fields in draft.settings.items()}
-    return Records(gold, settings, columns, cast("Mapping[str, object]", draft.meta or {}))
+    return ParsedRecords(gold, settings, columns, cast("Mapping[str, object]", draft.meta or {}))
 
 
 def _read_entry(draft: _Draft, key: str, value: object) -> None:

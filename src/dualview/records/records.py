@@ -1,41 +1,21 @@
 """What a run leaves behind for the metrics: one `Setting` each for zsl, icl and ft, over the same queries.
 
 Everything here is plain numpy: metrics never see a model, and a planted test can make records up
-(`Records.from_arrays`, or `as_records` on a plain mapping). `save_records` and `load_records` keep them in one
-safetensors file, so that every number can be recomputed without the model.
+(`Records.from_arrays`, or `as_records` on a plain mapping).
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
-from dualview.io.atomic import whole
 from dualview.io.errors import UserError
-
-MAIN_SETTINGS = ("zsl", "icl", "ft")
-SCHEMA = "dualview.records/1"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One way of asking the model every query (zsl, icl, ft, or a control), recorded at one token of each query."""
-
-    log_probs: Float[np.ndarray, "query candidate"]
-    """Mean log-probability of each candidate's tokens; -inf where a query has fewer candidates."""
-    h: Float[np.ndarray, "query layer d_model"] | None = None
-    """Attention output after the output projection, before the residual."""
-    m: Float[np.ndarray, "query layer head column"] | None = None
-    """Scaled pre-softmax logits against the query's own tokens, zero beyond `Records.columns[query]`."""
-    demo_mass: Float[np.ndarray, "query layer head"] | None = None
-    """λ: the softmax mass on the demonstration tokens."""
+from dualview.records.parsing import parse_mapping
+from dualview.records.setting import MAIN_SETTINGS, Setting
 
 
 @dataclass(frozen=True)
@@ -66,6 +46,12 @@ class Records:
         return {name: setting for name, setting in self.settings.items() if name not in MAIN_SETTINGS}
 
     @classmethod
+    def from_mapping(cls, source: Mapping[str, object]) -> Records:
+        """Records from a plain mapping; `as_records` lists the layouts."""
+        parsed = parse_mapping(source)
+        return cls(parsed.gold, parsed.settings, parsed.columns, parsed.meta)
+
+    @classmethod
     def from_arrays(
         cls,
         gold: object,
@@ -87,12 +73,10 @@ class Records:
         a list of [layer, head, columns of that query] arrays, or padded with NaN; `columns` is then inferred.
         `controls`: further settings, each a `Setting`, a mapping with its fields, or log-probs alone.
         """
-        from dualview.records.parsing import records_from_mapping
-
         source: dict[str, object] = {"gold": gold, "columns": columns, "meta": meta}
         source["settings"] = {"zsl": zsl, "icl": icl, "ft": ft, **(controls or {})}
         source |= {"h": h, "m": m, "demo_mass": demo_mass}
-        return records_from_mapping(source)
+        return Records.from_mapping(source)
 
 
 # ---------------------------------------------------------------------------------------------------------- checks
@@ -145,77 +129,3 @@ def _check_columns(records: Records) -> None:
         raise UserError("records: columns must be one positive number of query tokens for each query.")
     if m is not None and columns.max() > m.shape[-1]:
         raise UserError(f"records: columns holds {int(columns.max())}, but m has only {m.shape[-1]} columns.")
-
-
-def as_records(source: object) -> Records:
-    """Records from whatever holds them: `Records`, a result with `.records`, a records file, or a plain mapping.
-
-    A mapping gives `gold` and, for each of zsl, icl and ft (and any control), `log_probs` and where wanted `h`, `m` and
-    `demo_mass`. These may be grouped by setting (`{"zsl": {"log_probs": …, "h": …}}`, also under `"settings"`), by
-    array (`{"h": {"zsl": …}}`), be flat (`"h_zsl"`, `"zsl_h"`, `"zsl.h"`), or be a result's own `queries` list. A bare
-    array under a setting's name is its log-probs, or its predicted labels when integers in one dimension.
-    """
-    from dualview.records.parsing import records_from_mapping
-
-    if isinstance(source, Records):
-        return source
-    if isinstance(source, str | os.PathLike):
-        return load_records(cast("str | os.PathLike[str]", source))
-    if isinstance(source, Mapping):
-        return records_from_mapping(cast("Mapping[str, object]", source))
-    inner = getattr(source, "records", None)
-    if isinstance(inner, Records):
-        return inner
-    raise UserError(f"records: cannot read a {type(source).__name__}; give Records, a records file or a mapping.")
-
-
-# ------------------------------------------------------------------------------------------------------------- files
-
-
-def save_records(records: Records, path: str | os.PathLike[str]) -> Path:
-    """Write records to one safetensors file, atomically: the file is whole or absent.
-
-    Tensors are named `gold`, `columns` and `<setting>/<array>`; the metadata holds the schema and `meta` as JSON.
-    """
-    from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
-
-    path = Path(path)
-    tensors: dict[str, np.ndarray] = {"gold": np.ascontiguousarray(records.gold)}
-    if records.columns is not None:
-        tensors["columns"] = np.ascontiguousarray(records.columns)
-    for name, setting in records.settings.items():
-        for what in ("log_probs", "h", "m", "demo_mass"):
-            if (array := getattr(setting, what)) is not None:
-                tensors[f"{name}/{what}"] = np.ascontiguousarray(array)
-    try:
-        header = json.dumps({"schema": SCHEMA, "settings": list(records.settings), "meta": dict(records.meta)})
-    except TypeError as error:
-        raise UserError(f"records: meta cannot be written as JSON ({error}); keep it to plain values.") from None
-    with whole(path) as temporary:
-        save_file(tensors, temporary, {"dualview": header})
-    return path
-
-
-def load_records(path: str | os.PathLike[str]) -> Records:
-    """Read what `save_records` wrote, bit for bit."""
-    from safetensors import SafetensorError, safe_open
-
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such records file; `dualview run --save-records` writes one.")
-    try:
-        with cast("Any", safe_open(path, framework="numpy")) as file:
-            metadata = cast("dict[str, str]", file.metadata() or {})
-            header = json.loads(metadata.get("dualview", "{}"))
-            tensors = {name: cast("np.ndarray", file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path}: not a readable records file ({error}); write it again.") from None
-    if header.get("schema") != SCHEMA or "gold" not in tensors:
-        raise UserError(f"{path}: not a records file of schema {SCHEMA}; write it with `dualview run --save-records`.")
-    settings: dict[str, Setting] = {}
-    for name in header["settings"]:
-        arrays = {what: tensors.get(f"{name}/{what}") for what in ("log_probs", "h", "m", "demo_mass")}
-        if arrays["log_probs"] is None:
-            raise UserError(f"{path}: {name}/log_probs is missing; write the records again.")
-        settings[name] = Setting(arrays["log_probs"], arrays["h"], arrays["m"], arrays["demo_mass"])
-    return Records(tensors["gold"], settings, tensors.get("columns"), header["meta"])

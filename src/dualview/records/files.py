@@ -1,0 +1,66 @@
+"""Records in one safetensors file, so that every number can be recomputed without the model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from dualview.io.atomic import whole
+from dualview.io.errors import UserError
+from dualview.records.records import Records
+from dualview.records.setting import ARRAYS, Setting
+
+SCHEMA = "dualview.records/1"
+
+
+def save_records(records: Records, path: str | os.PathLike[str]) -> Path:
+    """Write records to one safetensors file, atomically: the file is whole or absent.
+
+    Tensors are named `gold`, `columns` and `<setting>/<array>`; the metadata holds the schema and `meta` as JSON.
+    """
+    from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
+
+    path = Path(path)
+    tensors: dict[str, np.ndarray] = {"gold": np.ascontiguousarray(records.gold)}
+    if records.columns is not None:
+        tensors["columns"] = np.ascontiguousarray(records.columns)
+    for name, setting in records.settings.items():
+        for what in ARRAYS:
+            if (array := getattr(setting, what)) is not None:
+                tensors[f"{name}/{what}"] = np.ascontiguousarray(array)
+    try:
+        header = json.dumps({"schema": SCHEMA, "settings": list(records.settings), "meta": dict(records.meta)})
+    except TypeError as error:
+        raise UserError(f"records: meta cannot be written as JSON ({error}); keep it to plain values.") from None
+    with whole(path) as temporary:
+        save_file(tensors, temporary, {"dualview": header})
+    return path
+
+
+def load_records(path: str | os.PathLike[str]) -> Records:
+    """Read what `save_records` wrote, bit for bit."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such records file; `dualview run --save-records` writes one.")
+    try:
+        with cast("Any", safe_open(path, framework="numpy")) as file:
+            metadata = cast("dict[str, str]", file.metadata() or {})
+            header = json.loads(metadata.get("dualview", "{}"))
+            tensors = {name: cast("np.ndarray", file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path}: not a readable records file ({error}); write it again.") from None
+    if header.get("schema") != SCHEMA or "gold" not in tensors:
+        raise UserError(f"{path}: not a records file of schema {SCHEMA}; write it with `dualview run --save-records`.")
+    settings: dict[str, Setting] = {}
+    for name in header["settings"]:
+        arrays = {what: tensors.get(f"{name}/{what}") for what in ARRAYS}
+        if arrays["log_probs"] is None:
+            raise UserError(f"{path}: {name}/log_probs is missing; write the records again.")
+        settings[name] = Setting(arrays["log_probs"], arrays["h"], arrays["m"], arrays["demo_mass"])
+    return Records(tensors["gold"], settings, tensors.get("columns"), header["meta"])
