@@ -33,7 +33,7 @@ PROFILES = {"floors": ("shuffled_query", "icl_random_labels", "untrained"), "cei
 def collected(path: Path) -> dict[str, pd.DataFrame]:
     """The tables of one store."""
     with Store(path) as store:
-        cells = store.frame(current=True).drop(columns="current")
+        cells = store.to_frame(current=True).drop(columns="current")
         if not len(cells):
             raise UserError(f"The store {path} has no finished cell.")
         stored = {each.key: each.result.to_json() for each in store.results()}

@@ -58,7 +58,7 @@ def test_a_full_disk(spec: dict[str, Any], undisturbed: Path, disk: Path) -> Non
     assert len(whole) == first.computed  # what is there is whole, and nothing else is there
     assert list(Places(store).unfinished.iterdir()) == []
     with Store(store) as opened:
-        assert len(opened.frame()) == first.computed
+        assert len(opened.to_frame()) == first.computed
     assert mount("-o", "remount,size=8m", str(disk))
     second = sweep(spec, store)
     assert (second.done_before, second.computed, second.failed) == (first.computed, 12 - first.computed, ())
@@ -83,7 +83,7 @@ def test_a_folder_that_turns_read_only(
     assert (summary.computed, len(summary.failed), summary.stopped) == (3, 9, False)
     assert "Read-only file system" in summary.failed[0].reason
     with Store(store) as opened:
-        assert not opened.writable and len(opened.frame()) == 3 and len(list(opened.results())) == 3
+        assert not opened.writable and len(opened.to_frame()) == 3 and len(list(opened.results())) == 3
     with pytest.raises(UserError, match="cannot be written"):
         sweep(spec, store)
     subprocess.run(["umount", str(store)], check=True)

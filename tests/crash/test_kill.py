@@ -103,10 +103,10 @@ def test_a_store_is_read_while_it_is_written(spec: dict[str, Any], tmp_path: Pat
     counts: list[int] = []
     while process.is_alive() and len(counts) < 5:
         with Store(store) as opened:
-            frame = opened.frame()
+            frame = opened.to_frame()
             counts.append(len(frame))
             assert frame.key.is_unique and not opened.problems
     process.join(120)
     assert counts == sorted(counts)
     with Store(store) as opened:
-        assert len(opened.frame()) == 48
+        assert len(opened.to_frame()) == 48

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from dualview.cli.report import add
 from dualview.io.errors import UserError
 from dualview.report.build import report
-from dualview.store import sweep
+from dualview.sweep import sweep
 from report.made import Bend, TinyRun, without_layers
 from report.parsed import data_of, parse
 from report.test_store_report import planted

@@ -66,7 +66,7 @@ class Counter:
 
 def cell_of(store: Path, *, controls: str = "quick", seed: int = 1) -> Path:
     with Store(store) as opened:
-        frame = opened.frame()
+        frame = opened.to_frame()
         [key] = frame.loc[(frame.controls == controls) & (frame.seed == seed), "key"]
         return opened.places.cell(key)
 

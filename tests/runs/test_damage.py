@@ -80,7 +80,7 @@ def test_a_damaged_cell_is_named_by_readers_too(store: Path) -> None:
     said = truncated(cell)
     with Store(store) as opened:
         assert [said in str(problem) for problem in opened.problems] == [True]
-        assert len(opened.frame()) == 3
+        assert len(opened.to_frame()) == 3
 
 
 def test_foreign_files_are_set_aside(store: Path, again: Callable[[], Summary], finished: Path) -> None:

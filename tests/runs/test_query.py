@@ -119,7 +119,7 @@ def test_packs_change_no_answer(base: dict[str, Any], tmp_path: Path, monkeypatc
 
 def test_a_store_without_cells(tmp_path: Path) -> None:
     with Store(tmp_path / "store", create=True) as store:
-        assert len(store.frame()) == 0 and list(store.results()) == []
+        assert len(store.to_frame()) == 0 and list(store.results()) == []
         assert [table(store, name).num_rows for name in VIEWS] == [0] * len(VIEWS)
 
 

@@ -122,7 +122,7 @@ def test_another_model_behind_the_name_is_noticed(tmp_path: Path) -> None:
     weights.write_bytes(original)
     assert sweep(base, store).computed == 0  # the first one is still there, and answers again
     with Store(store) as opened:
-        assert opened.keys() != [changed] and len(opened.frame(current=False)) == 2
+        assert opened.keys() != [changed] and len(opened.to_frame(current=False)) == 2
 
 
 def test_a_model_that_changes_under_the_sweep_is_not_remembered_as_the_old_one(

@@ -133,14 +133,14 @@ def test_a_kill_between_two_renames_loses_no_cell(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", killed)
-        patched.setattr("dualview.store.store.put_back", nothing)
+        patched.setattr("dualview.store.folder.put_back", nothing)
         with pytest.raises(Killed):
             with_tensors()
     [aside] = (store / "unfinished").glob("*.old")
     assert len(list(store.glob("cells/*/*"))) == 3
     with Store(store) as opened, claims.take(opened.places.claims, aside.stem) as claim:  # pyright: ignore[reportOptionalContextManager]
         assert claim is not None
-        opened.mend()
+        opened.repair()
         assert aside.is_dir()  # while its process lives, it is not touched
     summary = again()
     assert (summary.done_before, summary.computed, summary.problems) == (4, 0, ())
@@ -172,7 +172,7 @@ def test_a_store_that_cannot_be_written_can_be_read(store: Path, monkeypatch: py
     before = sorted(store.rglob("*"))
     with Store(store) as opened:
         assert not opened.writable
-        assert len(opened.problems) == 1 and len(opened.frame()) == 3 and len(list(opened.results())) == 3
+        assert len(opened.problems) == 1 and len(opened.to_frame()) == 3 and len(list(opened.results())) == 3
     assert sorted(store.rglob("*")) == before
     with pytest.raises(UserError, match="cannot be written"):
         Store(store, create=True)
@@ -189,7 +189,7 @@ def test_no_room_for_the_index(store: Path, again: Callable[[], Summary], monkey
 
     monkeypatch.setattr(Index, "add", full)
     with Store(store) as opened:
-        assert not opened.writable and len(opened.frame()) == 4
+        assert not opened.writable and len(opened.to_frame()) == 4
     with pytest.raises(UserError, match=r"cannot be written .*No space left"):
         again()
 

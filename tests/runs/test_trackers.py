@@ -18,7 +18,7 @@ from runs.study import grid
 
 def rows(store: Path) -> dict[str, dict[str, Any]]:
     with Store(store) as opened:
-        return {row["key"]: row for row in opened.frame().to_dict("records")}
+        return {row["key"]: row for row in opened.to_frame().to_dict("records")}
 
 
 def test_tensorboard_holds_every_cell(base: dict[str, Any], tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dualview.store import sweep
+from dualview.sweep import sweep
 from equivalence import tiny
 
 

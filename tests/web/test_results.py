@@ -31,7 +31,7 @@ def test_the_list_is_the_store_s(address: str, store: Path) -> None:
     listed = ask(address, "GET", "/api/store").json
     assert ask(address, "GET", "/api/about").json["store"] is True
     with Store(store) as opened:
-        frame = opened.frame().set_index("key")
+        frame = opened.to_frame().set_index("key")
     assert [cell["seed"] for cell in listed["cells"]] == [1, 2]
     for cell in listed["cells"]:
         row = frame.loc[cell["key"]]

@@ -1,4 +1,4 @@
-"""Many runs: a spec expands to cells, an engine computes them, a store keeps them.
+"""Finished runs, one cell each, in a folder that survives being killed.
 
 The names are loaded on first use, so that importing this package costs nothing.
 """
@@ -10,20 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dualview.store.api import load
-    from dualview.store.store import Store, Stored
-    from dualview.sweep.runner import Summary, sweep
-    from dualview.sweep.spec import Spec
+    from dualview.store.folder import Stored
+    from dualview.store.store import Store
 
-_HOME = {
-    "load": "dualview.store.api",
-    "Summary": "dualview.sweep.runner",
-    "sweep": "dualview.sweep.runner",
-    "Spec": "dualview.sweep.spec",
-    "Store": "dualview.store.store",
-    "Stored": "dualview.store.store",
-}
+_HOME = {"load": "dualview.store.api", "Store": "dualview.store.store", "Stored": "dualview.store.folder"}
 
-__all__ = ["Spec", "Store", "Stored", "Summary", "load", "sweep"]
+__all__ = ["Store", "Stored", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,8 @@ from dualview.io.atomic import must_be_writable, whole
 from dualview.io.errors import UserError
 from dualview.store import query as sql_query
 from dualview.store.compaction import own_file
-from dualview.store.store import Store, Stored
+from dualview.store.folder import Stored
+from dualview.store.store import Store
 from dualview.store.tables import TABLES, TableName
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def load(store: Where, *, current: bool = True) -> Any:
     A cell that cannot be read is left out with a warning that names it; so it is in `query`, `export` and `diff`.
     """
     with Store(store) as opened:
-        frame = opened.frame(current=current)
+        frame = opened.to_frame(current=current)
         _tell(opened, _warn)
         return frame
 

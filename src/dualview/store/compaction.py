@@ -12,25 +12,22 @@ import shutil
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
 from dualview.store import locks as claims
 from dualview.store.cell import ROWS, Damage, checked, stamp_of
 from dualview.store.cell_key import digest
+from dualview.store.folder import Problem, StoreFolder
 from dualview.store.index import Entry, PackNote
-from dualview.store.repair import Problem
 from dualview.store.tables import TABLES, TableName
-
-if TYPE_CHECKING:
-    from dualview.store.store import Store
 
 AT_LEAST = 64
 AT_MOST = 1000
 
 
-def pack(store: Store, *, at_least: int = AT_LEAST) -> int:
+def pack(store: StoreFolder, *, at_least: int = AT_LEAST) -> int:
     """Pack the cells that are in no pack yet, if there are enough of them; how many were packed.
 
     Nothing is lost if it stops half-way or cannot be done: the cells' own files remain.
@@ -47,7 +44,7 @@ def pack(store: Store, *, at_least: int = AT_LEAST) -> int:
         return sum(_write(store, loose[start : start + AT_MOST]) for start in range(0, len(loose), AT_MOST))
 
 
-def _write(store: Store, entries: Sequence[Entry]) -> int:
+def _write(store: StoreFolder, entries: Sequence[Entry]) -> int:
     """One pack of cells; one whose files are not as they were is left to the next sweep, which looks into it."""
     keys = [entry.key for entry in entries if _is_as_it_was(store, entry)]
     if not keys:
@@ -72,7 +69,7 @@ def _write(store: Store, entries: Sequence[Entry]) -> int:
     return len(keys)
 
 
-def _is_as_it_was(store: Store, entry: Entry) -> bool:
+def _is_as_it_was(store: StoreFolder, entry: Entry) -> bool:
     try:
         return stamp_of(str(store.places.cell(entry.key))) == entry.stamp
     except FileNotFoundError:
@@ -88,7 +85,7 @@ def quoted(path: Path) -> str:
     return "'" + str(path.absolute()).replace("'", "''") + "'"
 
 
-def _remove_unnamed(store: Store) -> None:
+def _remove_unnamed(store: StoreFolder) -> None:
     """Remove packs of our making that nobody knows of; whatever else lies there is not ours to remove."""
     kept = {note.pack for note in store.index.packs()} | {path.name for path in store.places.strangers()}
     if store.places.packs.is_dir():
@@ -97,7 +94,7 @@ def _remove_unnamed(store: Store) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_packs(store: Store) -> None:
+def check_packs(store: StoreFolder) -> None:
     """Forget packs that are not what was written; their cells are read from their own files until they are packed."""
     for note in store.index.packs():
         folder = store.places.packs / note.pack
@@ -122,7 +119,7 @@ def _sha256(folder: Path) -> str:
     return digest(*(sha256_of(folder / name) for name in ROWS))
 
 
-def damaged_loose(store: Store) -> set[str]:
+def damaged_loose(store: StoreFolder) -> set[str]:
     """Cells in no pack whose files are not what was written: named among the store's problems, and not to be read."""
     found: set[str] = set()
     for entry in store.index.entries().values():
@@ -135,7 +132,7 @@ def damaged_loose(store: Store) -> set[str]:
     return found
 
 
-def _damage(store: Store, entry: Entry, folder: Path) -> str | None:
+def _damage(store: StoreFolder, entry: Entry, folder: Path) -> str | None:
     """What is wrong with a cell; it is looked into only if its files' sizes or times have changed."""
     try:
         stamp = stamp_of(str(folder))
@@ -151,7 +148,7 @@ def _damage(store: Store, entry: Entry, folder: Path) -> str | None:
     return None
 
 
-def files_of(store: Store, table: TableName, *, but: Collection[str] = ()) -> list[Path]:
+def files_of(store: StoreFolder, table: TableName, *, but: Collection[str] = ()) -> list[Path]:
     """The Parquet files that hold every row of a table once, `but` those of some loose cells."""
     entries = store.index.entries()
     packs = sorted({entry.pack for entry in entries.values() if entry.pack is not None})
@@ -159,5 +156,5 @@ def files_of(store: Store, table: TableName, *, but: Collection[str] = ()) -> li
     return [*(store.places.packs / pack / f"{table}.parquet" for pack in packs), *loose]
 
 
-def own_file(store: Store, key: str, table: TableName) -> Path:
+def own_file(store: StoreFolder, key: str, table: TableName) -> Path:
     return store.places.cell(key) / f"{table}.parquet"

@@ -9,16 +9,14 @@ import importlib
 import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.io.errors import UserError
 from dualview.store.compaction import check_packs, damaged_loose, files_of, pack, quoted, read_files
+from dualview.store.folder import StoreFolder
 from dualview.store.tables import TABLES, TableName, schema
-
-if TYPE_CHECKING:
-    from dualview.store.store import Store
 
 VIEWS = (*TABLES, "runs", "failures")
 _FILES_ENOUGH = 128
@@ -26,12 +24,12 @@ _FILES_ENOUGH = 128
 _ORDER = "model, task, shots, seed, ft_rule, lr, key"
 
 
-def query(store: Store, sql: str) -> Any:
+def query(store: StoreFolder, sql: str) -> Any:
     """The answer to a SELECT as a pyarrow table."""
     return _ask(store, sql)
 
 
-def table(store: Store, name: str, *, current: bool = False) -> Any:
+def table(store: StoreFolder, name: str, *, current: bool = False) -> Any:
     """A whole view as a pyarrow table, in a fixed order."""
     if name not in VIEWS:
         raise UserError(f"There is no table {name}; the tables are {', '.join(VIEWS)}.")
@@ -44,12 +42,12 @@ def table(store: Store, name: str, *, current: bool = False) -> Any:
     return _ask(store, f"SELECT * FROM {name} {kept} ORDER BY key{further}")
 
 
-def frame(store: Store, *, current: bool = True) -> Any:
+def frame(store: StoreFolder, *, current: bool = True) -> Any:
     """One row a cell, as a pandas frame."""
     return table(store, "cells", current=current).to_pandas()
 
 
-def _ask(store: Store, sql: str) -> Any:
+def _ask(store: StoreFolder, sql: str) -> Any:
     duckdb: Any = importlib.import_module("duckdb")
     connection = duckdb.connect(":memory:")
     try:
@@ -91,7 +89,7 @@ def _must_only_read(connection: Any, sql: str) -> None:
         raise UserError("A query is one SELECT; a store is not changed by asking.")
 
 
-def _make_views(connection: Any, store: Store, names: Sequence[TableName]) -> None:
+def _make_views(connection: Any, store: StoreFolder, names: Sequence[TableName]) -> None:
     check_packs(store)
     if len(files_of(store, "cells")) > _FILES_ENOUGH:
         pack(store)
@@ -121,7 +119,7 @@ def _make_table(connection: Any, name: str, rows: Any) -> None:
     connection.unregister("given")
 
 
-def _runs(store: Store) -> Any:
+def _runs(store: StoreFolder) -> Any:
     entries = store.index.entries().values()
     return pa.table(
         {
@@ -134,7 +132,7 @@ def _runs(store: Store) -> Any:
     )
 
 
-def _failures(store: Store) -> Any:
+def _failures(store: StoreFolder) -> Any:
     failures = store.failures()
     options = [json.loads(failure.options) for failure in failures]
     columns = {

@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
 from dualview.store import locks as claims
 from dualview.store.cell import Damage, checked, foreign_files, read_manifest, stamp_of
-
-if TYPE_CHECKING:
-    from dualview.store.store import Store
+from dualview.store.folder import Problem, StoreFolder, put_back
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Something in a store that is not as it should be, and what was done about it."""
-
-    what: str
-    why: str
-    moved_to: str | None = None
-    """Where in the store's quarantine it is now; None: it was left where it is."""
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}" + ("" if self.moved_to is None else f"; moved to {self.moved_to}")
-
-
-def mend(store: Store) -> None:
+def repair(store: StoreFolder) -> None:
     """Move what is damaged or foreign to the quarantine; what is good stays where it is.
 
     A cell whose files have the sizes and times they had is taken as it is; any other is compared with the sha256s of
@@ -52,7 +33,7 @@ def mend(store: Store) -> None:
     store.problems += [Problem(path.name, "it is no part of a store; left alone") for path in store.places.foreign()]
 
 
-def _examine(store: Store, key: str, *, known: bool) -> None:
+def _examine(store: StoreFolder, key: str, *, known: bool) -> None:
     folder = store.places.cell(key)
     try:
         manifest = checked(folder)
@@ -68,7 +49,7 @@ def _examine(store: Store, key: str, *, known: bool) -> None:
         store.enter(manifest, manifest.plan, manifest.asked)
 
 
-def _clear_unfinished(store: Store) -> None:
+def _clear_unfinished(store: StoreFolder) -> None:
     """Remove what a killed process left half-written; what a living one is writing is under its claim."""
     for path in store.places.unfinished.iterdir():
         with claims.held(store.places.claims, store.places.claimed(path)) as ours:
@@ -82,19 +63,9 @@ def _clear_unfinished(store: Store) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _restore(store: Store, path: Path) -> None:
+def _restore(store: StoreFolder, path: Path) -> None:
     """A process was killed while it put a cell in place of this one: if it did not get that far, this one is good."""
     try:
         put_back(path, store.places.cell(read_manifest(path).key))
     except Damage as error:
         store.set_aside(path, str(error))
-
-
-def put_back(replaced: Path, final: Path) -> None:
-    """Settle the replacement of a cell: the old one goes, or goes back where the new one did not come."""
-    if final.is_dir():
-        shutil.rmtree(replaced, ignore_errors=True)
-    else:
-        with suppress(OSError):  # whatever is in the way, it is kept, and tried again by the next sweep
-            final.parent.mkdir(exist_ok=True)
-            replaced.rename(final)

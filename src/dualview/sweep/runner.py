@@ -22,9 +22,9 @@ from dualview.store.cell import NewCell, NoRecords
 from dualview.store.cell_key import Fingerprints, Identity
 from dualview.store.compaction import pack
 from dualview.store.locks import Claim
-from dualview.store.repair import Problem
+from dualview.store.folder import Problem, is_nothing
 from dualview.store.signals import uninterrupted
-from dualview.store.store import Store, is_nothing
+from dualview.store.store import Store
 from dualview.sweep.engine import Engine, Failed, Finished, Known, Local, Outcome, failed
 from dualview.sweep.plan import Cell, Shard, make_current, make_plan, must_have_demonstrations
 from dualview.sweep.spec import Spec
@@ -101,7 +101,7 @@ def sweep(
         where = stack.enter_context(tempfile.TemporaryDirectory()) if nothing_yet else store
         opened = stack.enter_context(Store(where, create=nothing_yet or not dry_run))
         if not dry_run:
-            opened.mend()
+            opened.repair()
         for problem in opened.problems:
             say(str(problem))
         # Where GPUs are asked of Ray, that is what its workers will find, whatever this machine has.
