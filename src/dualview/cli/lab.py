@@ -42,7 +42,7 @@ def _caller(name: str) -> Callable[[typer.Context], None]:
 
 def lab_app(name: str) -> typer.Typer:
     """The command of one lab, with an option for each of its settings."""
-    module = import_module(f"dualview.lab.{name}")
+    module = import_module(f"dualview.lab.{name}.run")
     settings: type[LabSettings] = module.Settings
 
     def command(

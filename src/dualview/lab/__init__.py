@@ -29,22 +29,22 @@ LABS: dict[str, str] = {
     "sign": "Sign the values of a trained model's attention: what breaks, and is it the attention sink?",
     "dynamics": "Measure how alike in-context learning and fine-tuning are through a training.",
 }
-"""The labs by name. Each is a module of this name holding `Settings`, a function of this name, `tables`, `figures`."""
+"""The labs by name. Each is a package whose module `run` holds `Settings`, a function of this name, `tables`, `figures`."""
 
 
 def __getattr__(name: str) -> Any:
     if name == "LabResult":
-        return import_module(f"{__name__}.frame").LabResult
+        return import_module(f"{__name__}.harness").LabResult
     if name in LABS:
-        return getattr(import_module(f"{__name__}.{name}"), name)
+        return getattr(import_module(f"{__name__}.{name}.run"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class _Labs(ModuleType):
-    """Keeps `dualview.lab.sign.run` the function after the module of that name was imported."""
+    """Keeps `dualview.lab.sign` the function after the package of that name was imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # An import binds the module here; left unbound, the name goes to `__getattr__`, which finds the function in it.
+        # An import binds the package here; left unbound, the name goes to `__getattr__`, which finds the function in it.
         if not (name in LABS and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

@@ -31,7 +31,7 @@ def filled(page: Path) -> str:
         result = LabResult.load(page.parent / found[2])
         if result.lab not in LABS:
             raise UserError(f"{page.parent / found[2]} comes from no known lab: {result.lab!r}.")
-        tables = import_module(f"dualview.lab.{result.lab}").tables(result)
+        tables = import_module(f"dualview.lab.{result.lab}.run").tables(result)
         chosen = [table for table in tables if (found[3] or "") in table.title]
         if not chosen:
             raise UserError(f"{page.parent / found[2]} has no table with {found[3]!r} in its title.")

@@ -11,7 +11,7 @@ from torch import nn
 from dualview.io.progress import Advance, Progress
 from dualview.lab.harness import Found, Unit, capture, restore
 from dualview.lab.modifications.model import Attention, Kind, kinds
-from dualview.lab.modifications.run import Settings
+from dualview.lab.modifications.settings import Settings
 from dualview.lab.modifications.statistics import differences
 from dualview.lab.problems import LinearTasks, Tasks, named_generator
 from dualview.metrics.summary import plain

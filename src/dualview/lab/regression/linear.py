@@ -36,7 +36,7 @@ from dualview.lab.regression.models import (
     interpolated,
     plus_plus_layers,
 )
-from dualview.lab.regression.run import Settings
+from dualview.lab.regression.settings import Settings
 from dualview.lab.regression.training import Plan, train
 
 CURVE_TASKS = 2_000

@@ -25,7 +25,7 @@ from dualview.lab.problems import SineTasks, Tasks, named_generator
 from dualview.lab.regression.linear import CURVE_TASKS
 from dualview.lab.regression.measure import losses, mean_loss, paired
 from dualview.lab.regression.models import InContext, Predictor
-from dualview.lab.regression.run import Settings
+from dualview.lab.regression.settings import Settings
 from dualview.lab.regression.training import Plan, train
 
 WIDTH, HIDDEN = 40, 160
