@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dualview.comparison.run import Prepared, prepare
+from dualview.comparison.prepare import Prepared, prepare
 from dualview.models.loading import LanguageModel, load_model
 from dualview.options import RunOptions
 from dualview.tasks.rows import Row

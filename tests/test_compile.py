@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from dualview.analyses.compile import compile_patch, divergence, load_patch, read_metadata, save_patch, showing
+from dualview.analyses.compile import compile_patch, divergence, showing
 from dualview.cli import main as cli
 from dualview.duality.on_model.feed_forward import feed_forwards
+from dualview.duality.on_model.patch_files import load_patch, read_metadata, save_patch
 from dualview.duality.on_model.shared_patch import ReusablePatch
 from dualview.io.errors import UserError
 from dualview.models.loading import adopt, load_model

@@ -15,7 +15,7 @@ import zoo
 from close import assert_alike
 from dualview.comparison.controls.kendall import kendall, taps_of
 from dualview.comparison.controls.settings import _random_labels, _random_text, reordered  # pyright: ignore[reportPrivateUsage]
-from dualview.comparison.run import Prepared, prepare
+from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.seeds import compare_seeds, parse_seeds
 from dualview.learning.finetune import Recipe, finetune
 from dualview.learning.traces import trace_training

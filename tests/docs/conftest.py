@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dualview.analyses.compile import compile_patch
-from dualview.comparison import run as comparison
+from dualview.comparison import prepare as preparing
 from dualview.io import assets
 from dualview.options import RunOptions
 from dualview.sweep.spec import Spec
@@ -41,7 +41,7 @@ def small(cut_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assets, "embedded_model", lambda *_: cut_model)
     monkeypatch.setattr(RunOptions, "make", staticmethod(lambda **given: smaller(make(**given))))
     monkeypatch.setattr(Spec, "cells", lambda *of: [smaller(cell) for cell in cells(*of)])
-    monkeypatch.setattr(comparison, "SELECTION_ROWS", SELECTION)
+    monkeypatch.setattr(preparing, "SELECTION_ROWS", SELECTION)
     monkeypatch.setattr(sources, "embedded_rows", read_once)
     monkeypatch.setitem(compile_patch.__kwdefaults__, "fit_rows", SELECTION)
 

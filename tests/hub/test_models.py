@@ -245,12 +245,12 @@ class TheirModel(LlamaForCausalLM):
 """
 KEYS = """
 import json
-from dualview.comparison import run as comparison
+from dualview.comparison.prepare import prepare
 from dualview.options import RunOptions
 from dualview.store.cell_key import Fingerprints, identify
 options = RunOptions.make(**json.loads({given!r}))
 planned = Fingerprints().plan_key(options)
-prepared = comparison.prepare(options)
+prepared = prepare(options)
 print(json.dumps([planned, identify(prepared).key, dict(prepared.lm.code_commits)]))
 """
 

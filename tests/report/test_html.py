@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dualview.comparison.prepare import prepare
 from dualview.comparison.result import Result
-from dualview.comparison.run import prepare
 from dualview.metrics.sim_aou import noise_floor
 from dualview.options import RunOptions
 from dualview.report.html import render, write_report

@@ -18,6 +18,7 @@ from dualview.io.errors import UserError
 from dualview.options import RunOptions
 from dualview.store import cell as cells
 from dualview.store.store import Store
+from dualview.sweep import worker
 from dualview.sweep.runner import sweep
 from dualview.sweep.spec import Spec
 from dualview.sweep.worker import is_out_of_memory
@@ -32,8 +33,8 @@ def test_a_model_that_does_not_load_fails_its_own_cells(
     broken = tmp_path / "broken"
     shutil.copytree(base["model"], broken)
     (broken / "model.safetensors").write_bytes(b"not weights")
-    loaded = Counter(comparison.load)
-    monkeypatch.setattr(comparison, "load", loaded)
+    loaded = Counter(worker.load)
+    monkeypatch.setattr(worker, "load", loaded)
     models = [str(tmp_path / "nowhere"), str(broken), base["model"]]
     said: list[str] = []
     summary = sweep(grid(base, model=models, seed=[1, 2]), tmp_path / "store", say=said.append)
@@ -112,7 +113,7 @@ def test_any_other_error_fails_its_cell_alone(
         if prepared.options.seed == 2:
             raise ZeroDivisionError("division by zero\nmore")
 
-    monkeypatch.setattr(comparison, "measure", Counter(comparison.measure, bug))
+    monkeypatch.setattr(worker, "measure", Counter(worker.measure, bug))
     summary = sweep(grid(base, seed=[1, 2, 3]), tmp_path / "store")
     assert summary.computed == 2
     assert [given_up.reason for given_up in summary.failed] == ["ZeroDivisionError: division by zero"]
@@ -187,8 +188,8 @@ def test_nothing_is_computed_that_cannot_be_kept(
     base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the disk stays full the cells fail at once; the sweep goes on, and so does the next one."""
-    measured = Counter(comparison.measure)
-    monkeypatch.setattr(comparison, "measure", measured)
+    measured = Counter(worker.measure)
+    monkeypatch.setattr(worker, "measure", measured)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -204,14 +205,14 @@ def test_nothing_is_computed_that_cannot_be_kept(
 def test_an_interrupt_keeps_what_is_finished(
     base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = Counter(comparison.measure)
+    measured = Counter(worker.measure)
 
     def interrupted(*_: object, **__: object) -> None:
         if measured.calls == 3:
             raise KeyboardInterrupt
 
     measured.before = interrupted
-    monkeypatch.setattr(comparison, "measure", measured)
+    monkeypatch.setattr(worker, "measure", measured)
     summary = sweep(grid(base, seed=[1, 2, 3, 4]), tmp_path / "store")
     assert (summary.stopped, summary.computed, summary.left, summary.failed) == (True, 2, 2, ())
     assert list((tmp_path / "store" / "claims").iterdir()) == []

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dualview.io.hub
-from dualview.comparison import run as comparison
+from dualview.comparison.prepare import prepare
 from dualview.io.errors import UserError
 from dualview.io.hub import HubName
 from dualview.options import RunOptions
@@ -63,7 +63,7 @@ def study(tmp_path: Path) -> dict[str, Any]:
 
 
 def key(study: dict[str, Any], **changed: Any) -> str:
-    return identify(comparison.prepare(RunOptions.make(**{**study, **changed}))).key
+    return identify(prepare(RunOptions.make(**{**study, **changed}))).key
 
 
 def test_every_setting_is_in_the_key(base: dict[str, Any]) -> None:
@@ -253,14 +253,14 @@ def test_code_that_comes_with_a_model_is_in_the_key(
     (folder / "modeling_own.py").write_text(REMOTE)
     (folder / "scaling.py").write_text("SCALE = 1.0\n")
     options = RunOptions.make(**study, trust_remote_code=True)
-    first = identify(comparison.prepare(options))
+    first = identify(prepare(options))
     planned = Fingerprints().plan_key(options)
-    assert first.remote_code is not None and identify(comparison.prepare(options)) == first
+    assert first.remote_code is not None and identify(prepare(options)) == first
     (folder / "scaling.py").write_text("SCALE = 2.0\n")
-    second = identify(comparison.prepare(options))
+    second = identify(prepare(options))
     assert second.remote_code != first.remote_code and second.key != first.key
     assert Fingerprints().plan_key(options) != planned
-    assert identify(comparison.prepare(RunOptions.make(**{**study, "trust_remote_code": False}))).remote_code is None
+    assert identify(prepare(RunOptions.make(**{**study, "trust_remote_code": False}))).remote_code is None
 
 
 def test_the_library_s_tasks_are_in_the_code_version(monkeypatch: pytest.MonkeyPatch) -> None:

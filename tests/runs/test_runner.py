@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from dualview.comparison import finetuning
 from dualview.comparison import run as comparison
 from dualview.io.errors import UserError
 from dualview.options import RunOptions
 from dualview.store.store import Store
+from dualview.sweep import worker
 from dualview.sweep.runner import sweep
 from dualview.sweep.spec import Spec
 from runs.study import Counter, grid, rows_by_query, rows_on_disk, save_study
@@ -49,7 +51,7 @@ def test_rules_train_each_grid_once(base: dict[str, Any], tmp_path: Path, monkey
         if len(rates) > 1:
             grids.append(recipe.rule)
 
-    monkeypatch.setattr(comparison, "finetune", Counter(comparison.finetune, note))
+    monkeypatch.setattr(finetuning, "finetune", Counter(finetuning.finetune, note))
     sweep(grid(base, ft_rule=["sgd", "layer-causal"], lr="auto", controls="full"), tmp_path / "store")
     assert sorted(grids) == ["layer-causal", "linearised", "sgd"]
 
@@ -78,8 +80,8 @@ def test_any_grid_is_its_runs_one_by_one(axes: dict[str, Any], base: dict[str, A
 
 def test_a_model_is_loaded_once(base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Path(shutil.copytree(base["model"], tmp_path / "other"))
-    loaded = Counter(comparison.load)
-    monkeypatch.setattr(comparison, "load", loaded)
+    loaded = Counter(worker.load)
+    monkeypatch.setattr(worker, "load", loaded)
     sweep(grid(base, model=[base["model"], str(other)], seed=[1, 2, 3]), tmp_path / "store")
     assert loaded.calls == 2
 
@@ -138,7 +140,7 @@ def test_a_model_that_changes_under_the_sweep_is_not_remembered_as_the_old_one(
         save_file(tensors, weights, {"format": "pt"})
 
     with monkeypatch.context() as patched:
-        patched.setattr(comparison, "load", Counter(comparison.load, saved_anew))
+        patched.setattr(worker, "load", Counter(worker.load, saved_anew))
         assert sweep(base, store).computed == 1
     with Store(store) as opened:
         [changed] = opened.keys()

@@ -16,7 +16,9 @@ import torch
 from close import assert_alike
 from dualview.analyses.explain import explain
 from dualview.cli import main as cli
-from dualview.comparison.run import compare, prepare, recipe_of
+from dualview.comparison.finetuning import recipe_of
+from dualview.comparison.prepare import prepare
+from dualview.comparison.run import compare
 from dualview.duality.on_model.demo_tokens import demo_tokens
 from dualview.io.errors import UserError
 from dualview.learning.finetune import finetune

@@ -29,7 +29,7 @@ from rich.text import Text
 from torch import Tensor
 
 from dualview.anatomy.layers import Role
-from dualview.comparison.run import Prepared
+from dualview.comparison.prepare import Prepared
 from dualview.comparison.single_query import question
 from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
 from dualview.duality.on_model.dual_finetuning import ScoreContributions, score_contributions

@@ -111,7 +111,7 @@ def run(
     if chosen.save_records and out is None:
         raise UserError("--save-records needs a folder to write to: give --out DIR.")
     from dualview.comparison import estimate
-    from dualview.comparison import run as comparison
+    from dualview.comparison.run import run as compared
     from dualview.comparison.seeds import compare_seeds, parse_seeds
     from dualview.report.terminal import result_table, seeds_table
     from dualview.report.write_outputs import write, write_seed, write_seeds
@@ -132,7 +132,7 @@ def run(
         written = write_seeds(several, out=out, json=json)
         _present(lambda: seeds_table(several), [*written, *each], "seeds.json", several.save)
         return
-    result = comparison.run(chosen, progress=for_stream())
+    result = compared(chosen, progress=for_stream())
     written = write(result, out=out, json=json)
     _present(lambda: result_table(result), written, "result.json", result.save)
 
@@ -154,12 +154,12 @@ def prompt(
 
     Each token comes with its span; the candidates follow. Queries, demonstrations and candidates count from 0.
     """
-    from dualview.comparison import run as comparison
+    from dualview.comparison.prepare import prepare
     from dualview.io.progress import for_stream
     from dualview.tasks.show_prompt import describe_prompt, render_prompt
 
     _writable(json)
-    prepared = comparison.prepare(RunOptions.make(**options), progress=for_stream())
+    prepared = prepare(RunOptions.make(**options), progress=for_stream())
     tokens = describe_prompt(prepared.prompts, prepared.lm.tokenizer, query)
     _keep(json, tokens)
     if sys.stdout.isatty():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from dualview.comparison.finetuning import FineTuning
+from dualview.comparison.prepare import Prepared
 from dualview.comparison.provenance import finished
 from dualview.comparison.result import Result
 from dualview.io.clock import Clock
@@ -14,9 +16,6 @@ from dualview.learning.selection import status_of
 from dualview.metrics.summary import compute_metrics, plain
 from dualview.records import Records, Setting
 from dualview.tasks.prompts import Query
-
-if TYPE_CHECKING:
-    from dualview.comparison.run import FineTuning, Prepared
 
 
 def assemble(

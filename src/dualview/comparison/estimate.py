@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from rich.table import Table
 
-from dualview.comparison.run import Prepared, prepare, recipe_of
+from dualview.comparison.finetuning import recipe_of
+from dualview.comparison.prepare import Prepared, prepare
 from dualview.io.progress import Progress
 from dualview.learning.finetune import steps_of
 from dualview.models.packing import grow

@@ -8,18 +8,16 @@ from __future__ import annotations
 import platform
 import socket
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dualview.comparison.controls.settings import control_seeds
+from dualview.comparison.prepare import Prepared
 from dualview.io.clock import Clock
 from dualview.io.versions import versions
+from dualview.models.loading import LanguageModel
 from dualview.tasks.prompts import prompts_hash
-
-if TYPE_CHECKING:
-    from dualview.comparison.run import Prepared
-    from dualview.models.loading import LanguageModel
 
 
 def attention_path(lm: LanguageModel) -> str:

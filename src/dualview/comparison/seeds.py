@@ -90,7 +90,8 @@ def compare_seeds(
 
     `on_result` is called with each seed and its result as soon as it is computed, to keep it.
     """
-    from dualview.comparison.run import prepare, run  # here, so that reading results does not wait for torch
+    from dualview.comparison.prepare import prepare  # here, so that reading results does not wait for torch
+    from dualview.comparison.run import run  # here, so that reading results does not wait for torch
 
     if options.demos is not None:
         raise UserError("--seeds draws demonstrations, so it does not go with --demos.")

@@ -6,7 +6,8 @@ import json as jsonlib
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from dualview.comparison.run import Prepared, fine_tune, prepare, recipe_of
+from dualview.comparison.finetuning import fine_tune, recipe_of
+from dualview.comparison.prepare import Prepared, prepare
 from dualview.duality.on_model.dual_finetuning import worn_by
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress

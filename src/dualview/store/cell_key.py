@@ -37,7 +37,7 @@ from dualview.tasks.hub import find, hub_addresses
 from dualview.tasks.task import SPLITS, Task, load_task
 
 if TYPE_CHECKING:
-    from dualview.comparison.run import Prepared
+    from dualview.comparison.prepare import Prepared
     from dualview.models.loading import LanguageModel
 
 # What a run imports and yet decides no number; the embedded files that `assets` fetches are hashed themselves.

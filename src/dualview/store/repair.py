@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+
 from dualview.store import locks as claims
 from dualview.store.cell import Damage, checked, foreign_files, read_manifest, stamp_of
 from dualview.store.folder import Problem, StoreFolder, put_back

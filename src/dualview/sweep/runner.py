@@ -21,8 +21,8 @@ from dualview.options import RunOptions
 from dualview.store.cell import NewCell, NoRecords
 from dualview.store.cell_key import Fingerprints, Identity
 from dualview.store.compaction import pack
-from dualview.store.locks import Claim
 from dualview.store.folder import Problem, is_nothing
+from dualview.store.locks import Claim
 from dualview.store.signals import uninterrupted
 from dualview.store.store import Store
 from dualview.sweep.engine import Engine, Failed, Finished, Known, Local, Outcome, failed

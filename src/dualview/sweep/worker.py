@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from dualview.comparison import run as comparison
 from dualview.comparison.cache import LastOfEach
+from dualview.comparison.prepare import Prepared, load, prepare
 from dualview.comparison.result import Result
-from dualview.comparison.run import Prepared
+from dualview.comparison.run import measure
 from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
 from dualview.io.progress import Silent
@@ -85,13 +85,13 @@ class Worker:
     def _prepared(self, options: RunOptions) -> Identity:
         if self._ready is None or self._ready.options != options:
             self._ready = None
-            self._ready = comparison.prepare(options, self._loaded(options), recall=self._recall)
+            self._ready = prepare(options, self._loaded(options), recall=self._recall)
         return identify(self._ready, self._hash_file)
 
     def _measured(self, options: RunOptions) -> Result:
         self._prepared(options)
         assert self._ready is not None
-        result = comparison.measure(self._ready)
+        result = measure(self._ready)
         skipped: Mapping[str, str] = (result.model_extra or {}).get("controls_skipped", {})
         for reason in skipped.values():
             if _NO_MEMORY.search(reason):
@@ -138,7 +138,7 @@ class Worker:
 
 def _load(options: RunOptions) -> LanguageModel | UserError:
     try:
-        return comparison.load(options, Silent())
+        return load(options, Silent())
     except UserError as error:
         return error
     except Exception as error:

@@ -22,7 +22,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.anatomy.layers import Layer
-from dualview.comparison.run import Prepared, recipe_of
+from dualview.comparison.finetuning import recipe_of
+from dualview.comparison.prepare import Prepared
 from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
 from dualview.duality.on_model.dual_finetuning import role_factors, update_contributions, worn_by
 from dualview.duality.on_model.meta_gradients import projected

@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualview.comparison.controls.settings import control_settings
-from dualview.comparison.run import Prepared, prepare, recipe_of
+from dualview.comparison.finetuning import recipe_of
+from dualview.comparison.prepare import Prepared, prepare
 from dualview.io.errors import UserError
 from dualview.learning.finetune import Tape, Tuned, Watch, finetune, steps_of
 from dualview.learning.selection import status_of

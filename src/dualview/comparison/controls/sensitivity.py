@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from dualview.comparison.controls.settings import reordered
+from dualview.comparison.prepare import Prepared
 from dualview.learning.finetune import Recipe, Tuned, finetune
 from dualview.metrics.controls import MetricControls
 from dualview.metrics.predictions import TopK, order_sensitivity, overlap_cosine, token_overlap
 from dualview.metrics.summary import compute_metrics
 from dualview.models.scoring import Asked, ask
 from dualview.records import Records, Setting
-
-if TYPE_CHECKING:
-    from dualview.comparison.run import Prepared
 
 QUERIES = 64
 PERMUTATIONS = 5

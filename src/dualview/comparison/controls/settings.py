@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
 from dualview.learning.finetune import Recipe, Rule, Tuned, finetune
@@ -26,10 +27,6 @@ from dualview.tasks.prompts import PromptSet, build_prompts
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import sample_demos
 from dualview.tasks.task import Task, load_task, shuffled
-
-if TYPE_CHECKING:
-    from dualview.comparison.run import Prepared
-
 
 Grid = Callable[[Rule], Sequence[Tuned]]
 """Trains a rule at every learning rate of the grid."""
@@ -198,8 +195,6 @@ def _random_text(prepared: Prepared) -> tuple[int, ...]:
 
 def _best(prepared: Prepared, tuned: Sequence[Tuned]) -> Tuned:
     """Another rule at its own best learning rate, chosen as the main one was."""
-    from dualview.comparison.run import selection_queries
-
     trials = judge_rates(prepared.lm, tuned, selection_queries(prepared), prepared.zero_shot)
     return tuned[best(trials)]
 

@@ -25,6 +25,7 @@ from dualview.lab.modifications.settings import Settings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
 def modifications(
     *,
     out: Path | str | None = None,

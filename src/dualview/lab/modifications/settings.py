@@ -10,7 +10,6 @@ from annotated_types import Ge
 from dualview.lab.settings import AtLeastOne, Positive, SeveralSeeds
 from dualview.options import option
 
-
 FAMILIES = ("regularised", "augmented", "negative", "sign")
 
 

@@ -1,0 +1,151 @@
+"""What is decided before the model is asked anything that is reported: task, model, demonstrations, prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dualview.comparison.cache import Recall, afresh
+from dualview.io.errors import UserError
+from dualview.io.progress import Progress, Silent
+from dualview.learning.calibration import calibration_queries
+from dualview.learning.selection import Trial, best
+from dualview.metrics.predictions import accuracy
+from dualview.models.loading import LanguageModel, load_model
+from dualview.models.scoring import Plan, ask
+from dualview.models.untrained import redrawn
+from dualview.options import SEEDS, SELECTION_ROWS, RunOptions
+from dualview.tasks.prompts import PromptSet, Query, build_prompts, encode_queries, resolve_bos
+from dualview.tasks.rows import Row
+from dualview.tasks.sampling import read_rows, sample_demos, sample_queries, selection_rows
+from dualview.tasks.task import Task, load_task
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything decided before the model is asked anything that is reported."""
+
+    options: RunOptions
+    lm: LanguageModel
+    task: Task
+    seed: int | None
+    demos: Sequence[Row]
+    """All demonstrations asked for; the prompts hold those that fit."""
+    prompts: PromptSet
+    seed_trials: list[Trial] = field(default_factory=list[Trial])
+    recall: Recall = afresh
+
+    @property
+    def zero_shot(self) -> Plan:
+        bare = self.prompts.zero_prefix
+        return Plan(bare, len(bare), at=self.options.at, batch_size=self.options.batch_size)
+
+    @property
+    def in_context(self) -> Plan:
+        special = len(self.prompts.zero_prefix)
+        return Plan(self.prompts.prefix, special, at=self.options.at, batch_size=self.options.batch_size)
+
+
+def prepare(
+    options: RunOptions,
+    lm: LanguageModel | None = None,
+    progress: Progress | None = None,
+    recall: Recall = afresh,
+) -> Prepared:
+    """Read the task and the model, choose the demonstrations, and make every prompt."""
+    progress = progress or Silent()
+    task = recall("task", (options.task, options.data), lambda: load_task(options.task, options.data))
+    asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
+    given = read_rows(task, options.demos) if options.demos else None
+    if given is None and options.seed != "auto":
+        given = sample_demos(task, options.seed, options.shots)  # before the model loads: mistakes show at once
+    lm = lm or load(options, progress)
+    if given is not None:
+        seed = None if options.demos else int(options.seed)
+        return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked), recall=recall)
+    trials = _seed_trials(options, lm, task, progress, recall)
+    seed = SEEDS[best(trials)]
+    given = sample_demos(task, seed, options.shots)
+    return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked), trials, recall)
+
+
+def load(options: RunOptions, progress: Progress) -> LanguageModel:
+    """The model that the options name."""
+    with progress.part(f"loading {options.model}", 1) as advance:
+        lm = load_model(
+            options.model,
+            dtype=options.dtype,
+            device=options.device,
+            trust_remote_code=options.trust_remote_code,
+        )
+        lm = redrawn(lm, options.weights)
+        advance(1)
+    return lm
+
+
+def _prompts(
+    options: RunOptions, lm: LanguageModel, task: Task, demos: Sequence[Row], queries: Sequence[Row]
+) -> PromptSet:
+    return build_prompts(
+        task,
+        lm.tokenizer,
+        demos,
+        queries,
+        bos=options.bos,
+        separator=options.separator,
+        max_context=_context(options, lm),
+        room_for=_content_free(options, lm, task, queries),
+    )
+
+
+def _content_free(options: RunOptions, lm: LanguageModel, task: Task, rows: Sequence[Row]) -> tuple[Query, ...]:
+    """What calibration will ask behind the same demonstrations."""
+    if not options.calibrate:
+        return ()
+    return calibration_queries(task, lm, encode_queries(task, lm.tokenizer, rows))
+
+
+def _seed_trials(options: RunOptions, lm: LanguageModel, task: Task, progress: Progress, recall: Recall) -> list[Trial]:
+    """ICL accuracy of each seed's demonstrations on the selection rows."""
+    rows = _fitting(options, lm, task)
+    drawn = {seed: _prompts(options, lm, task, sample_demos(task, seed, options.shots), rows) for seed in SEEDS}
+
+    def tried() -> list[Trial]:
+        trials: list[Trial] = []
+        with progress.part("choosing the seed", len(SEEDS) * len(rows)) as advance:
+            for seed, prompts in drawn.items():
+                how = Plan(prompts.prefix, len(prompts.zero_prefix), record=False, batch_size=options.batch_size)
+                scores = ask(lm, prompts.queries, how, progress=advance).settings[0].log_probs
+                gold = np.array([query.gold for query in prompts.queries])
+                trials.append(Trial(seed, accuracy(scores, gold), "ok"))
+        return trials
+
+    return recall("seed trials", (tuple(drawn.values()), options.batch_size), tried)
+
+
+def selection_queries(prepared: Prepared) -> tuple[Query, ...]:
+    """The selection rows as queries, without those too long for the context."""
+    return encode_queries(prepared.task, prepared.lm.tokenizer, _fitting(prepared.options, prepared.lm, prepared.task))
+
+
+def _fitting(options: RunOptions, lm: LanguageModel, task: Task) -> list[Row]:
+    """The selection rows that fit the context; whatever may be reported, or is shown, chooses nothing."""
+    given = [row for path in (options.queries, options.demos) if path is not None for row in read_rows(task, path)]
+    known = {task.render(row) for row in (*given, *task.rows("validation"))}
+    rows = [row for row in selection_rows(task, SELECTION_ROWS) if task.render(row) not in known]
+    limit, special = _context(options, lm), int(resolve_bos(lm.tokenizer, options.bos) is not None)
+    queries = encode_queries(task, lm.tokenizer, rows)
+    fitting = [r for r, q in zip(rows, queries, strict=True) if limit is None or special + q.longest <= limit]
+    if not fitting:
+        raise UserError(
+            f"Task {task.name} has no selection row that fits the context and is neither asked nor shown; "
+            "give --lr and --seed as numbers."
+        )
+    return fitting
+
+
+def _context(options: RunOptions, lm: LanguageModel) -> int | None:
+    """How many positions may be used."""
+    return min((limit for limit in (lm.context, options.max_context) if limit is not None), default=None)
