@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dualview.comparison.verdict import Verdict, judge
 from dualview.io.errors import UserError
+from dualview.metrics.verdict import Verdict, judge
 from dualview.records import Records
 
 

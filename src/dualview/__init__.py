@@ -6,15 +6,18 @@ The public names are loaded on first use, so that `import dualview` costs nothin
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from dualview.io import display
 
 if TYPE_CHECKING:
     from dualview.comparison.result import Result
     from dualview.comparison.run import compare
     from dualview.comparison.seeds import compare_seeds
-    from dualview.comparison.verdict import Verdict, judge
     from dualview.io.errors import UserError
     from dualview.metrics.summary import compute_metrics
+    from dualview.metrics.verdict import Verdict, judge
     from dualview.models.loading import LanguageModel, load_model
     from dualview.options import RunOptions
     from dualview.records import Records, Setting, load_records, save_records
@@ -40,11 +43,10 @@ _HOME = {
     "Task": "dualview.tasks.task",
     "list_tasks": "dualview.tasks.task",
     "load_task": "dualview.tasks.task",
-    "Verdict": "dualview.comparison.verdict",
-    "judge": "dualview.comparison.verdict",
+    "Verdict": "dualview.metrics.verdict",
+    "judge": "dualview.metrics.verdict",
     "compare_seeds": "dualview.comparison.seeds",
     "load": "dualview.store.api",
-    "sweep": "dualview.sweep.runner",
 }
 
 __all__ = [
@@ -68,6 +70,15 @@ __all__ = [
     "save_records",
     "sweep",
 ]
+
+
+def _renderer(name: str) -> Callable[[Any], str]:
+    """A function of `report.notebook`, imported when something is shown."""
+    return lambda thing: getattr(importlib.import_module("dualview.report.notebook"), name)(thing)
+
+
+display.register("Result", _renderer("result_html"))
+display.register("SeedsResult", _renderer("seeds_html"))
 
 
 def __getattr__(name: str) -> Any:

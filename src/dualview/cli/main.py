@@ -176,8 +176,8 @@ def metrics(
     json: Annotated[Path | None, typer.Option(help="write the metrics to this file")] = None,
 ) -> None:
     """Recompute every metric from saved records, without a model."""
-    from dualview.comparison.verdict import judge
     from dualview.metrics.summary import compute_metrics
+    from dualview.metrics.verdict import judge
     from dualview.records import load_records
     from dualview.report.terminal import metrics_report
 

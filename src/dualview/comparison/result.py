@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from dualview.io.atomic import write_json
+from dualview.io.display import as_html
 from dualview.io.errors import UserError
 from dualview.records import Records
 
@@ -130,11 +131,9 @@ class Result(BaseModel):
         """The tensors behind the numbers, while the run is in memory."""
         return self._records
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """In a notebook: the verdict, the numbers and two figures."""
-        from dualview.report.notebook import result_html
-
-        return result_html(self)
+        return as_html(self)
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)

@@ -21,7 +21,6 @@ from dualview.comparison.finetuning import FineTuning, fine_tune, recipe_of, tra
 from dualview.comparison.prepare import Prepared, prepare, selection_queries
 from dualview.comparison.provenance import provenance
 from dualview.comparison.result import AskedPrompts, Result
-from dualview.comparison.verdict import judge
 from dualview.io.atomic import must_be_writable
 from dualview.io.clock import Clock
 from dualview.io.errors import UserError
@@ -29,6 +28,7 @@ from dualview.io.progress import Progress, Silent
 from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.finetune import Rule, Tuned
 from dualview.metrics.controls import MetricControls
+from dualview.metrics.verdict import judge
 from dualview.models.loading import LanguageModel
 from dualview.models.scoring import Asked, Plan, ask
 from dualview.models.untrained import redrawn

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dualview.comparison.result import Result
 from dualview.io.atomic import write_json
+from dualview.io.display import as_html
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
 from dualview.metrics.predictions import correct
@@ -50,11 +51,9 @@ class SeedsResult(BaseModel):
     """How often each verdict was reached."""
     results: list[Result]
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """In a notebook: each number over seeds, and two figures."""
-        from dualview.report.notebook import seeds_html
-
-        return seeds_html(self)
+        return as_html(self)
 
     def save(self, path: Path) -> None:
         write_json(path, self.model_dump(mode="json", by_alias=True))

@@ -7,9 +7,7 @@ Nothing here imports torch before a lab is used.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,17 +34,5 @@ def __getattr__(name: str) -> Any:
     if name == "LabResult":
         return import_module(f"{__name__}.harness").LabResult
     if name in LABS:
-        return getattr(import_module(f"{__name__}.{name}.run"), name)
+        return import_module(f"{__name__}.{name}")  # a package that can be called
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class _Labs(ModuleType):
-    """Keeps `dualview.lab.sign` the function after the package of that name was imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # An import binds the package here; left unbound, the name goes to `__getattr__`, which finds the function in it.
-        if not (name in LABS and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Labs

@@ -1,4 +1,4 @@
-"""A study: a spec expands to cells, an engine computes them, a store keeps them.
+"""A study: a spec expands to cells, an engine computes them, a store keeps them. `dualview.sweep(...)` runs one.
 
 The names are loaded on first use, so that importing this package costs nothing.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from dualview.io.callable_package import make_callable
 
 if TYPE_CHECKING:
     from dualview.sweep.runner import Summary, sweep
@@ -21,3 +23,6 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'dualview.sweep' has no attribute {name!r}")
+
+
+make_callable(__name__, f"{__name__}.runner.sweep")

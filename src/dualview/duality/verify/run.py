@@ -14,22 +14,15 @@ from typing import Any, Literal
 from rich.markup import escape
 from rich.table import Table
 
-from dualview.duality import (
-    identities_implicit,
-    identities_linear,
-    identities_regression,
-    identities_softmax,
-    misprints,
-    misprints_implicit,
-)
+from dualview.duality.verify import implicit, linear, misprints, misprints_implicit, regression, softmax
 from dualview.duality.verify.check import Draws, Identity, Measured, ModelIdentity, NotApplicable
 from dualview.io.errors import UserError
 
 IDENTITIES: tuple[Identity, ...] = (
-    *identities_linear.IDENTITIES,
-    *identities_regression.IDENTITIES,
-    *identities_softmax.IDENTITIES,
-    *identities_implicit.IDENTITIES,
+    *linear.IDENTITIES,
+    *regression.IDENTITIES,
+    *softmax.IDENTITIES,
+    *implicit.IDENTITIES,
 )
 
 MISPRINTS: tuple[Identity, ...] = (*misprints.MISPRINTS, *misprints_implicit.MISPRINTS)
