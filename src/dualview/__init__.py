@@ -49,6 +49,9 @@ _HOME = {
     "load": "dualview.store.api",
 }
 
+_PACKAGES = ("lab", "metrics", "report", "store", "sweep", "variants")
+"""`metrics`, `report`, `sweep` and each lab can be called: they are verbs too."""
+
 __all__ = [
     "LanguageModel",
     "Records",
@@ -84,6 +87,8 @@ display.register("SeedsResult", _renderer("seeds_html"))
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"dualview.{name}")
     raise AttributeError(f"module 'dualview' has no attribute {name!r}")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from dualview.comparison.finetuning import FineTuning
 from dualview.comparison.prepare import Prepared
 from dualview.comparison.provenance import finished
-from dualview.comparison.result import Result
+from dualview.comparison.result import SCHEMA, Result
 from dualview.io.clock import Clock
 from dualview.learning.selection import status_of
 from dualview.metrics.summary import compute_metrics, plain
@@ -36,6 +36,7 @@ def assemble(
     clock.lap("metrics")
     return Result.model_validate(
         {
+            "schema": SCHEMA,
             "provenance": finished(known, clock),
             "task": {
                 "name": prepared.task.name,

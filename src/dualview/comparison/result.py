@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 
 from dualview.io.atomic import write_json
 from dualview.io.display import as_html
 from dualview.io.errors import UserError
+from dualview.metrics.measured import Measured, PerLayer, ResultPart
 from dualview.records import Records
 
 if TYPE_CHECKING:
@@ -19,58 +20,17 @@ if TYPE_CHECKING:
 SCHEMA = "dualview.result/1"
 
 
-class _Part(BaseModel):
-    """Known keys are typed; keys added beside them (counts, reasons) are kept."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-
-class TaskPart(_Part):
+class TaskPart(ResultPart):
     name: str
     shots: int
     """Demonstrations asked for."""
     shots_used: int
     """Demonstrations that fit the context."""
     n_queries: int
+    labels: list[str] | None = None
 
 
-class Accuracy(_Part):
-    zsl: float
-    icl: float
-    ft: float
-
-
-class Rec2FTPPart(_Part):
-    value: float | None
-    n_ft: int
-    n_both: int
-    chance: float | None
-    p: float | None
-    reverse: float | None
-
-
-class SimAOUPart(_Part):
-    raw: float | None
-    normalised: float | None
-    raw_per_layer: list[float | None] | None
-    normalised_per_layer: list[float | None] | None
-
-
-class SimAMPart(_Part):
-    before: float | None
-    after: float | None
-    delta: float | None
-    before_per_layer: list[float | None] | None
-    after_per_layer: list[float | None] | None
-    delta_per_layer: list[float | None] | None
-
-
-class UpdateNorm(_Part):
-    icl: float | None
-    ft: float | None
-
-
-class FineTuningPart(_Part):
+class FineTuningPart(ResultPart):
     rule: str
     lr: float
     loss: str
@@ -78,10 +38,12 @@ class FineTuningPart(_Part):
     epochs: int
     steps: int
     final_loss: float | None
+    losses: PerLayer | None = None
+    """Of every step."""
     status: str
 
 
-class QueryPart(_Part):
+class QueryPart(ResultPart):
     """One query: the right candidate, and each setting's mean log-probability of every candidate.
 
     Null where a diverged model has none.
@@ -93,6 +55,86 @@ class QueryPart(_Part):
     ft: list[float | None]
 
 
+class DrawSeeds(ResultPart):
+    """What every draw was seeded with; the controls' stand under their own names."""
+
+    demos: int | None
+
+
+class RunPart(ResultPart):
+    """When, where and how long: no part of any comparison of results."""
+
+    date: str
+    host: str
+    device_name: str | None = None
+    seconds: dict[str, float]
+
+
+class Provenance(ResultPart):
+    """Everything that decides the numbers."""
+
+    versions: dict[str, Any]
+    model: str
+    architecture: str
+    weights_hash: str
+    dtype: str
+    device: str
+    threads: int | None
+    attention: str
+    seeds: DrawSeeds
+    prompts_hash: str
+    options: dict[str, Any]
+    """Those that differ from the defaults."""
+    run: RunPart | None = None
+
+
+class TrialPart(ResultPart):
+    """One learning rate, or seed, on the selection rows."""
+
+    value: float
+    accuracy: float | None
+    status: str
+
+
+class SelectionPart(ResultPart):
+    rows: int = 0
+    lr: list[TrialPart] = []
+    seed: list[TrialPart] = []
+
+
+class NormPoint(ResultPart):
+    """One rule at one learning rate: similarities against the size of the update."""
+
+    rule: str
+    lr: float
+    status: str
+    queries: int
+    accuracy: float | None = None
+    update_norm: float | None = None
+    sim_aou_raw: float | None = None
+    sim_aou_normalised: float | None = None
+    sim_am_after: float | None = None
+    sim_am_delta: float | None = None
+
+
+class OrderPart(ResultPart):
+    """How much answers vary over orders of the same demonstrations."""
+
+    permutations: int
+    queries: int
+    icl: float | None
+    ft: float | None
+
+
+class TrainedControl(ResultPart):
+    lr: float
+    status: str
+
+
+class CalibratedPart(ResultPart):
+    accuracy: dict[str, float | None]
+
+
 @dataclass(frozen=True)
 class AskedPrompts:
     """What the model was asked, and the tokenizer that can show it."""
@@ -101,21 +143,21 @@ class AskedPrompts:
     tokenizer: Any
 
 
-class Result(BaseModel):
+class Result(Measured):
     """Everything a comparison found, with what is needed to repeat it."""
 
     model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
 
     schema_: str = Field(SCHEMA, alias="schema")
-    provenance: dict[str, Any]
+    provenance: Provenance
     task: TaskPart
-    accuracy: Accuracy
-    rec2ftp: Rec2FTPPart
-    sim_aou: SimAOUPart
-    sim_am: SimAMPart
-    update_norm: UpdateNorm
     ft: FineTuningPart
-    warnings: list[str]
+    selection: SelectionPart | None = None
+    calibrated: CalibratedPart | None = None
+    order_sensitivity: OrderPart | None = None
+    norm_curve: list[NormPoint] | None = None
+    controls_skipped: dict[str, str] | None = None
+    controls_trained: dict[str, TrainedControl] | None = None
     queries: list[QueryPart]
 
     _records: Records | None = PrivateAttr(default=None)
@@ -134,9 +176,6 @@ class Result(BaseModel):
     def _repr_html_(self) -> str | None:
         """In a notebook: the verdict, the numbers and two figures."""
         return as_html(self)
-
-    def to_json(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", by_alias=True)
 
     def save(self, path: Path) -> None:
         """Write the JSON file, whole or not at all."""

@@ -1,0 +1,225 @@
+"""What is measured of one run, typed as it stands in the result file: every metric, its controls and the verdict.
+
+`dualview run` adds where it came from (`comparison.result.Result`); `dualview metrics` recomputes exactly this from
+saved records. Keys that a later version adds are kept when a file is read and written again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+PerLayer = list[float | None]
+"""One number a layer; null where it is undefined."""
+Named = dict[str, float | None]
+
+
+class ResultPart(BaseModel):
+    """Known keys are typed; keys added by other versions are kept."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class Undefined(ResultPart):
+    """How many single values of a similarity are undefined and left out."""
+
+    count: int
+    of: int
+
+
+class Accuracy(ResultPart):
+    """Of each setting; controls and a patch stand under their own names."""
+
+    zsl: float
+    icl: float
+    ft: float
+    patch: float | None = None
+
+    @property
+    def by_setting(self) -> dict[str, float]:
+        return {name: value for name, value in self.model_dump().items() if value is not None}
+
+
+class Rec2FTPPart(ResultPart):
+    value: float | None
+    n_ft: int
+    n_both: int
+    chance: float | None
+    p: float | None
+    reverse: float | None
+    reason: str | None = None
+
+
+class SimAOUPart(ResultPart):
+    raw: float | None
+    normalised: float | None
+    raw_per_layer: PerLayer | None
+    normalised_per_layer: PerLayer | None
+    noise_floor: float | None = None
+    noise_floor_per_layer: PerLayer | None = None
+    undefined: dict[str, Undefined | None] = {}
+    reason: dict[str, str | None] = {}
+
+
+class SimAMPart(ResultPart):
+    before: float | None
+    after: float | None
+    delta: float | None
+    before_per_layer: PerLayer | None
+    after_per_layer: PerLayer | None
+    delta_per_layer: PerLayer | None
+    undefined: dict[str, Undefined | None] = {}
+    reason: dict[str, str | None] = {}
+
+
+class UpdateNormPart(ResultPart):
+    icl: float | None
+    ft: float | None
+    icl_per_layer: PerLayer | None = None
+    ft_per_layer: PerLayer | None = None
+
+
+class DemoMassPart(ResultPart):
+    """λ: the softmax mass on the demonstrations."""
+
+    mean: float | None
+    per_layer: PerLayer
+    per_head: list[PerLayer]
+
+    @model_validator(mode="after")
+    def _has_layers(self) -> DemoMassPart:
+        if not self.per_head:
+            raise ValueError("has no layers")
+        return self
+
+
+class RankPart(ResultPart):
+    """Agreement of two rankings of the training tokens, and of the demonstrations."""
+
+    tau_token: float | None
+    tau_demo: float | None
+    recall_token: float | None
+    recall_demo: float | None
+    tau_token_per_layer: PerLayer
+
+
+class KendallPart(ResultPart):
+    """Attention to training tokens against each form of fine-tuning's side, and each at a learning rate of 0."""
+
+    value: float | None
+    tokens: int
+    queries: int
+    released: RankPart | None = None
+    dual_k: RankPart | None = None
+    dual_v: RankPart | None = None
+    released_lr0: RankPart | None = None
+    dual_k_lr0: RankPart | None = None
+    dual_v_lr0: RankPart | None = None
+    icl_reordered: RankPart | None = None
+
+
+class OverlapPart(ResultPart):
+    """The ten likeliest next tokens of a setting and of ICL."""
+
+    token_overlap: float | None
+    overlap_cosine: float | None
+
+
+class LayerBounds(ResultPart):
+    """Layer by layer: the spread over queries, and each floor and ceiling."""
+
+    quantiles: dict[str, PerLayer]
+    floors: dict[str, PerLayer]
+    ceilings: dict[str, PerLayer]
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> LayerBounds:
+        rows = [row for group in (self.quantiles, self.floors, self.ceilings) for row in group.values()]
+        if len({len(row) for row in rows}) > 1:
+            raise ValueError("has rows of different numbers of layers")
+        return self
+
+
+class ControlPart(ResultPart):
+    """What one metric is read against: its interval, floors with their p-values, ceilings, and other settings."""
+
+    value: float | None
+    ci: tuple[float, float] | None
+    floors: Named
+    floors_p: Named
+    ceiling: float | None
+    ceilings: Named
+    others: Named
+    position: float | None = None
+    p: float | None
+    below_p: float | None = None
+    reason: str | None = None
+    p_per_layer: dict[str, PerLayer] | None = None
+    per_layer: LayerBounds | None = None
+
+    @model_validator(mode="after")
+    def _tested(self) -> ControlPart:
+        if untested := sorted(set(self.floors) - set(self.floors_p)):
+            raise ValueError(f"has no p of the floor {untested[0]}")
+        return self
+
+    @property
+    def highest_floor(self) -> tuple[str, float] | None:
+        """The floor that decides, with its name."""
+        known = {name: value for name, value in self.floors.items() if value is not None}
+        name = max(known, key=lambda name: known[name], default=None)
+        return None if name is None else (name, known[name])
+
+
+class ConditionPart(ResultPart):
+    metric: str = ""
+    clause: str
+    passed: bool | None
+
+
+class JudgedMetric(ResultPart):
+    """One metric as the verdict saw it."""
+
+    value: float | None
+    ci: tuple[float, float] | None
+    floor: float | None
+    ceiling: float | None
+    p: float | None
+    position: float | None = None
+    passed: bool | None
+
+
+class VerdictPart(ResultPart):
+    overall: str
+    sentence: str
+    by_metric: dict[str, JudgedMetric] = {}
+    conditions: list[ConditionPart]
+    limits: str
+
+
+class Measured(ResultPart):
+    """Every metric of one run, with its controls and the verdict where controls were run."""
+
+    accuracy: Accuracy
+    rec2ftp: Rec2FTPPart
+    sim_aou: SimAOUPart
+    sim_am: SimAMPart
+    update_norm: UpdateNormPart
+    demo_mass: DemoMassPart | None = None
+    kendall: KendallPart | None = None
+    overlap: dict[str, OverlapPart] | None = None
+    controls: dict[str, ControlPart] | None = None
+    verdict: VerdictPart | None = None
+    warnings: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """As the result file has it: the keys that were given, no others."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+    def number(self, key: str) -> float | None:
+        """A number by its dotted key in the file, such as `sim_aou.raw`; None where there is none."""
+        value: Any = self
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
+        return value
