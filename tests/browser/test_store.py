@@ -43,7 +43,7 @@ def test_the_numbers_are_the_store_s(browser: Any, address: str, store: Path) ->
             for number in (accuracy.zsl, accuracy.icl, accuracy.ft, controls["ci"][0], controls["ci"][1]):
                 assert f"{number:.3f}".replace("-", "−") in text
             row.get_by_role("button").click()
-            expect(page.locator("#cell-title")).to_contain_text(f"seed {each.result.provenance['seeds']['demos']}")
+            expect(page.locator("#cell-title")).to_contain_text(f"seed {each.result.provenance.seeds.demos}")
             frame = page.frame_locator("#report")
             expect(frame.locator("body")).to_contain_text("SimAOU")
             expect(frame.locator("svg").first).to_be_visible()  # its script ran, in its sandbox

@@ -138,7 +138,7 @@ def test_the_comparison_runs_on_redrawn_weights(lm: LanguageModel, task: Path, w
     options: dict[str, Any] = {"task": str(task), "shots": 3, "n_queries": 6, "lr": LR, "controls": "none"}
     found = dualview.compare(model=lm, weights=weights, **options)
     other = untrained(lm, keep_embeddings=weights == "trained-embeddings", seed=0)
-    assert found.provenance["weights_hash"] == other.weights_hash != lm.weights_hash
+    assert found.provenance.weights_hash == other.weights_hash != lm.weights_hash
     assert_alike(found.to_json()["queries"], dualview.compare(model=other, **options).to_json()["queries"])
 
 

@@ -55,8 +55,8 @@ def test_every_checkpoint_is_compared_as_run_would(place: Path):
         assert draw["sim_aou"]["raw"] == pytest.approx(single.sim_aou.raw)
         assert draw["accuracy"]["icl"] == single.accuracy.icl and draw["lr"] == 0.01
         assert ours["numbers"]["sim_aou.raw"]["values"][index] == pytest.approx(single.sim_aou.raw)
-        assert draw["verdict"] == single.model_extra["verdict"]["overall"]
-    floors = [single.model_extra["controls"] for single in singles]
+        assert draw["verdict"] == single.verdict.overall
+    floors = [single.to_json()["controls"] for single in singles]
     for name, value in ours["floors"]["sim_aou"].items():
         known = [each["sim_aou"]["floors"][name] for each in floors if each["sim_aou"]["floors"][name] is not None]
         assert value == (pytest.approx(np.mean(known)) if known else None)

@@ -57,16 +57,16 @@ def read_back(command: str) -> RunOptions:
 @given(CHOSEN)
 def test_the_command_gives_the_options_back(chosen: dict[str, Any]) -> None:
     options = RunOptions.make(**chosen)
-    again = read_back(command_of({"options": options.changed}))
+    again = read_back(command_of(options.changed))
     assert {**options.changed, "protocol": None} == {**again.changed, "protocol": None}
 
 
 def test_a_protocol_is_not_laid_over_what_the_run_had_set() -> None:
     options = RunOptions.make(protocol="dai", seed=1, at="prompt")
-    again = read_back(command_of({"options": options.changed}))
+    again = read_back(command_of(options.changed))
     assert again.seed == 1 and again.at == "prompt" and again.separator == "eos"
 
 
 @pytest.mark.parametrize("name", ["my model", "it's", "$(rm -rf x)", "-x", "a;b", "`id`"])
 def test_names_are_quoted(name: str) -> None:
-    assert read_back(command_of({"options": {"model": name}})).model == name
+    assert read_back(command_of({"model": name})).model == name

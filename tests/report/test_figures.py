@@ -83,7 +83,7 @@ def test_every_figure_says_what_was_run(run: TinyRun, bend: Bend) -> None:
         if name == "attention":
             assert "m on t" in said and "lr 0.01" in said
         else:
-            assert run.result.provenance["model"] in said.replace(" ", "").replace("\\", "") or "model" in said
+            assert run.result.provenance.model in said.replace(" ", "").replace("\\", "") or "model" in said
             for part in ("on mr", "5 demonstrations (seed 1)", "20 queries", "lr 0.05"):
                 assert part in said, (name, part)
         for axes in figure.axes:

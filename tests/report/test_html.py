@@ -114,7 +114,7 @@ def test_every_query_has_its_predictions(run: TinyRun, page: Element) -> None:
 
 def test_prompts_are_those_the_model_saw(run: TinyRun, page: Element) -> None:
     shown = data_of(page)["prompts"]
-    options = RunOptions.make(**{k: v for k, v in run.result.provenance["options"].items() if k != "lr_grid"})
+    options = RunOptions.make(**{k: v for k, v in run.result.provenance.options.items() if k != "lr_grid"})
     prepared = prepare(options)
     for number in (0, 7, 19):
         wanted = describe_prompt(prepared.prompts, prepared.lm.tokenizer, number)
@@ -235,7 +235,7 @@ def test_a_run_in_memory_brings_its_own_prompts(run: TinyRun, bend: Bend) -> Non
     def unknown(content: dict[str, Any]) -> None:
         content["provenance"]["options"]["model"] = "not/here"
 
-    prepared = prepare(RunOptions.make(**run.result.provenance["options"]))
+    prepared = prepare(RunOptions.make(**run.result.provenance.options))
     result = bend(unknown)
     assert isinstance(prompts_of(result), Missing)
     result._asked = AskedPrompts(prepared.prompts, prepared.lm.tokenizer)  # pyright: ignore[reportPrivateUsage]

@@ -98,8 +98,8 @@ class TrialPart(ResultPart):
 
 class SelectionPart(ResultPart):
     rows: int = 0
-    lr: list[TrialPart] = []
-    seed: list[TrialPart] = []
+    lr: list[TrialPart] | None = None
+    seed: list[TrialPart] | None = None
 
 
 class NormPoint(ResultPart):

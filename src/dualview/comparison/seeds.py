@@ -108,8 +108,7 @@ def compare_seeds(
         results.append(result)
     summary = {key: _over(key, results, runs) for key, runs in arrays.items()}
     summary["rec2ftp.value"] = _over("rec2ftp.value", results, None)
-    reached = [extra["verdict"] for extra in (result.model_extra or {} for result in results) if "verdict" in extra]
-    verdicts = Counter(verdict["overall"] for verdict in reached)
+    verdicts = Counter(result.verdict.overall for result in results if result.verdict is not None)
     found = {"seeds": list(seeds), "summary": summary, "verdicts": dict(verdicts), "results": results}
     return SeedsResult.model_validate(found)
 

@@ -28,7 +28,7 @@ SETTING_NAMES = {"zsl": "zero-shot", "icl": "in-context", "ft": "fine-tuned", "p
 def caption(result: Result) -> str:
     """The small print of every figure: model, task, demonstrations, seed, n, precision, fine-tuning."""
     content = result.to_json()
-    model = result.provenance["model"]
+    model = result.provenance.model
     said = f"{model} on {result.task.name}; {what_ran(content)}; fine-tuning: {how_tuned(content)}."
     return f"{said} {EMBEDDED[0].upper()}{EMBEDDED[1:]}." if model == "embedded" else said
 

@@ -43,11 +43,11 @@ class Run:
     def of(cls, result: Result) -> Run:
         content = result.model_dump(mode="json", by_alias=True, exclude={"queries"})
         layers = {key: at(content, f"{key}_per_layer") for key in LAYERED}
-        options = result.provenance["options"]
+        options = result.provenance.options
         return cls(
-            model=result.provenance["model"],
+            model=result.provenance.model,
             task=result.task.name,
-            seed=result.provenance["seeds"]["demos"],
+            seed=result.provenance.seeds.demos,
             shots=result.task.shots_used,
             n_queries=result.task.n_queries,
             rule=result.ft.rule,

@@ -131,18 +131,18 @@ def rebuild(result: Result) -> ShownPrompts:
     from dualview.tasks.task import load_task
 
     # What differs from the defaults was written down in full, so a protocol's presets must not come on top of it.
-    options = RunOptions.make(**{k: v for k, v in result.provenance["options"].items() if k != "protocol"})
+    options = RunOptions.make(**{k: v for k, v in result.provenance.options.items() if k != "protocol"})
     task = load_task(options.task, options.data)
     asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
     if options.demos:
         demos: Sequence[Any] = read_rows(task, options.demos)
     else:
-        demos = sample_demos(task, int(result.provenance["seeds"]["demos"]), options.shots)
+        demos = sample_demos(task, int(result.provenance.seeds.demos or 0), options.shots)
     tokenizer = _tokenizer(options.model)
     prompts = build_prompts(
         task, tokenizer, demos[: result.task.shots_used], asked, bos=options.bos, separator=options.separator
     )
-    if prompts_hash(prompts) != result.provenance["prompts_hash"]:
+    if prompts_hash(prompts) != result.provenance.prompts_hash:
         raise UserError("the rows or the tokenizer are no longer those of the run: the prompts' hash differs.")
     return ShownPrompts.of(prompts, tokenizer)
 

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def command_of(provenance: Mapping[str, Any]) -> str:
+def command_of(options: Mapping[str, Any]) -> str:
     """`dualview run` with every option that differs from its default, writing to `out`.
 
     A protocol's presets are among these, so the protocol itself is not repeated: it would bring back those that the
     run had set to their defaults.
 
-    >>> command_of({"options": {"task": "mr", "data": "my data", "lr": 0.003, "calibrate": True}})
+    >>> command_of({"task": "mr", "data": "my data", "lr": 0.003, "calibrate": True})
     "dualview run --task mr --data 'my data' --lr 0.003 --calibrate --out out"
     """
     words = ["dualview", "run"]
-    for name, value in provenance["options"].items():
+    for name, value in options.items():
         if name == "protocol":
             continue
         flag = f"--{name.replace('_', '-')}"

@@ -50,13 +50,13 @@ def section(name: str, title: str, *content: object) -> Markup:
 
 
 def run_title(result: Result) -> str:
-    return f"{result.provenance['model']} on {result.task.name}"
+    return f"{result.provenance.model} on {result.task.name}"
 
 
 def run_lines(result: Result) -> list[str]:
     content = result.to_json()
     lines = [what_ran(content), f"fine-tuning: {how_tuned(content)}"]
-    return [*lines, EMBEDDED] if result.provenance["model"] == "embedded" else lines
+    return [*lines, EMBEDDED] if result.provenance.model == "embedded" else lines
 
 
 # ----------------------------------------------------------------------------------------------------------- verdict
@@ -219,7 +219,7 @@ def tuning_section(result: Result, charts: Markup) -> Markup:
     for name, title, unit in (("lr", "Learning rates tried", "rate"), ("seed", "Seeds tried", "seed")):
         trials: list[dict[str, Any]] = selection.get(name) or []
         if trials:
-            chosen = result.ft.lr if name == "lr" else result.provenance["seeds"]["demos"]
+            chosen = result.ft.lr if name == "lr" else result.provenance.seeds.demos
             rows = [
                 [
                     f"{trial['value']:g}",
@@ -265,23 +265,22 @@ def _commits(known: Mapping[str, Any]) -> dict[str, object]:
 def provenance_section(result: Result) -> Markup:
     """What made these numbers, and the command that makes them again."""
     known = result.provenance
-    run = known.get("run") or {}
+    run = known.run
     facts: dict[str, object] = {
-        "model": known["model"],
+        "model": known.model,
         **_commits(known),
-        "architecture": known["architecture"],
-        "weights, sha256": tag("code", known["weights_hash"]),
-        "prompts, sha256": tag("code", known["prompts_hash"]),
-        "computed in": f"{known['dtype']} on {known['device']}, threads: {known['threads']}, {known['attention']}",
-        "versions": ", ".join(f"{name} {version}" for name, version in known["versions"].items()),
-        "options": ", ".join(f"{name} = {value}" for name, value in known["options"].items())
-        or "all at their defaults",
-        "when and where": f"{run.get('date', 'unknown')}, {run.get('host', 'unknown')}",
-        "seconds": ", ".join(f"{name} {seconds:g}" for name, seconds in (run.get("seconds") or {}).items()),
+        "architecture": known.architecture,
+        "weights, sha256": tag("code", known.weights_hash),
+        "prompts, sha256": tag("code", known.prompts_hash),
+        "computed in": f"{known.dtype} on {known.device}, threads: {known.threads}, {known.attention}",
+        "versions": ", ".join(f"{name} {version}" for name, version in known.versions.items()),
+        "options": ", ".join(f"{name} = {value}" for name, value in known.options.items()) or "all at their defaults",
+        "when and where": "unknown" if run is None else f"{run.date}, {run.host}",
+        "seconds": ", ".join(f"{name} {seconds:g}" for name, seconds in ({} if run is None else run.seconds).items()),
     }
     listed = tag("dl", *(join(tag("dt", name), tag("dd", value)) for name, value in facts.items()), class_="facts")
     return join(
         tag("p", "This command repeats the run:"),
-        tag("pre", tag("code", command_of(known)), tabindex=0),
+        tag("pre", tag("code", command_of(known.options)), tabindex=0),
         listed,
     )

@@ -43,7 +43,7 @@ def write_seeds(several: SeedsResult, *, out: Path | None, json: Path | None) ->
 
 def write_records(result: Result, folder: Path, kept: Path) -> list[Path]:
     records = result.records
-    if records is None or not result.provenance["options"].get("save_records"):
+    if records is None or not result.provenance.options.get("save_records"):
         return []
     path = folder / "records.safetensors"
     return _extra(path, lambda: [save_records(records, path)], kept)

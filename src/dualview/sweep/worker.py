@@ -92,7 +92,7 @@ class Worker:
         self._prepared(options)
         assert self._ready is not None
         result = measure(self._ready)
-        skipped: Mapping[str, str] = (result.model_extra or {}).get("controls_skipped", {})
+        skipped = result.controls_skipped or {}
         for reason in skipped.values():
             if _NO_MEMORY.search(reason):
                 raise MemoryError(reason)

@@ -175,16 +175,12 @@ def _measure(settings: Settings, lm: LanguageModel, checkpoint: Checkpoint) -> d
     }
 
 
-def _extra(result: Result) -> dict[str, Any]:
-    return result.model_extra or {}
-
-
 def _floors(results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
     """By metric and by name: each floor's mean over the draws."""
     found: dict[str, dict[str, list[float]]] = {}
     for result in results:
         for metric in ("sim_aou", "sim_am"):
-            for name, floor in _extra(result)["controls"][metric]["floors"].items():
+            for name, floor in (result.controls or {})[metric].floors.items():
                 values = found.setdefault(metric, {}).setdefault(name, [])
                 if floor is not None:
                     values.append(floor)
@@ -193,20 +189,21 @@ def _floors(results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
 
 def _draw(seed: int, result: Result) -> dict[str, Any]:
     """One draw's numbers, as its own result file would hold them."""
-    controls, verdict = _extra(result)["controls"], _extra(result)["verdict"]
+    controls, verdict = result.controls, result.verdict
+    assert controls is not None and verdict is not None  # the lab runs with controls
 
     def standing(metric: str) -> dict[str, Any]:
-        return {"ci": controls[metric]["ci"], "above_every_floor": verdict["by_metric"][metric]["passed"]}
+        return {"ci": controls[metric].ci, "above_every_floor": verdict.by_metric[metric].passed}
 
     return {
         "seed": seed,
         "shots_used": result.task.shots_used,
-        "accuracy": result.accuracy.model_dump(),
+        "accuracy": result.accuracy.model_dump(exclude_unset=True),
         "sim_aou": {"raw": result.sim_aou.raw, **standing("sim_aou")},
         "sim_am": {"delta": result.sim_am.delta, **standing("sim_am")},
-        "rec2ftp": result.rec2ftp.model_dump(),
-        "update_norm": result.update_norm.model_dump(),
+        "rec2ftp": result.rec2ftp.model_dump(exclude_unset=True),
+        "update_norm": result.update_norm.model_dump(exclude_unset=True),
         "lr": result.ft.lr,
         "status": result.ft.status,
-        "verdict": verdict["overall"],
+        "verdict": verdict.overall,
     }
