@@ -84,8 +84,8 @@ def test_without_package_metadata(asked: tuple[str, ...], uninstalled: dict[str,
     assert run.returncode == 0, run.stderr
     must_be_a_result(tmp_path / "out" / "result.json")
     result = Result.load(tmp_path / "out" / "result.json")
-    assert result.provenance["versions"]["dualview"] == dualview.__version__
-    assert result.provenance["versions"]["torch"][0].isdigit()
+    assert result.provenance.versions["dualview"] == dualview.__version__
+    assert result.provenance.versions["torch"][0].isdigit()
 
 
 def test_a_sweep_and_a_lab_without_package_metadata(
@@ -104,7 +104,7 @@ def test_a_sweep_and_a_lab_without_package_metadata(
     assert run.returncode == 0, run.stderr
     with Store(tmp_path / "store") as store:
         [stored] = store.results()
-    assert stored.result.provenance["versions"]["dualview"] == dualview.__version__
+    assert stored.result.provenance.versions["dualview"] == dualview.__version__
     assert LabResult.load(tmp_path / "lab" / "regression.json").provenance["versions"]["dualview"]
 
 

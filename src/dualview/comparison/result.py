@@ -75,6 +75,10 @@ class Provenance(ResultPart):
 
     versions: dict[str, Any]
     model: str
+    model_commit: str | None = None
+    """On the hub; None for a model from elsewhere."""
+    code_commits: dict[str, str] = {}
+    data_commits: dict[str, str] = {}
     architecture: str
     weights_hash: str
     dtype: str

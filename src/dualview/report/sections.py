@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dualview.comparison.result import Result
+from dualview.comparison.result import Provenance, Result
 from dualview.metrics.controls import ROLES
 from dualview.report.catalogue import EMBEDDED, NUMBERS, Number, at, beside, bounds, how_tuned, present, shown, what_ran
 from dualview.report.chart_data import accuracies
@@ -254,10 +254,10 @@ def _more(content: Mapping[str, Any]) -> Markup | None:
 # -------------------------------------------------------------------------------------------------------- provenance
 
 
-def _commits(known: Mapping[str, Any]) -> dict[str, object]:
+def _commits(known: Provenance) -> dict[str, object]:
     """The hub's commits behind the model, its code and the task's rows, where they came from the hub."""
-    model = {known["model"]: known["model_commit"]} if known.get("model_commit") else {}
-    found = {**model, **(known.get("code_commits") or {}), **(known.get("data_commits") or {})}
+    model = {known.model: known.model_commit} if known.model_commit else {}
+    found = {**model, **known.code_commits, **known.data_commits}
     said = [join(f"{name} ", tag("code", commit), " ") for name, commit in found.items()]
     return {"hub commits": join(*said)} if said else {}
 
