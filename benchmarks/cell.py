@@ -18,7 +18,7 @@ import torch
 from common import embedded, must_agree, prepared, report, timed
 
 from dualview.comparison.run import run
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.options import RunOptions
 from dualview.tasks.prompts import PromptSet
 

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import torch
 
 from dualview.comparison.prepare import Prepared, prepare
-from dualview.models.loading import LanguageModel, load_model
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import load_model
 from dualview.options import RunOptions
 from dualview.tasks.rows import Row
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from common import embedded, prepared, report
 
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Plan, ask
 from dualview.tasks.prompts import Query
 

@@ -13,23 +13,25 @@ from dualview.io import display
 
 if TYPE_CHECKING:
     from dualview.comparison.result import Result
-    from dualview.comparison.run import compare
     from dualview.comparison.seeds import compare_seeds
     from dualview.io.errors import UserError
     from dualview.metrics.summary import compute_metrics
     from dualview.metrics.verdict import Verdict, judge
-    from dualview.models.loading import LanguageModel, load_model
+    from dualview.models.language_model import LanguageModel
+    from dualview.models.loading import load_model
     from dualview.options import RunOptions
     from dualview.records import Records, Setting, load_records, save_records
     from dualview.store.api import load
     from dualview.sweep.runner import sweep
     from dualview.tasks.task import Task, list_tasks, load_task
+    from dualview.verbs import run
+    from dualview.verbs import run as compare
 
 __version__ = "0.1.0"
 """The only place where the version is written; the build reads it from here."""
 
 _HOME = {
-    "compare": "dualview.comparison.run",
+    "run": "dualview.verbs",
     "UserError": "dualview.io.errors",
     "compute_metrics": "dualview.metrics.summary",
     "LanguageModel": "dualview.models.loading",
@@ -70,6 +72,7 @@ __all__ = [
     "load_model",
     "load_records",
     "load_task",
+    "run",
     "save_records",
     "sweep",
 ]
@@ -84,7 +87,12 @@ display.register("Result", _renderer("result_html"))
 display.register("SeedsResult", _renderer("seeds_html"))
 
 
+_ALIASES = {"compare": "run"}
+"""Former names."""
+
+
 def __getattr__(name: str) -> Any:
+    name = _ALIASES.get(name, name)
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     if name in _PACKAGES:

@@ -10,7 +10,8 @@ import pytest
 
 from browser.explorer import Reference
 from browser.watched import NAMES, executable, missing
-from dualview.models.loading import LanguageModel, load_model
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import load_model
 from equivalence import tiny
 from web.live import serving, shelf_of
 

@@ -10,8 +10,8 @@ import numpy as np
 import yaml
 
 from dualview.analyses.explain import Explanation, explain
-from dualview.comparison.run import compare
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
+from dualview.verbs import run as compare
 from equivalence import tiny
 
 DEMOS = [("the film was fine", 1), ("a dull story", 0), ("very warm and clever", 1)]

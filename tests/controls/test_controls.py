@@ -19,7 +19,8 @@ from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.seeds import compare_seeds, parse_seeds
 from dualview.learning.finetune import Recipe, finetune
 from dualview.learning.traces import trace_training
-from dualview.models.loading import LanguageModel, adopt, load_model
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import adopt, load_model
 from dualview.models.scoring import Asked, Plan, ask
 from dualview.models.untrained import untrained
 from dualview.options import RunOptions

@@ -11,7 +11,8 @@ import numpy as np
 from transformers import PreTrainedModel
 
 import zoo
-from dualview.models.loading import LanguageModel, adopt
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import adopt
 from dualview.tasks.prompts import Query, TrainingSequence
 from equivalence import reference
 

@@ -10,7 +10,7 @@ import torch
 
 import zoo
 from close import assert_close
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, Plan, ask
 from equivalence import cases, reference
 

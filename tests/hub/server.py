@@ -60,8 +60,8 @@ class Hub:
         """Method, path and range of every request."""
         self.cuts: dict[str, tuple[int, int]] = {}
         """File name → how many downloads of it are still to be cut, and after how many bytes."""
-        self.stalled = False
-        """Take connections and say nothing."""
+        self.stalled: str | None = None
+        """Say nothing where a path contains this."""
         self.down = False
         """Answer 503 to everything."""
         self.moved: dict[tuple[str, str], str] = {}
@@ -135,7 +135,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             path = unquote(parts.path)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             hub.log.append((self.command, path, self.headers.get("Range")))
-            while hub.stalled:
+            while hub.stalled is not None and hub.stalled in path:
                 time.sleep(0.05)
             try:
                 if hub.down:

@@ -184,19 +184,34 @@ def test_offline_with_a_part_of_the_model(
     assert "only a part of the model user/part (model.safetensors of commit" in said
 
 
-@pytest.mark.parametrize("how", ["down", "stalled"])
-def test_a_hub_that_does_not_answer(hub: Hub, online: Client, model_files: Two, local_task: Path, how: str) -> None:
+@pytest.mark.parametrize(("how", "on", "off"), [("down", True, False), ("stalled", "/", None)])
+def test_a_hub_that_does_not_answer(
+    hub: Hub, online: Client, model_files: Two, local_task: Path, how: str, on: Any, off: Any
+) -> None:
     """Without a copy one sentence, soon; with one the model is read from the cache, and that is said."""
     commit = hub.repo(f"user/before-{how}").commit(model_files[0])
     ask(online, f"user/before-{how}", local_task).fine()
-    setattr(hub, how, True)
+    setattr(hub, how, on)
     try:
         missing, there = (ask(online, f"user/{name}-{how}", local_task) for name in ("new", "before"))
     finally:
-        setattr(hub, how, False)
+        setattr(hub, how, off)
     assert f"user/new-{how} is not in the cache and the hub at {hub.url} could not be reached" in missing.complaint()
     assert missing.seconds < 15 and there.seconds < 15
     assert there.code == 0 and f"from the cache, commit {commit}." in there.err
+
+
+def test_a_hub_that_lists_files_and_does_not_send_them(
+    hub: Hub, online: Client, model_files: Two, local_task: Path
+) -> None:
+    hub.repo("user/listed").commit(model_files[0])
+    hub.stalled = "/resolve/"
+    try:
+        answer = ask(online, "user/listed", local_task)
+    finally:
+        hub.stalled = None
+    assert "download of config.json of user/listed failed" in answer.complaint()
+    assert answer.seconds < 20
 
 
 def test_an_address_where_no_hub_is(hub: Hub, online: Client, local_task: Path, tmp_path: Path) -> None:

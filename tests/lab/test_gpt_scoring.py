@@ -10,7 +10,8 @@ import torch
 
 from dualview.lab.gpt.model import NAMES, variant_of
 from dualview.lab.gpt.scoring import few_shot, in_context, prompts_of, score
-from dualview.models.loading import LanguageModel, adopt, load_model
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import adopt, load_model
 from dualview.models.scoring import Plan, ask
 from dualview.tasks.prompts import PromptSet, Query, build_prompts
 from dualview.tasks.sampling import sample_demos, sample_queries

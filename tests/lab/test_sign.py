@@ -17,7 +17,8 @@ from dualview.lab.harness import LabResult
 from dualview.lab.sign import run as sign
 from dualview.lab.sign.report import figures, summarise, tables
 from dualview.lab.sign.values import Muted, SparingSign, observe_sink, text_rows
-from dualview.models.loading import LanguageModel, load_model
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import load_model
 from dualview.variants import Sign, apply, attach, detach
 from equivalence.tiny import FILL, save_model, save_task
 

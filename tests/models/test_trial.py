@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 import zoo
 from dualview.anatomy.layers import dissect
 from dualview.io.errors import UserError
-from dualview.models.loading import LanguageModel, adopt
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import adopt
 from dualview.models.packing_check import (
     ALLOWED,
     Gap,

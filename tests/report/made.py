@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dualview.comparison.result import Result
-from dualview.comparison.run import compare
 from dualview.records import Records, load_records
+from dualview.verbs import run as compare
 from equivalence import tiny
 
 

@@ -18,13 +18,14 @@ from dualview.analyses.explain import explain
 from dualview.cli import main as cli
 from dualview.comparison.finetuning import recipe_of
 from dualview.comparison.prepare import prepare
-from dualview.comparison.run import compare
 from dualview.duality.on_model.demo_tokens import demo_tokens
 from dualview.io.errors import UserError
 from dualview.learning.finetune import finetune
 from dualview.learning.traces import trace_training
-from dualview.models.loading import LanguageModel, load_model
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import load_model
 from dualview.models.scoring import ask
+from dualview.verbs import run as compare
 from dualview.web.attention import groups_of, head_shares
 from dualview.web.experiment import answer
 from dualview.web.jobs import Cancelled
@@ -391,7 +392,7 @@ def test_attention_tells_of_every_step_and_layer_and_can_be_left(shelf: Shelf, g
 
 
 def test_advice_is_what_the_page_can_do(model: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualview.models.loading.LanguageModel.context", 12)
+    monkeypatch.setattr("dualview.models.language_model.LanguageModel.context", 12)
     with pytest.raises(UserError) as error:
         told(shelf_of(model), given)
     assert "--max-context" not in str(error.value) and "shorten" in str(error.value)

@@ -37,7 +37,7 @@ from dualview.io.progress import Progress, Silent
 from dualview.io.saving import save_somewhere
 from dualview.learning.finetune import Status, Tuned
 from dualview.metrics.predictions import accuracy, predictions
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Patch, Plan, ask, compute_prefix
 from dualview.options import COMPARISON_ONLY, RunOptions, refuse_options
 from dualview.tasks.prompts import Query, encode_queries, prompts_hash

@@ -39,7 +39,7 @@ from dualview.io.progress import Progress, Silent
 from dualview.learning.traces import TrainingTrace
 from dualview.metrics.kendall import kendall
 from dualview.metrics.predictions import predictions
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import ask
 from dualview.tasks.rows import Row
 

@@ -17,7 +17,7 @@ from dualview.comparison.single_query import question
 from dualview.duality.on_model.head_report import HeadReport, head_report
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True)

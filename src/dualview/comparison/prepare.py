@@ -13,7 +13,8 @@ from dualview.io.progress import Progress, Silent
 from dualview.learning.calibration import calibration_queries
 from dualview.learning.selection import Trial, best
 from dualview.metrics.predictions import accuracy
-from dualview.models.loading import LanguageModel, load_model
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import load_model
 from dualview.models.scoring import Plan, ask
 from dualview.models.untrained import redrawn
 from dualview.options import SEEDS, SELECTION_ROWS, RunOptions

@@ -16,7 +16,7 @@ from dualview.comparison.controls.settings import control_seeds
 from dualview.comparison.prepare import Prepared
 from dualview.io.clock import Clock
 from dualview.io.versions import versions
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import prompts_hash
 
 

@@ -77,8 +77,8 @@ class Provenance(ResultPart):
     model: str
     model_commit: str | None = None
     """On the hub; None for a model from elsewhere."""
-    code_commits: dict[str, str] = {}
-    data_commits: dict[str, str] = {}
+    code_commits: dict[str, str] = Field(default_factory=dict)
+    data_commits: dict[str, str] = Field(default_factory=dict)
     architecture: str
     weights_hash: str
     dtype: str

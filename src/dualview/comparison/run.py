@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,49 +20,16 @@ from dualview.comparison.finetuning import FineTuning, fine_tune, recipe_of, tra
 from dualview.comparison.prepare import Prepared, prepare, selection_queries
 from dualview.comparison.provenance import provenance
 from dualview.comparison.result import AskedPrompts, Result
-from dualview.io.atomic import must_be_writable
 from dualview.io.clock import Clock
-from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
 from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.finetune import Rule, Tuned
 from dualview.metrics.controls import MetricControls
 from dualview.metrics.verdict import judge
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, Plan, ask
-from dualview.models.untrained import redrawn
 from dualview.options import RunOptions
 from dualview.records import Records, Setting
-
-
-def compare(
-    *,
-    model: str | LanguageModel = "embedded",
-    out: Path | str | None = None,
-    json: Path | str | None = None,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Result:
-    """Compare zero-shot, in-context and fine-tuned on one task; the options are those of `RunOptions`.
-
-    `model` may be one that is already loaded. With `out`, the result, its report and (`save_records`) the tensors are
-    written there; with `json`, the result alone to that file. A report or tensors that cannot be written are a warning.
-    """
-    loaded = None if isinstance(model, str) else model
-    chosen = RunOptions.make(model=model if loaded is None else loaded.name, **options)
-    if chosen.save_records and out is None:
-        raise UserError("Saved records need a folder to be written to: give out.")
-    for place in (json, None if out is None else Path(out) / "result.json"):
-        if place is not None:
-            must_be_writable(Path(place))
-    from dualview.report.write_outputs import (
-        write,  # it stands on this module; before the work, since an import may fail
-    )
-
-    loaded = None if loaded is None else redrawn(loaded, chosen.weights)
-    result = run(chosen, lm=loaded, progress=progress or Silent())
-    write(result, out=None if out is None else Path(out), json=None if json is None else Path(json))
-    return result
 
 
 def run(options: RunOptions, *, lm: LanguageModel | None = None, progress: Progress | None = None) -> Result:

@@ -23,7 +23,7 @@ from dualview.options import RunOptions
 from dualview.records import Records
 
 if TYPE_CHECKING:
-    from dualview.models.loading import LanguageModel
+    from dualview.models.language_model import LanguageModel
 
 SCHEMA = "dualview.seeds/1"
 

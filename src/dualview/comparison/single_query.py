@@ -12,7 +12,7 @@ from dualview.duality.on_model.dual_finetuning import worn_by
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
 from dualview.learning.traces import TrainingTrace, trace_training
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.options import COMPARISON_ONLY, QUERIES_ONLY, RunOptions, refuse_options
 from dualview.tasks.prompts import PromptSet, build_prompts
 from dualview.tasks.rows import Row

@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dualview.io.assets import cache_dir
 from dualview.io.atomic import write_text
 from dualview.io.download import sha256_of
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, first_line
 from dualview.io.gguf import count_weights, read_gguf, save_gguf
 
 CONVERTER = 1
@@ -100,7 +100,7 @@ def converted(path: Path, dtype: str) -> Path | None:
     except _Unreadable as error:
         raise error.why from error
     except Exception as error:  # a full disk is a bare exception from the Rust writers, not an OSError
-        _log.warning("%s is used without caching its conversion in %s (%s).", path.name, _root(), _first_line(error))
+        _log.warning("%s is used without caching its conversion in %s (%s).", path.name, _root(), first_line(error))
         return None
 
 
@@ -196,7 +196,7 @@ def _problem(folder: Path) -> str | None:
         manifest = _Manifest.model_validate_json((folder / _MANIFEST).read_bytes())
         stamps = {name: _stamp(folder / name) for name in manifest.files}
     except (OSError, ValidationError) as error:
-        return _first_line(error)
+        return first_line(error)
     known = _known_stamps(folder)
     for name, file in manifest.files.items():
         path = folder / name
@@ -319,8 +319,3 @@ def _locked() -> Generator[None]:
 
 def _size(n: int) -> str:
     return f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:.1f} MB"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")

@@ -12,6 +12,7 @@ import importlib
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ _NAME = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NETWORK = ("httpx", "httpcore", "requests", "urllib3", "aiohttp")
 """Packages whose exceptions mean that a connection failed; which one is used depends on the client's version."""
+_PROBES, _PAUSE_SECONDS = 3, 1.0
 _log = logging.getLogger("dualview.io.hub")
 
 
@@ -131,12 +133,31 @@ def fetch(repo: Repo, files: Sequence[str]) -> Path:
             continue
         if repo.cached:
             raise incomplete(repo, file)
+        probe(repo, file)
         try:
             download(repo.name.repo, file, repo_type=repo.kind, revision=repo.commit)
         except Exception as error:
             raise explained(error, repo.name, repo.kind, file) from error
     _remember(repo)
     return repo.folder
+
+
+def probe(repo: Repo, file: str) -> None:
+    """Ask for a file's size alone: whether it may be read, and whether the hub answers at all.
+
+    The client would ask a hub that does not answer six more times and wait a minute for each.
+    """
+    client: Any = importlib.import_module("huggingface_hub")
+    constants: Any = importlib.import_module("huggingface_hub.constants")
+    url = client.hf_hub_url(repo.name.repo, file, repo_type=repo.kind, revision=repo.commit)
+    for attempt in range(1, _PROBES + 1):
+        try:
+            client.get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+            return
+        except Exception as error:
+            if attempt == _PROBES or not _is_down(error):
+                raise explained(error, repo.name, repo.kind, file) from error
+        time.sleep(_PAUSE_SECONDS)
 
 
 def quiet() -> None:

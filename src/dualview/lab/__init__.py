@@ -27,7 +27,7 @@ LABS: dict[str, str] = {
     "sign": "Sign the values of a trained model's attention: what breaks, and is it the attention sink?",
     "dynamics": "Measure how alike in-context learning and fine-tuning are through a training.",
 }
-"""The labs by name. Each is a package whose module `run` holds `Settings`, a function of this name, `tables`, `figures`."""
+"""The labs by name. Each is a package whose module `run` holds `Settings`, the lab, `tables` and `figures`."""
 
 
 def __getattr__(name: str) -> Any:

@@ -5,8 +5,8 @@ A page holds a pair of marks, the file's place relative to the page between them
     <!-- lab: regression.json -->
     <!-- end -->
 
-and `python -m dualview.lab.docs_tables PAGE …` writes the command and its tables in between. Words after the file's name
-choose the tables that have them in their title: `<!-- lab: language.json cost -->`.
+and `python -m dualview.lab.docs_tables PAGE …` writes the command and its tables in between. Words after the name of
+the file choose the tables that have them in their title: `<!-- lab: language.json cost -->`.
 """
 
 from __future__ import annotations

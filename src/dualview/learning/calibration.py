@@ -15,7 +15,7 @@ from jaxtyping import Float
 from scipy.special import log_softmax, logsumexp  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.metrics.predictions import accuracy
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Patch, Plan, ask
 from dualview.records import Setting
 from dualview.tasks.prompts import CONTENT_FREE, Query, content_free_queries

@@ -25,7 +25,8 @@ from dualview.anatomy.dispatch import run_forward
 from dualview.anatomy.layers import Projection, Role
 from dualview.io.errors import UserError
 from dualview.learning.weight_patches import Deltas, Linearised, Parameters, added
-from dualview.models.loading import LanguageModel, adopt
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import adopt
 from dualview.models.prefix import Causal, as_row
 from dualview.models.probe import Tap, Whole, first_order, tapping
 from dualview.models.scoring import Patch

@@ -11,7 +11,7 @@ from dualview.io.progress import Advance
 from dualview.learning.finetune import Status, Tuned
 from dualview.learning.weight_patches import Deltas
 from dualview.metrics.predictions import accuracy, predictions
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Plan, ask
 from dualview.tasks.prompts import Query
 

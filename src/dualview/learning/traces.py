@@ -18,7 +18,7 @@ from torch import Tensor
 from dualview.anatomy.layers import Projection
 from dualview.learning.finetune import Recipe, Tape, Tuned, Watch, finetune, in_single_precision, rate_groups
 from dualview.learning.weight_patches import Deltas
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import TrainingSequence
 
 

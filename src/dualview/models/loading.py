@@ -5,38 +5,26 @@ Weights are read from safetensors or GGUF only, never from a pickle, and a model
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import transformers
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dualview.anatomy.dispatch import Unsupported
-from dualview.anatomy.layers import Anatomy, dissect
+from dualview.anatomy.layers import dissect
 from dualview.io import assets, gguf_cache
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, first_line
 from dualview.io.gguf import read_gguf
 from dualview.io.hub import HubName
 from dualview.models.amx_workaround import mind_amx
 from dualview.models.hub import Snapshot, fetch_code, fetch_model
-from dualview.models.packing_check import (
-    ALLOWED,
-    CANNOT_RUN,
-    HALF,
-    Tokens,
-    WholePrompts,
-    in_single_precision,
-    packed_against_whole,
-    run_whole,
-    trial_tokens,
-)
+from dualview.models.language_model import LanguageModel
+from dualview.models.packing_check import slow_because
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 BALANCED = "balanced"
@@ -49,82 +37,6 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-
-@dataclass(frozen=True)
-class LanguageModel:
-    """A causal LM with its tokenizer, and what dualview found out about it."""
-
-    name: str
-    model: PreTrainedModel
-    tokenizer: Any
-    """A Hugging Face tokenizer; `tasks.prompt.Tokenizer` says what is used of it."""
-    anatomy: Anatomy
-    slow_because: str | None = None
-    """Why this architecture cannot share a prefix between packed queries, found on loading; None where it can."""
-    commit: str | None = None
-    """The hub's commit that it was read from; None if it did not come from the hub."""
-    code_commits: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Other repositories of the hub that its Python code was taken from, each with its commit."""
-    _hash: list[str] = field(default_factory=list[str], repr=False, compare=False)
-
-    @property
-    def whole_because(self) -> str | None:
-        """Why prompts are run whole now: the architecture, or an attention variant that the model wears."""
-        variant = replaced_attention(self.model)
-        return self.slow_because if variant is None else f"its attention is the variant {variant}"
-
-    @property
-    def fast(self) -> bool:
-        return self.whole_because is None
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
-    @property
-    def vocab(self) -> int:
-        return int(self.model.config.get_text_config().vocab_size)
-
-    @property
-    def context(self) -> int | None:
-        """How many positions the model has, where its configuration says."""
-        config = self.model.config.get_text_config()
-        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            found = getattr(config, key, None)
-            if isinstance(found, int) and found > 0:
-                return found
-        return None
-
-    def shares_prefix(self, prefix: int, longest: int, shift: int = 0) -> bool:
-        """Whether queries of up to `longest` tokens, moved on by `shift`, may share a prefix of so many.
-
-        Not where rotary positions are scaled by the length of what is read and the scaling differs between the prefix
-        by itself and a whole prompt: with longrope, if the prompt goes past the length at which it changes and the
-        prefix does not; with dynamic scaling, if the prompt goes past it at all.
-        """
-        rope = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
-        for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
-            kind = each.get("rope_type")
-            turn = each.get("original_max_position_embeddings") or self.context or 0
-            if kind in ("longrope", "dynamic") and prefix + shift + longest > turn:
-                return self.fast and kind == "longrope" and prefix > turn
-        return self.fast
-
-    @property
-    def weights_hash(self) -> str:
-        """sha256 over every parameter's name, shape, dtype and bytes; computed once."""
-        if not self._hash:
-            digest = hashlib.sha256()
-            for name, tensor in sorted(self.model.state_dict().items()):
-                digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-            self._hash.append(digest.hexdigest())
-        return self._hash[0]
 
 
 def load_model(
@@ -196,7 +108,7 @@ def _from_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
             _must_be_whole(path.name, loaded[1])
         except Exception as error:
             _log.warning(
-                "The cached conversion of %s could not be loaded and is removed (%s).", path.name, _first_line(error)
+                "The cached conversion of %s could not be loaded and is removed (%s).", path.name, first_line(error)
             )
             gguf_cache.discard(folder)
         else:
@@ -217,15 +129,6 @@ def _with_variant(name: str, source: str, dtype: torch.dtype, where: torch.devic
     return load(source, dtype=dtype)
 
 
-def replaced_attention(model: PreTrainedModel) -> str | None:
-    """The variant in place of the model's softmax, if it wears one (`augmented` leaves the softmax alone)."""
-    from dualview.variants.registry import VARIANTS, implementation
-
-    worn = {implementation(kind): name for name, kind in VARIANTS.items()}
-    variant = worn.get(model.config._attn_implementation or "")  # pyright: ignore[reportPrivateUsage]
-    return None if variant == "augmented" else variant
-
-
 def adopt(model: PreTrainedModel, tokenizer: Any, name: str) -> LanguageModel:
     """Take a model that is already in memory: find its parts and try the fast path on it."""
     model.eval().requires_grad_(False)
@@ -234,7 +137,7 @@ def adopt(model: PreTrainedModel, tokenizer: Any, name: str) -> LanguageModel:
     except Unsupported as error:
         raise UserError(f"dualview cannot follow the attention of {name}: {error}.") from error
     lm = LanguageModel(name, model, tokenizer, anatomy)
-    return replace(lm, slow_because=_slow_because(lm))
+    return replace(lm, slow_because=slow_because(lm))
 
 
 def _must_be_whole(name: str, info: Any) -> None:
@@ -273,7 +176,7 @@ def pick_device(device: str) -> torch.device:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"Device {device!r} cannot be used here ({_first_line(error)}); try cpu or auto.") from error
+        raise UserError(f"Device {device!r} cannot be used here ({first_line(error)}); try cpu or auto.") from error
     return found
 
 
@@ -303,79 +206,18 @@ def _source(name: str) -> str | Path | HubName:
 
 def _why(name: str, error: Exception) -> str:
     if name.endswith(".gguf"):
-        return f"The GGUF file {name} could not be read ({_first_line(error)}); it may be cut short: fetch it again."
+        return f"The GGUF file {name} could not be read ({first_line(error)}); it may be cut short: fetch it again."
     if "trust_remote_code=True" in str(error):
         return (
             f"The model {name} needs Python code that comes with it or from another repository, which is not run "
             "unasked; read that code, then add --trust-remote-code (trust_remote_code=True)."
         )
     no_tokenizer = "instantiate the backend tokenizer" in str(error)
-    why = "there is no tokenizer beside it: save it to the same folder" if no_tokenizer else _first_line(error)
+    why = "there is no tokenizer beside it: save it to the same folder" if no_tokenizer else first_line(error)
     return (
         f"The model {name} could not be loaded ({why}); --model takes embedded, a folder with "
         "config.json and safetensors weights, a .gguf file, or the id of a causal LM on a reachable hub."
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
-
-
-def _must_be_causal(lm: LanguageModel, whole: WholePrompts) -> None:
-    """An encoder loaded as a language model reads what comes later: changing the last token shows it."""
-    if whole.later_token.found > ALLOWED * whole.later_token.rounding:
-        raise UserError(f"{lm.name} is not a causal language model: what it predicts depends on later tokens.")
-
-
-def _slow_because(lm: LanguageModel) -> str | None:
-    """Why packed prompts are not the same as whole ones for this model, or None where rounding is all that differs.
-
-    In half precision the same question is asked in float32 first, where a small difference shows. An architecture
-    that cannot be run so (its code insists on one dtype) is judged by half precision alone, and by its modules.
-    """
-    tokens = trial_tokens(lm)
-    if lm.dtype in HALF:
-        try:
-            with in_single_precision(lm.model):
-                found = _judge(lm, tokens)
-        except CANNOT_RUN:
-            found = None
-        if found is not None:
-            return found
-    return _judge(lm, tokens)
-
-
-def _judge(lm: LanguageModel, tokens: Tokens) -> str | None:
-    whole = run_whole(lm, tokens)
-    _must_be_causal(lm, whole)
-    mixing = _mixes_tokens(lm)
-    if mixing is not None:
-        return mixing
-    if not lm.shares_prefix(len(tokens.prefix), len(tokens.second) + 1):  # a variant, or positions scaled by length
-        return None
-    try:
-        gap = packed_against_whole(lm, tokens, whole)
-    except CANNOT_RUN as error:
-        return f"its attention cannot be packed ({_first_line(error)})"
-    if gap.is_rounding:
-        return None
-    return (
-        f"packed and whole prompts differ by {gap.found:.2g} in log-probability, "
-        f"where rounding explains {gap.rounding:.2g}"
-    )
-
-
-def _mixes_tokens(lm: LanguageModel) -> str | None:
-    """What can be seen of a block without running it."""
-    attentive = {layer.module for layer in lm.anatomy.layers}
-    for block in lm.anatomy.blocks:
-        inside = list(block.modules())
-        if not attentive.intersection(inside) or any(isinstance(module, nn.Conv1d) for module in inside):
-            return f"{type(block).__name__} mixes tokens by other means than attention"
-        if any("Indexer" in type(module).__name__ for module in inside):
-            return f"{type(block).__name__} chooses the tokens it attends to"
-    return None
 
 
 def _quiet() -> None:

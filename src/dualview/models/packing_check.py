@@ -19,20 +19,19 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from dualview.anatomy.dispatch import Call, Unsupported, run_forward
+from dualview.io.errors import UserError, first_line
+from dualview.models.language_model import LanguageModel
 from dualview.models.packing import grow, pack
 from dualview.models.prefix import Causal, Prefix
 from dualview.models.probe import Packed, Whole
 from dualview.tasks.prompts import Query
-
-if TYPE_CHECKING:
-    from dualview.models.loading import LanguageModel
 
 HALF = (torch.bfloat16, torch.float16)
 ALLOWED = 12.0
@@ -267,3 +266,59 @@ def in_single_precision(model: nn.Module) -> Generator[None]:
             hook.remove()
         for module in list(kept):
             narrow(module, None, None)
+
+
+def _must_be_causal(lm: LanguageModel, whole: WholePrompts) -> None:
+    """An encoder loaded as a language model reads what comes later: changing the last token shows it."""
+    if whole.later_token.found > ALLOWED * whole.later_token.rounding:
+        raise UserError(f"{lm.name} is not a causal language model: what it predicts depends on later tokens.")
+
+
+def slow_because(lm: LanguageModel) -> str | None:
+    """Why packed prompts are not the same as whole ones for this model, or None where rounding is all that differs.
+
+    In half precision the same question is asked in float32 first, where a small difference shows. An architecture
+    that cannot be run so (its code insists on one dtype) is judged by half precision alone, and by its modules.
+    """
+    tokens = trial_tokens(lm)
+    if lm.dtype in HALF:
+        try:
+            with in_single_precision(lm.model):
+                found = _judge(lm, tokens)
+        except CANNOT_RUN:
+            found = None
+        if found is not None:
+            return found
+    return _judge(lm, tokens)
+
+
+def _judge(lm: LanguageModel, tokens: Tokens) -> str | None:
+    whole = run_whole(lm, tokens)
+    _must_be_causal(lm, whole)
+    mixing = _mixes_tokens(lm)
+    if mixing is not None:
+        return mixing
+    if not lm.shares_prefix(len(tokens.prefix), len(tokens.second) + 1):  # a variant, or positions scaled by length
+        return None
+    try:
+        gap = packed_against_whole(lm, tokens, whole)
+    except CANNOT_RUN as error:
+        return f"its attention cannot be packed ({first_line(error)})"
+    if gap.is_rounding:
+        return None
+    return (
+        f"packed and whole prompts differ by {gap.found:.2g} in log-probability, "
+        f"where rounding explains {gap.rounding:.2g}"
+    )
+
+
+def _mixes_tokens(lm: LanguageModel) -> str | None:
+    """What can be seen of a block without running it."""
+    attentive = {layer.module for layer in lm.anatomy.layers}
+    for block in lm.anatomy.blocks:
+        inside = list(block.modules())
+        if not attentive.intersection(inside) or any(isinstance(module, nn.Conv1d) for module in inside):
+            return f"{type(block).__name__} mixes tokens by other means than attention"
+        if any("Indexer" in type(module).__name__ for module in inside):
+            return f"{type(block).__name__} chooses the tokens it attends to"
+    return None

@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from dualview.models.loading import LanguageModel, adopt
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import adopt
 from dualview.options import Weights
 
 UNTRAINED_SEED = 0

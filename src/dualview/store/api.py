@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from dualview.io.atomic import must_be_writable, whole
 from dualview.io.errors import UserError
-from dualview.store import query as sql_query
 from dualview.store.compaction import own_file
 from dualview.store.folder import Stored
+from dualview.store.query import query as query_sql
+from dualview.store.query import table as view
 from dualview.store.store import Store
 from dualview.store.tables import TABLES, TableName
 
@@ -63,7 +64,7 @@ class Listing:
 def ls(store: Where, *, all: bool = False) -> Listing:
     """The cells of a store, as rows, and what failed; `all`: those that were computed again since, too."""
     with Store(store) as opened:
-        rows = sql_query.table(opened, "cells", current=not all).to_pylist()
+        rows = view(opened, "cells", current=not all).to_pylist()
         return Listing(rows, opened.failures(), [str(problem) for problem in opened.problems])
 
 
@@ -80,7 +81,7 @@ def query(sql: str, store: Where, *, say: Say = _warn) -> Any:
     Columns of one name are told apart: `seed`, `seed_2`.
     """
     with Store(store) as opened:
-        answer = sql_query.query(opened, sql)
+        answer = query_sql(opened, sql)
         _tell(opened, say)
         return answer
 
@@ -92,7 +93,7 @@ def export(out: Where, store: Where, *, table: str = "cells", all: bool = False,
         raise UserError(f"{path} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, which says how to write it.")
     must_be_writable(path)
     with Store(store) as opened:
-        rows = sql_query.table(opened, table, current=not all)
+        rows = view(opened, table, current=not all)
         _tell(opened, say)
     with whole(path) as temporary:
         temporary.write_bytes(_encoded(rows, path.suffix))
@@ -151,7 +152,7 @@ def diff(left: str, right: str, store: Where | None = None, *, say: Say = _warn)
     if store is None:
         return _diff_stores(Path(left), Path(right), say)
     with Store(store) as opened:
-        rows = {row["key"]: row for row in sql_query.table(opened, "cells").to_pylist()}
+        rows = {row["key"]: row for row in view(opened, "cells").to_pylist()}
         _tell(opened, say)
         return _differences(*(_row_of(rows, opened, each) for each in (left, right)))
 
@@ -177,8 +178,7 @@ def _differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Diff
 def _diff_stores(left: Path, right: Path, say: Say) -> StoreDifference:
     with Store(left) as first, Store(right) as second:
         rows = [
-            {row["asked"]: row for row in sql_query.table(store, "cells", current=True).to_pylist()}
-            for store in (first, second)
+            {row["asked"]: row for row in view(store, "cells", current=True).to_pylist()} for store in (first, second)
         ]
         for store in (first, second):
             _tell(store, say)

@@ -38,7 +38,7 @@ from dualview.tasks.task import SPLITS, Task, load_task
 
 if TYPE_CHECKING:
     from dualview.comparison.prepare import Prepared
-    from dualview.models.loading import LanguageModel
+    from dualview.models.language_model import LanguageModel
 
 # What a run imports and yet decides no number; the embedded files that `assets` fetches are hashed themselves.
 ASIDE = (

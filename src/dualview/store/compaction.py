@@ -16,11 +16,11 @@ from typing import Any
 
 from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
-from dualview.store import locks as claims
 from dualview.store.cell import ROWS, Damage, checked, stamp_of
 from dualview.store.cell_key import digest
 from dualview.store.folder import Problem, StoreFolder
 from dualview.store.index import Entry, PackNote
+from dualview.store.locks import held
 from dualview.store.tables import TABLES, TableName
 
 AT_LEAST = 64
@@ -34,7 +34,7 @@ def pack(store: StoreFolder, *, at_least: int = AT_LEAST) -> int:
     """
     if not store.writable:
         return 0
-    with claims.held(store.places.claims, f"pack{store.places.own}") as ours:
+    with held(store.places.claims, f"pack{store.places.own}") as ours:
         if not ours:
             return 0
         _remove_unnamed(store)

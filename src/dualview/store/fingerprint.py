@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from dualview.models.loading import LanguageModel
+    from dualview.models.language_model import LanguageModel
 
 _REMOTE = "transformers_modules."
 """Under this name transformers imports the Python files that come with a model."""

@@ -22,7 +22,6 @@ from filelock import FileLock
 from dualview.io.atomic import write_json
 from dualview.io.errors import UserError
 from dualview.options import RunOptions
-from dualview.store import locks as claims
 from dualview.store.cell import (
     RECORDS,
     RESULT,
@@ -37,6 +36,7 @@ from dualview.store.cell import (
 )
 from dualview.store.cell_key import asked_id
 from dualview.store.index import Entry, Failure, Index, Unusable
+from dualview.store.locks import Claim, take
 from dualview.store.paths import Places
 
 if TYPE_CHECKING:
@@ -169,9 +169,9 @@ class StoreFolder:
 
     # ----------------------------------------------------------------------------------------------------- writing
 
-    def claim(self, options: RunOptions) -> claims.Claim | None:
+    def claim(self, options: RunOptions) -> Claim | None:
         """Hold a cell while it is computed; None if another process does."""
-        return claims.take(self.places.claims, asked_id(options))
+        return take(self.places.claims, asked_id(options))
 
     def has(self, key: str, *, records: bool = False) -> bool:
         """Whether a cell is there (with its tensors)."""

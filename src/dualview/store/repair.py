@@ -6,9 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from dualview.store import locks as claims
 from dualview.store.cell import Damage, checked, foreign_files, read_manifest, stamp_of
 from dualview.store.folder import Problem, StoreFolder, put_back
+from dualview.store.locks import clear, held
 
 
 def repair(store: StoreFolder) -> None:
@@ -23,7 +23,7 @@ def repair(store: StoreFolder) -> None:
         if path.parent != store.places.packs or path.name not in named:
             store.set_aside(path, "it is no part of a store")
     _clear_unfinished(store)
-    claims.clear(store.places.claims)
+    clear(store.places.claims)
     found, stamps, cells = store.places.listing(), store.index.stamps(), os.fspath(store.places.cells)
     for path in found.strangers:
         store.set_aside(path, "it is no part of a store")
@@ -53,7 +53,7 @@ def _examine(store: StoreFolder, key: str, *, known: bool) -> None:
 def _clear_unfinished(store: StoreFolder) -> None:
     """Remove what a killed process left half-written; what a living one is writing is under its claim."""
     for path in store.places.unfinished.iterdir():
-        with claims.held(store.places.claims, store.places.claimed(path)) as ours:
+        with held(store.places.claims, store.places.claimed(path)) as ours:
             if not ours:
                 continue
             if store.places.is_replaced(path):

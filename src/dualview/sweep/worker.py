@@ -22,7 +22,7 @@ from dualview.comparison.run import measure
 from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
 from dualview.io.progress import Silent
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.options import RunOptions
 from dualview.records import Records, save_records
 from dualview.store.cell_key import HashFile, Identity, identify

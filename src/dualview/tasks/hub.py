@@ -133,6 +133,9 @@ def _prepare(datasets: Any, address: HubAddress, repo: Repo) -> Any:
     """Let `datasets` download and convert the commit; a copy of another commit, its answer to failures, is refused."""
     if repo.cached:
         raise hub.incomplete(repo, f"configuration {address.config or 'default'}")
+    data = [file for file in repo.files if not file.startswith(".") and file != _CARD]
+    if data:
+        hub.probe(repo, data[0])
     builder: Any = datasets.load_dataset_builder(repo.id, address.config, revision=repo.commit)
     if builder.hash != repo.commit:
         raise UserError(

@@ -35,7 +35,7 @@ from dualview.learning.finetune import steps_of
 from dualview.learning.traces import Factors, TrainingTrace, trace_training
 from dualview.metrics.kendall import kendall
 from dualview.metrics.summary import plain
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 
 MOST_NUMBERS = 1_000_000
 """What a page is sent by head; a large model with a long prompt is shown by layer only."""

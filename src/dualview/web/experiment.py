@@ -21,7 +21,7 @@ from dualview.learning.finetune import Tape, Tuned, Watch, finetune, steps_of
 from dualview.learning.selection import status_of
 from dualview.metrics.predictions import candidate_distribution, predictions
 from dualview.metrics.summary import plain
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, ask
 from dualview.options import RunOptions
 from dualview.records import Records

@@ -12,7 +12,8 @@ from typing import Any
 from dualview.io.assets import embedded_model
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
-from dualview.models.loading import LanguageModel, load_model
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import load_model
 from dualview.tasks.sampling import sample_demos, sample_queries
 from dualview.tasks.task import Task, list_tasks, load_task
 from dualview.web.run_files import row_json

@@ -30,7 +30,7 @@ from dualview.metrics.controls import MetricControls
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.kendall import RankAgreement, RankedTokens
 from dualview.metrics.summary import plain
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, TappedQueries
 from dualview.tasks.prompts import PromptSet
 

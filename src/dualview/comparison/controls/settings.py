@@ -19,7 +19,7 @@ from dualview.io.errors import UserError
 from dualview.io.progress import Progress
 from dualview.learning.finetune import Recipe, Rule, Tuned, finetune
 from dualview.learning.selection import best, judge_rates
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, Plan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
 from dualview.records import Setting

@@ -33,7 +33,7 @@ from dualview.duality.theory.implicit import RankOne, carry_patch, input_patch, 
 from dualview.duality.theory.linalg import norm
 from dualview.duality.theory.recorder import weight_matrix
 from dualview.io.errors import UserError
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Patch
 
 Token = Literal["last", "every"]

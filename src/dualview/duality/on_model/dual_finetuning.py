@@ -36,7 +36,7 @@ from dualview.io.errors import UserError
 from dualview.learning.finetune import Tape
 from dualview.learning.traces import Factors, TrainingTokens, TrainingTrace
 from dualview.learning.weight_patches import Deltas, Linearised, added
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 
 _MOST_NODES = 64
 

@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from dualview.duality.on_model.single_prompt import forward_row
 from dualview.duality.verify.check import NotApplicable
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 
 Kind = Literal["bias", "weight", "scale"]
 

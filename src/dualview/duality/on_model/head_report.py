@@ -18,7 +18,7 @@ from dualview.duality.on_model.weight_space import WeightSpace, compare_updates,
 from dualview.io.errors import UserError
 from dualview.learning.traces import TrainingTrace
 from dualview.learning.weight_patches import Deltas
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import PromptSet, Query
 
 

@@ -29,7 +29,7 @@ from dualview.duality.on_model.single_prompt import forward_row
 from dualview.duality.theory.geometry import column_cosines, linear_cka, orthonormal_basis
 from dualview.duality.theory.linalg import norm
 from dualview.learning.traces import TrainingTrace
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.probe import Tap, tapping
 
 

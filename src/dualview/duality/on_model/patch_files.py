@@ -13,7 +13,7 @@ from dualview.duality.on_model.feed_forward import feed_forwards
 from dualview.duality.on_model.shared_patch import LowRank, ReusableBlock, ReusablePatch
 from dualview.io.atomic import whole
 from dualview.io.errors import UserError
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 
 SCHEMA = "dualview.patch/1"
 

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from dualview.duality.on_model.single_prompt import last_logits
 from dualview.duality.theory.linalg import norm
 from dualview.duality.verify.check import NotApplicable
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Patch
 
 MARGIN = 2.0

@@ -31,7 +31,7 @@ from dualview.duality.on_model.feed_forward import FeedForward, block_output
 from dualview.duality.on_model.query_packing import QueryPack, query_pack
 from dualview.duality.theory.linalg import symmetric_eigen
 from dualview.io.errors import UserError
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.prefix import Prefix
 from dualview.tasks.prompts import Query
 

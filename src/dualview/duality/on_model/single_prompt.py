@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualview.anatomy.dispatch import Strategy, run_forward
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.prefix import Causal, as_row
 from dualview.models.probe import Whole
 from dualview.models.scoring import Patch

@@ -25,7 +25,7 @@ from dualview.duality.theory.icl_as_update import SoftmaxSplit, merge, softmax_p
 from dualview.duality.theory.linalg import norm
 from dualview.duality.theory.toy_attention import relative_error
 from dualview.io.errors import UserError
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True)

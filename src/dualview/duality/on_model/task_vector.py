@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dualview.duality.on_model.feed_forward import block_output
 from dualview.duality.on_model.query_packing import QueryPack, branched, tree_packs
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import compute_prefix
 from dualview.tasks.prompts import Query
 

@@ -14,7 +14,7 @@ from dualview.duality.on_model.dual_finetuning import role_factors, update_contr
 from dualview.duality.on_model.meta_gradients import projected
 from dualview.duality.on_model.softmax_split import record_heads
 from dualview.learning.traces import TrainingTrace
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import PromptSet
 
 

@@ -34,7 +34,7 @@ from dualview.duality.theory.geometry import compare_weights
 from dualview.duality.theory.icl_as_update import FourTerms, state_weights
 from dualview.duality.theory.linalg import norm
 from dualview.learning.weight_patches import Deltas
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from dualview.io.errors import UserError
 from dualview.learning.finetune import Recipe
 from dualview.learning.traces import TrainingTrace, trace_training
 from dualview.learning.weight_patches import Deltas
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Patch, compute_prefix
 from dualview.tasks.prompts import Demo, PromptSet, Query, resolve_bos
 

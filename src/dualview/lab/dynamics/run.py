@@ -24,7 +24,8 @@ from dualview.lab.gpt.model import NAMES
 from dualview.lab.harness import LabResult, Unit, begin, finish, provenance
 from dualview.lab.language.run import language
 from dualview.lab.settings import AtLeastOne, LabSettings, Positive
-from dualview.models.loading import LanguageModel, load_model, pick_device
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import load_model, pick_device
 from dualview.options import RunOptions, option
 from dualview.tasks.task import load_task
 

@@ -19,7 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from dualview.io.errors import UserError
 from dualview.lab.gpt.corpus import Corpus
-from dualview.models.loading import LanguageModel, adopt
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import adopt
 from dualview.variants import (
     Alibi,
     Augmented,

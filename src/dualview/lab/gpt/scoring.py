@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from dualview.metrics.predictions import correct, predictions
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Plan, ask
 from dualview.tasks.prompts import PromptSet, Query, build_prompts
 from dualview.tasks.sampling import sample_demos, sample_queries

@@ -2,7 +2,7 @@
 
 Tokens e_i = (x_i, y_i) as rows; the query enters as (x_q, 0), is no key and no value, and the prediction is minus its
 last coordinate (von Oswald et al. 2023, arXiv 2212.07677, section 2 and Prop. 1). Weights are those of
-`dualview.duality.theory.regression.LinearSelfAttention`, which is written for columns: row tokens meet their transposes.
+`duality.theory.regression.LinearSelfAttention`, which is written for columns: row tokens meet their transposes.
 """
 
 from __future__ import annotations

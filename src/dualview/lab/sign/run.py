@@ -2,7 +2,7 @@
 
     y_t = V' softmax(Kᵀ q_t / √d),        v'_i = α s sign(v_i)
 
-Sign gradient descent is no such attention (see `dualview.duality.theory.sign`), but one may still ask what a trained model
+Sign gradient descent is no such attention (see `duality.theory.sign`), but one may still ask what a trained model
 makes of it. The scales: one constant for the whole model, one for each head (both the mean |v| of other text), the
 running mean of the sequence, and each token's own mean. Signing throws away 1 − 2/π of a Gaussian value's energy at
 any scale; what a constant loses on top, the explanation says, is that the sink's small value is blown up. What that
@@ -33,7 +33,8 @@ from dualview.lab.harness import LabResult, Unit, begin, finish, provenance
 from dualview.lab.settings import AtLeastOne, LabSettings, Positive
 from dualview.lab.sign.report import figures, summarise, tables
 from dualview.lab.sign.values import SINK, Muted, SinkReport, SparingSign, observe_sink, text_rows
-from dualview.models.loading import LanguageModel, load_model
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import load_model
 from dualview.options import option
 from dualview.tasks.prompts import PromptSet
 from dualview.tasks.task import load_task

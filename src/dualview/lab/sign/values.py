@@ -20,7 +20,7 @@ from torch import Tensor
 from dualview.anatomy.dispatch import Call as ModelCall
 from dualview.anatomy.dispatch import run_forward
 from dualview.anatomy.kernels import attend, final_logits
-from dualview.models.loading import LanguageModel
+from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import resolve_bos
 from dualview.variants.base import Coefficient, over_heads, to_query_heads
 from dualview.variants.sign import Sign, running_mean, straight_through_sign

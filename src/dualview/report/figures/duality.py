@@ -19,7 +19,7 @@ _NOISE = {"none": "no noise", "gaussian": "Gaussian noise", "cauchy": "Cauchy no
 def sign_risk(risks: Sequence[Risk], note: str = "") -> Figure:
     """The risk of each sign variant after one step, against the number of examples, one panel for each noise.
 
-    `risks` is `dualview.duality.theory.sign.risk_table(...)`. 0 is perfect, 1 no better than predicting 0; the grey line is
+    `risks` is `duality.theory.sign.risk_table(...)`. 0 is perfect, 1 no better than predicting 0; the grey line is
     1 − 2/π, below which the sign of the whole batch's gradient cannot fall.
     """
     noises = [noise for noise in _NOISE if any(risk.noise == noise for risk in risks)]

@@ -1,0 +1,99 @@
+"""A causal language model with its tokenizer, and what dualview found out about it."""
+
+# The name of a model's attention is kept in a private attribute.
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from dualview.anatomy.layers import Anatomy
+from dualview.variants.registry import VARIANTS, implementation
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A causal LM with its tokenizer, and what dualview found out about it."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: Any
+    """A Hugging Face tokenizer; `tasks.prompt.Tokenizer` says what is used of it."""
+    anatomy: Anatomy
+    slow_because: str | None = None
+    """Why this architecture cannot share a prefix between packed queries, found on loading; None where it can."""
+    commit: str | None = None
+    """The hub's commit that it was read from; None if it did not come from the hub."""
+    code_commits: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Other repositories of the hub that its Python code was taken from, each with its commit."""
+    _hash: list[str] = field(default_factory=list[str], repr=False, compare=False)
+
+    @property
+    def whole_because(self) -> str | None:
+        """Why prompts are run whole now: the architecture, or an attention variant that the model wears."""
+        variant = replaced_attention(self.model)
+        return self.slow_because if variant is None else f"its attention is the variant {variant}"
+
+    @property
+    def fast(self) -> bool:
+        return self.whole_because is None
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def vocab(self) -> int:
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def context(self) -> int | None:
+        """How many positions the model has, where its configuration says."""
+        config = self.model.config.get_text_config()
+        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+            found = getattr(config, key, None)
+            if isinstance(found, int) and found > 0:
+                return found
+        return None
+
+    def shares_prefix(self, prefix: int, longest: int, shift: int = 0) -> bool:
+        """Whether queries of up to `longest` tokens, moved on by `shift`, may share a prefix of so many.
+
+        Not where rotary positions are scaled by the length of what is read and the scaling differs between the prefix
+        by itself and a whole prompt: with longrope, if the prompt goes past the length at which it changes and the
+        prefix does not; with dynamic scaling, if the prompt goes past it at all.
+        """
+        rope = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
+        for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+            kind = each.get("rope_type")
+            turn = each.get("original_max_position_embeddings") or self.context or 0
+            if kind in ("longrope", "dynamic") and prefix + shift + longest > turn:
+                return self.fast and kind == "longrope" and prefix > turn
+        return self.fast
+
+    @property
+    def weights_hash(self) -> str:
+        """sha256 over every parameter's name, shape, dtype and bytes; computed once."""
+        if not self._hash:
+            digest = hashlib.sha256()
+            for name, tensor in sorted(self.model.state_dict().items()):
+                digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            self._hash.append(digest.hexdigest())
+        return self._hash[0]
+
+
+def replaced_attention(model: PreTrainedModel) -> str | None:
+    """The variant in place of the model's softmax, if it wears one (`augmented` leaves the softmax alone)."""
+    worn = {implementation(kind): name for name, kind in VARIANTS.items()}
+    variant = worn.get(model.config._attn_implementation or "")
+    return None if variant == "augmented" else variant
