@@ -15,7 +15,7 @@ from dualview.store.cell import checked
 from dualview.store.paths import Places
 from dualview.store.store import Store
 from dualview.sweep.runner import sweep
-from runs.study import grid, rows_by_query, rows_on_disk, save_study
+from sweep.study import grid, rows_by_query, rows_on_disk, save_study
 
 KILLS = 20
 

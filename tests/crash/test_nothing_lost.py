@@ -25,7 +25,7 @@ from dualview.store.store import Store
 from dualview.sweep.runner import sweep
 from dualview.sweep.trackers import TRACKERS
 from equivalence import tiny
-from runs.study import grid, save_study
+from sweep.study import grid, save_study
 
 SOURCE = Path(dualview.__file__).parents[1]
 SMALL = ("--shots", "3", "--n-queries", "4", "--lr", "0.01", "--controls", "none", "--device", "cpu")

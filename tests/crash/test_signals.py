@@ -17,7 +17,7 @@ from crash.processes import run_apart, wait_for
 from dualview.store import locks as claims
 from dualview.store.signals import uninterrupted
 from dualview.sweep.runner import sweep
-from runs.study import grid, save_study
+from sweep.study import grid, save_study
 
 
 def command(folder: Path, errors: Path, *arguments: str) -> None:

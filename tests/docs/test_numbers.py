@@ -8,7 +8,7 @@ import yaml
 
 import dualview
 from docs.blocks import ROOT, blocks_of
-from dualview.comparison import verdict
+from dualview.metrics import verdict
 from dualview.duality.verify.run import MISPRINTS, verify_wrong
 from dualview.tasks.task import list_tasks
 

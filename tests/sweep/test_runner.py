@@ -18,7 +18,7 @@ from dualview.store.store import Store
 from dualview.sweep import worker
 from dualview.sweep.runner import sweep
 from dualview.sweep.spec import Spec
-from runs.study import Counter, grid, rows_by_query, rows_on_disk, save_study
+from sweep.study import Counter, grid, rows_by_query, rows_on_disk, save_study
 
 
 def without_run(content: dict[str, Any]) -> dict[str, Any]:

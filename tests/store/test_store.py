@@ -22,7 +22,7 @@ from dualview.store.index import Index
 from dualview.store.store import Store
 from dualview.store.tables import TABLES, at
 from dualview.sweep.runner import Summary, sweep
-from runs.study import cell_of, grid, rows_by_query, rows_on_disk, truncated
+from sweep.study import cell_of, grid, rows_by_query, rows_on_disk, truncated
 
 # ------------------------------------------------------------------------------------------------------ what is kept
 

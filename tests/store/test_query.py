@@ -29,7 +29,7 @@ from dualview.store.tables import TABLES, schema
 from dualview.sweep.plan import make_plan
 from dualview.sweep.runner import sweep
 from dualview.sweep.spec import Spec
-from runs.study import grid, rows_by_query
+from sweep.study import grid, rows_by_query
 
 
 def ask(store: Path, sql: str) -> list[dict[str, Any]]:

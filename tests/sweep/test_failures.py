@@ -22,7 +22,7 @@ from dualview.sweep import worker
 from dualview.sweep.runner import sweep
 from dualview.sweep.spec import Spec
 from dualview.sweep.worker import is_out_of_memory
-from runs.study import Counter, grid, rows_on_disk
+from sweep.study import Counter, grid, rows_on_disk
 
 # ---------------------------------------------------------------------------------------------------------- surviving
 

@@ -13,7 +13,7 @@ from dualview.io.errors import UserError
 from dualview.store.store import Store
 from dualview.sweep.runner import sweep
 from dualview.sweep.trackers import TRACKERS, TensorBoard
-from runs.study import grid
+from sweep.study import grid
 
 
 def rows(store: Path) -> dict[str, dict[str, Any]]:

@@ -25,7 +25,7 @@ from dualview.store.store import Store
 from dualview.sweep.engine import Failed, Known
 from dualview.sweep.engine_ray import RayEngine, _settled
 from dualview.sweep.runner import Summary, sweep
-from runs.study import grid, rows_by_query, rows_on_disk
+from sweep.study import grid, rows_by_query, rows_on_disk
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

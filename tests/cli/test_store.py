@@ -19,7 +19,7 @@ from dualview.io.download import sha256_of
 from dualview.store.cell import ROWS, FileNote, stamp_of
 from dualview.store.store import Store
 from dualview.store.tables import TABLES
-from runs.study import grid
+from sweep.study import grid
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from dualview.store.cell_key import (
 from dualview.store.devices import auto_kind
 from dualview.store.fingerprint import tokenizer_hash
 from dualview.store.index import Index
-from runs.study import save_study
+from sweep.study import save_study
 
 CHANGES: dict[str, Any] = {
     "shots": 2,

@@ -13,7 +13,7 @@ from dualview.io.errors import UserError
 from dualview.store import compaction as packs
 from dualview.store.store import Store
 from dualview.sweep.runner import Summary
-from runs.study import cell_of, rows_by_query, rows_on_disk, truncated
+from sweep.study import cell_of, rows_by_query, rows_on_disk, truncated
 
 # ------------------------------------------------------------------------------------------------------ what is lost
 

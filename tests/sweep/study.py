@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dualview.store.paths import Places
 from dualview.store.store import Store
 from dualview.store.tables import TABLES
+from dualview.sweep.runner import Summary, sweep
 from equivalence import tiny
 
 
@@ -75,3 +79,30 @@ def truncated(cell: Path) -> str:
     path = cell / "queries.parquet"
     path.write_bytes(path.read_bytes()[:100])
     return "queries.parquet has 100 bytes instead of"
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Options of a cheap cell."""
+    return save_study(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="session")
+def finished(base: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished store of four cells (two with controls), not to be changed."""
+    store = tmp_path_factory.mktemp("stores") / "finished"
+    summary = sweep(grid(base, seed=[1, 2], controls=["none", "quick"]), store)
+    assert summary.computed == 4 and not summary.failed
+    return store
+
+
+@pytest.fixture
+def store(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished store, to be damaged."""
+    return Path(shutil.copytree(finished, tmp_path / "store"))
+
+
+@pytest.fixture
+def again(base: dict[str, Any], store: Path) -> Callable[[], Summary]:
+    """Runs the finished store's grid again."""
+    return lambda: sweep(grid(base, seed=[1, 2], controls=["none", "quick"]), store)
