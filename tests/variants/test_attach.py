@@ -289,7 +289,7 @@ def test_adapters_act_on_keys_and_values_alone(kit, kind, where, sides):
         torch.testing.assert_close(view(changed), expected, rtol=0, atol=1e-12)
         rest_before[which] = (changed - plain).abs()
     if kind in ("gpt2", "gpt_neox", "phi3"):  # the fused matrix also makes the queries: those stay
-        changed = int((rest_before["k"].amax((0, 1)) > 0).sum())
+        changed = int((rest_before["k"].amax((0, 1)) > 1e-9).sum())
         assert changed == len(sides) * (8 if kind == "phi3" else 16)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -262,6 +263,9 @@ def test_a_copied_model_is_its_own(kit):
         assert_close(twin(tokens()).logits, kit.model("gpt2")(tokens()).logits)
 
 
+@pytest.mark.skipif(
+    "DUALVIEW_ODD_ALIGNMENT" in os.environ, reason="torch.compile does not go with a hook on every module"
+)
 def test_compiles_in_one_graph(kit):
     model = kit.equipped("llama", Momentum(eta=0.7))
     compiled = torch.compile(model, backend="eager", fullgraph=True)
