@@ -116,6 +116,28 @@ def test_it_is_found_by_content(cache: Path, gguf: Path, tmp_path: Path, reads: 
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in lm.model.state_dict().items())
 
 
+def test_a_hash_is_remembered_until_the_file_changes(cache: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.mkdir(parents=True)
+    hashed: list[str] = []
+
+    def spy(path: Path) -> str:
+        hashed.append(path.name)
+        return real(path)
+
+    real = gguf_cache.sha256_of
+    monkeypatch.setattr(gguf_cache, "sha256_of", spy)
+    first = gguf_cache._content(gguf)  # pyright: ignore[reportPrivateUsage]
+    assert gguf_cache._content(gguf) == first and len(hashed) == 2, "too fresh to be remembered"  # pyright: ignore
+    monkeypatch.setattr(gguf_cache, "_SETTLED", -1.0)
+    assert [gguf_cache._content(gguf) for _ in range(3)] == [first] * 3 and len(hashed) == 3  # pyright: ignore
+    times = gguf.stat()
+    content = bytearray(gguf.read_bytes())
+    content[-1] ^= 1
+    gguf.write_bytes(content)
+    os.utime(gguf, ns=(times.st_atime_ns, times.st_mtime_ns))  # the same size and modification time
+    assert gguf_cache._content(gguf) == real(gguf) != first  # pyright: ignore[reportPrivateUsage]
+
+
 @pytest.mark.usefixtures("cache")
 def test_another_converter_converts_again(gguf: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     load_model(str(gguf), device="cpu")

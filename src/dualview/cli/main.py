@@ -5,6 +5,7 @@ Nothing heavy is imported before a verb runs, so that `dualview --help` answers 
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -41,6 +42,9 @@ app = typer.Typer(
 def main() -> None:
     """Run a verb; a user's mistake is one sentence on standard error and exit code 2."""
     terminal.open_streams()
+    # Importing torch and transformers makes millions of objects that stay: looking through them for garbage again and
+    # again costs most of a second.
+    gc.set_threshold(100_000, 20, 100)
     try:
         with terminal.failed_extras_said():
             app()

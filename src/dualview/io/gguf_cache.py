@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ _MANIFEST = "manifest.json"
 _STAMPS = "stamps.json"
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ROOM_ASIDE = 100_000_000  # bytes: for the tokenizer, and so that the disk is not left full
+_SETTLED = 3.0  # seconds
 _log = logging.getLogger("dualview.io.gguf")
 
 
@@ -60,6 +62,14 @@ class _Manifest(BaseModel):
     source_sha256: str
     dtype: str
     files: dict[str, _File]
+
+
+class _Seen(BaseModel):
+    """A GGUF file's hash, and the file as it was then."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    stamp: str
+    sha256: str
 
 
 class _Stamps(BaseModel):
@@ -86,7 +96,7 @@ def converted(path: Path, dtype: str) -> Path | None:
     limit = _limit()
     if limit == 0:
         return None
-    sha256 = sha256_of(path)
+    sha256 = _content(path)
     found = _find(sha256, dtype)
     if found is not None:
         return found
@@ -116,7 +126,7 @@ def lookup(path: Path) -> Path | None:
     """The folder of a GGUF file that was converted before, in any dtype; nothing is made."""
     if not _root().is_dir():
         return None
-    sha256 = sha256_of(path)
+    sha256 = _content(path)
     return next((found for dtype in _BYTES if (found := _find(sha256, dtype)) is not None), None)
 
 
@@ -215,6 +225,25 @@ def _known_stamps(folder: Path) -> dict[str, str]:
         return _Stamps.model_validate_json((folder / _STAMPS).read_bytes()).files
     except (OSError, ValidationError):
         return {}
+
+
+def _content(path: Path) -> str:
+    """The sha256 of a GGUF file; remembered while nothing about the file changes."""
+    note = _root() / f".seen-{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
+    stamp = _stamp(path)
+    try:
+        seen = _Seen.model_validate_json(note.read_bytes())
+    except (OSError, ValidationError):
+        seen = None
+    if seen is not None and seen.stamp == stamp:
+        return seen.sha256
+    sha256 = sha256_of(path)
+    # A file written to moments ago may be written to again within the same tick of the file system's clock.
+    settled = time.time() - path.stat().st_ctime > _SETTLED
+    if settled and _stamp(path) == stamp and _root().is_dir():
+        with suppress(UserError):
+            write_text(note, _Seen(stamp=stamp, sha256=sha256).model_dump_json())
+    return sha256
 
 
 def _stamp(path: Path) -> str:

@@ -5,7 +5,7 @@ another order, so they differ by rounding, and how far rounding moves the result
 log-probability for one, 1e-3 for another with the same dtype. It is therefore measured. In some rows of the same pass,
 the output of every module that has weights is moved at random by about one rounding, and what that does to the
 log-probabilities is the yardstick. Measured on random models of 28 architectures with small and large weights, packing
-moves them at most 3.5 times as far; mixing tokens by other means than attention, thousands of times as far.
+moves them at most 5 times as far; mixing tokens by other means than attention, thousands of times as far.
 
 In half precision small effects drown in rounding, so a model in half precision is judged computing in float32: each
 module's weights are widened while it runs, one module at a time. No copy of the model is made.
@@ -34,7 +34,7 @@ from dualview.models.probe import Packed, Whole
 from dualview.tasks.prompts import Query
 
 HALF = (torch.bfloat16, torch.float16)
-ALLOWED = 12.0
+ALLOWED = 16.0
 """How many times further than the measured rounding packed and whole prompts may lie apart."""
 _PREFIX, _QUERY = 5, 8  # tokens; few, so that a trial is cheap and stays within the shortest context
 _TOKENS = _PREFIX + _QUERY + (_QUERY + 1) + 2
@@ -116,21 +116,16 @@ class WholePrompts:
 
 
 def run_whole(lm: LanguageModel, tokens: Tokens) -> WholePrompts:
-    """All prompts in one batch, with a second copy of each in which every module's output is rounded once more."""
-    ids = torch.tensor(tokens.prompts, device=lm.device)
-    n, length = ids.shape
+    """All prompts in one batch, and two of them a second time with every module's output rounded once more."""
+    ids = torch.tensor([*tokens.prompts, tokens.prompts[0], tokens.prompts[2]], device=lm.device)
+    rows, length = ids.shape
     at = torch.arange(length, device=lm.device)
-    with torch.no_grad(), _rounded_once_more(lm.model, (2 * n, length), _unit(lm)):
+    with torch.no_grad(), _rounded_once_more(lm.model, rows, len(tokens.prompts), length, _unit(lm)):
         logits = run_forward(
-            lm.model,
-            Whole(at, range(length), 0, None),
-            ids.repeat(2, 1),
-            at[None].expand(2 * n, -1),
-            at[-2:],
-            native=True,
+            lm.model, Whole(at, range(length), 0, None), ids, at[None].expand(rows, -1), at[-2:], native=True
         )
     found = _log_probs(logits)
-    rounding = _apart(found[:n].flatten(0, 1), found[n:].flatten(0, 1))
+    rounding = _apart(found[[0, 2]].flatten(0, 1), found[3:].flatten(0, 1))
     expected = torch.stack([found[0, 0], found[0, 1], found[1, 1], found[2, 1]])
     return WholePrompts(expected, rounding, Gap(_apart(found[0, :1], found[1, :1]), rounding))
 
@@ -202,24 +197,26 @@ def _apart(one: Float[Tensor, "read vocab"], two: Float[Tensor, "read vocab"]) -
 
 
 @contextmanager
-def _rounded_once_more(model: nn.Module, batch: tuple[int, int], unit: float) -> Generator[None]:
-    """Move the outputs of all modules with weights by `unit` of their size, in the second half of a [row, token] batch.
+def _rounded_once_more(model: nn.Module, rows: int, first: int, length: int, unit: float) -> Generator[None]:
+    """Move the outputs of all modules with weights by `unit` of their size, in the batch's rows from `first` on.
 
     The size is that of the whole vector: a sum of many terms is off by a share of the terms, not of what they leave.
     """
     draws: dict[torch.device, torch.Generator] = {}
-    sizes = (batch[0], batch[0] * batch[1])  # some modules see all rows as one
 
     def move(_module: nn.Module, _inputs: Any, output: Any) -> Tensor | None:
-        if not isinstance(output, Tensor) or not output.is_floating_point() or output.shape[0] not in sizes:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
             return None
-        rows = output[output.shape[0] // 2 :]
+        if output.shape[0] not in (rows, rows * length):  # some modules see all rows as one
+            return None
+        start = output.shape[0] // rows * first
+        later = output[start:]
         if output.device not in draws:
             draws[output.device] = torch.Generator(output.device).manual_seed(0)
-        noise = torch.empty_like(rows, dtype=torch.float32).uniform_(-1.0, 1.0, generator=draws[output.device])
-        size = rows.float().square().mean(-1, keepdim=True).sqrt()
-        moved = rows + (noise * size * (unit * 3**0.5)).to(rows.dtype)  # by a standard deviation of `unit`
-        return torch.cat([output[: output.shape[0] // 2], moved])
+        noise = torch.empty_like(later, dtype=torch.float32).uniform_(-1.0, 1.0, generator=draws[output.device])
+        size = later.float().square().mean(-1, keepdim=True).sqrt()
+        moved = later + (noise * size * (unit * 3**0.5)).to(later.dtype)  # by a standard deviation of `unit`
+        return torch.cat([output[:start], moved])
 
     owners = [m for m in model.modules() if m._parameters and not any(True for _ in m.children())]
     hooks = [module.register_forward_hook(move) for module in owners]
