@@ -42,8 +42,8 @@ class Reference:
 def write_demos(page: Any) -> None:
     """As a person would: clear all, then type, add, type …"""
     page.get_by_role("button", name="Clear all").click()
-    for number, (text, label) in enumerate(DEMOS, start=1):
-        if number > 1:
+    for number, (text, label) in enumerate(DEMOS):
+        if number > 0:
             page.get_by_role("button", name="Add a demonstration").click()
         page.get_by_label(f"Demonstration {number}: text").fill(text)
         flip = page.get_by_role("button", name=f"Label of demonstration {number}:")

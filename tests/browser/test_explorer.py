@@ -40,7 +40,7 @@ def test_typing_running_reordering_flipping(browser: Any, address: str, referenc
         page.mouse.move(top["x"] + 5, top["y"] + 2, steps=8)
         page.mouse.up()
         order = [order[2], order[0], order[1]]
-        assert [page.get_by_label(f"Demonstration {n}: text").input_value() for n in (1, 2, 3)] == [t for t, _ in order]
+        assert [page.get_by_label(f"Demonstration {n}: text").input_value() for n in (0, 1, 2)] == [t for t, _ in order]
         settled(page, expected(reference.explain(order)))
         # flip a label
         page.get_by_role("button", name="Label of demonstration 0: Positive. Flip to Negative").click()
@@ -113,7 +113,7 @@ def test_the_link_the_download_and_the_command(browser: Any, address: str, refer
         assert command["line"] in page.locator("#commands").inner_text()
         assert f"--query '{QUERY}'" in command["line"] and DEMOS[0][0] in command["files"]
     with watched(browser, address, path=link.removeprefix(address)) as page:
-        assert [page.get_by_label(f"Demonstration {n}: text").input_value() for n in (1, 2, 3)] == [t for t, _ in DEMOS]
+        assert [page.get_by_label(f"Demonstration {n}: text").input_value() for n in (0, 1, 2)] == [t for t, _ in DEMOS]
         assert page.get_by_label("Query: text").input_value() == QUERY
         assert page.locator("#lr").input_value() == "0.05"
         assert page.locator("#settings").inner_text().count("Not asked yet.") == 3  # a link computes nothing by itself
@@ -133,7 +133,7 @@ def test_drawing_from_tasks(browser: Any, address: str, data: Path) -> None:
     task = load_task("sst2", data)
 
     def drawn(seed: int) -> None:
-        for number, row in enumerate(sample_demos(task, seed, 3), start=1):
+        for number, row in enumerate(sample_demos(task, seed, 3)):
             expect(page.get_by_label(f"Demonstration {number}: sentence")).to_have_value(row.fields["sentence"])
             label = page.get_by_role("button", name=f"Label of demonstration {number}:")
             assert label.inner_text() == task.labels[row.label]

@@ -43,10 +43,8 @@ def test_how_many_tasks() -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    from importlib.metadata import version
-
     assert dualview.__all__
     cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert cff["version"] == version("dualview") and cff["cff-version"] == "1.2.0"
+    assert cff["version"] == dualview.__version__ and cff["cff-version"] == "1.2.0"
     assert f"version = {{{cff['version']}}}" in (DOCS / "how-to" / "cite.md").read_text(encoding="utf-8")
     assert f"## {cff['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
