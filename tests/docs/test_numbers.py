@@ -8,8 +8,8 @@ import yaml
 
 import dualview
 from docs.blocks import ROOT, blocks_of
-from dualview.metrics import verdict
 from dualview.duality.verify.run import MISPRINTS, verify_wrong
+from dualview.metrics import verdict
 from dualview.tasks.task import list_tasks
 
 DOCS = ROOT / "docs"
