@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dualview.io.errors import UserError
-from dualview.store import store as store_module
+from dualview.store import folder as store_module
 from dualview.store.cell import checked
 from dualview.store.paths import Places
 from dualview.store.store import Store

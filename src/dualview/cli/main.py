@@ -315,7 +315,10 @@ def tasks(
 def assets(
     action: Annotated[Literal["list", "fetch", "verify", "clear"], typer.Argument(help="what to do")] = "list",
 ) -> None:
-    """List, fetch or verify the embedded model and data; list or clear the cached conversions of GGUF files."""
+    """List, fetch, verify or clear the assets.
+
+    The embedded model and data, and the cached conversions of GGUF files, which `clear` removes.
+    """
     from dualview.io import assets as library
     from dualview.io import gguf_cache
     from dualview.report.terminal import asset_table, conversion_table
