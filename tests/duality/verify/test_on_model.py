@@ -64,18 +64,18 @@ def test_a_model_that_hardly_moves_is_checked_and_not_divided_by_zero(name, dtyp
 
 
 def test_the_checks_of_a_model_that_hardly_moves_can_fail(monkeypatch):
-    """The dual form with errors a tenth too large, and contributions likewise: both fail, although ‖ΔW x‖ is tiny."""
+    """The dual form with errors a hundredth too large, and contributions likewise: both fail, although ‖ΔW x‖ is tiny."""
     right = model_identities.role_factors
 
     def wrong(*given):
-        return tuple(replace(f, errors=1.1 * f.errors) for f in right(*given))
+        return tuple(replace(f, errors=1.01 * f.errors) for f in right(*given))
 
     monkeypatch.setattr(model_identities, "role_factors", wrong)
     dual = model_identities.dual_patch
     monkeypatch.setattr(
         model_identities,
         "dual_patch",
-        lambda *given: DualPatch(tuple(replace(f, errors=1.1 * f.errors) for f in dual(*given).factors)),
+        lambda *given: DualPatch(tuple(replace(f, errors=1.01 * f.errors) for f in dual(*given).factors)),
     )
     checks = verify(0, fresh("llama"), identities=())
     failed = {check.statement for check in checks if check.status == "failed"}
