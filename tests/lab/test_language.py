@@ -21,8 +21,8 @@ from dualview.io.errors import UserError
 from dualview.io.progress import Silent
 from dualview.lab import harness as frame
 from dualview.lab.harness import LabResult
-from dualview.lab.language import run as language
 from dualview.lab.language.report import figures, percent, summarise, tables
+from dualview.lab.language.run import language
 from dualview.lab.language.settings import PRESETS, Settings
 from dualview.lab.language.training import curve_of
 from dualview.models.loading import load_model
@@ -141,7 +141,7 @@ _RUN = """
 import sys, json
 from pathlib import Path
 from dualview.lab import harness as frame
-from dualview.lab.language import run as language
+from dualview.lab.language.run import language
 given = json.loads(sys.argv[1])
 language(**given)
 """

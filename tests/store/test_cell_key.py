@@ -163,7 +163,11 @@ def test_the_code_that_computes_is_in_the_key() -> None:
     """Whatever a run imports of dualview is either hashed or known to decide no number."""
     loaded = {name.removeprefix("dualview.") for name in sys.modules if name.startswith("dualview.")}
     needed = reached("dualview.comparison.run")
-    assert {"metrics.controls", "models.passes", "learning.finetune", "tasks.prompt", "verdict"} <= needed <= loaded
+    assert (
+        {"metrics.controls", "models.scoring", "learning.finetune", "tasks.prompts", "metrics.verdict"}
+        <= needed
+        <= loaded
+    )
     sources = computing_sources()
     unhashed = {name.partition(".")[0] for name in needed - sources.keys()}
     assert unhashed <= {*ASIDE, "gguf"} - {"runs"} and not any(name.startswith("runs") for name in sources)
