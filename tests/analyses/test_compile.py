@@ -169,7 +169,7 @@ def test_a_file_without_its_tensors_is_told(tmp_path, compiled, lm):
 def test_bad_settings_are_refused_before_the_work(place, lm):
     common = {"model": lm, "task": str(place / "tiny.yaml"), "out": place / "never.safetensors"}
     for wrong, sentence in (
-        ({"fit_rows": 0}, "fit-rows"),
+        ({"fit_rows": 0}, "fit_rows"),
         ({"ridges": ()}, "ridges"),
         ({"ridges": (-1.0,)}, "ridges"),
         ({"ridges": (float("nan"),)}, "ridges"),

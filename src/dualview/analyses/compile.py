@@ -160,7 +160,7 @@ def compile_patch(
     ridges      candidates, in units of the mean squared length of a map's input
     baselines   also fine-tune, and find a task vector, on the same demonstrations
     json        a file for the scores, or "-" for standard output
-    options     fields of `RunOptions`, except those that only a comparison uses (task, demos or seed and shots, lr, dtype …)
+    options     fields of `RunOptions`, except those of a comparison alone (task, demos or seed and shots, lr, dtype …)
     """
     progress = progress or Silent()
     if fit_rows < 1:
@@ -210,7 +210,7 @@ def compile_patch(
 
 
 def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Query, ...]]:
-    """Selection rows to fit on and others to choose on, in the split's order, without those too long for the context."""
+    """Selection rows to fit on and others to choose on, in the split's order, without those too long."""
     rows = encode_queries(prepared.task, prepared.lm.tokenizer, selection_rows(prepared.task, 2 * fit_rows))
     limits = [limit for limit in (prepared.lm.context, prepared.options.max_context) if limit is not None]
     room = min(limits, default=None)
