@@ -16,8 +16,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "dualview"
 
-ROOMS = """io options tasks records metrics anatomy variants models learning duality comparison analyses store sweep report
-lab web pieces plot verbs cli""".split()
+ROOMS = (
+    *("io", "options", "tasks", "records", "metrics", "anatomy", "variants", "models", "learning", "duality"),
+    *("comparison", "analyses", "store", "sweep", "report", "lab", "web", "pieces", "plot", "verbs", "cli"),
+)
 """A room imports only rooms to its left; CONTRIBUTING.md has the same list."""
 MOST_TOP_LEVEL = 6
 MOST_LINES = 450
@@ -115,7 +117,7 @@ def test_the_order_is_the_one_that_is_written_down() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     written = re.search(r"```text\n(io .*?)```", text, re.DOTALL)
     assert written is not None
-    assert written.group(1).replace("→", " ").split() == ROOMS
+    assert written.group(1).replace("→", " ").split() == list(ROOMS)
 
 
 def test_few_modules_stand_outside_the_rooms() -> None:
