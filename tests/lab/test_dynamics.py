@@ -12,9 +12,8 @@ import pytest
 import dualview
 from dualview.io.errors import UserError
 from dualview.lab import harness as frame
-from dualview.lab.dynamics import run as dynamics
 from dualview.lab.dynamics.report import figures, summarise, tables
-from dualview.lab.dynamics.run import find_checkpoints
+from dualview.lab.dynamics.run import dynamics, find_checkpoints
 from dualview.lab.harness import LabResult
 from equivalence.tiny import save_model, save_task
 

@@ -14,8 +14,8 @@ from dualview.io.errors import UserError
 from dualview.lab import harness as frame
 from dualview.lab.gpt.corpus import read_source
 from dualview.lab.harness import LabResult
-from dualview.lab.sign import run as sign
 from dualview.lab.sign.report import figures, summarise, tables
+from dualview.lab.sign.run import sign
 from dualview.lab.sign.values import Muted, SparingSign, observe_sink, text_rows
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
