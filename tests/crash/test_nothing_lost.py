@@ -127,12 +127,12 @@ def test_an_unknown_library_is_refused_before_a_sweep(
     from dualview.store import cell_key as identity
 
     monkeypatch.setattr(identity, "version_of", lambda _name: versions.UNKNOWN)
-    identity._code_version.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    identity.code_version.cache_clear()
     try:
         with pytest.raises(UserError, match="version of torch is not known"):
             sweep(study, tmp_path / "store")
     finally:
-        identity._code_version.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        identity.code_version.cache_clear()
 
 
 def test_provenance_fails_before_the_work(asked: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def by_seed(
     references: dict[str, Any],
 ) -> dict[str, Any]:
     """The part of the results that linear problems and sine waves share; every seed is a unit of its own."""
-    units = {seed: job.unit(seed, **schedule.to_json()) for seed in job.settings.all_seeds}
+    units = {seed: job.unit(seed, None, **schedule.to_json()) for seed in job.settings.all_seeds}
     found = {str(seed): unit.once(lambda unit, seed=seed: one_seed(seed, unit)) for seed, unit in units.items()}
     return {
         "eval_tasks": len(tasks),
