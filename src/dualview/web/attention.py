@@ -24,10 +24,9 @@ from torch import Tensor
 from dualview.anatomy.layers import Layer
 from dualview.comparison.finetuning import recipe_of
 from dualview.comparison.prepare import Prepared
-from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
+from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens, ft_shares, icl_mass
 from dualview.duality.on_model.dual_finetuning import role_factors, update_contributions, worn_by
-from dualview.duality.on_model.meta_gradients import projected
-from dualview.duality.on_model.token_shares import ft_shares, icl_mass
+from dualview.duality.on_model.single_prompt import projected
 from dualview.duality.theory.linear import aggregate
 from dualview.io.errors import UserError
 from dualview.io.progress import Advance

@@ -21,16 +21,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.anatomy.layers import Projection, Role
+from dualview.anatomy.layers import Role
 from dualview.duality.on_model.demo_tokens import DemoTokens
 from dualview.duality.on_model.dual_finetuning import role_factors
-from dualview.duality.on_model.per_layer import PerLayer
-from dualview.duality.on_model.single_prompt import forward_row
+from dualview.duality.on_model.single_prompt import projected
+from dualview.duality.on_model.weight_space import LayerTable
 from dualview.duality.theory.geometry import column_cosines, linear_cka, orthonormal_basis
 from dualview.duality.theory.linalg import norm
 from dualview.learning.traces import TrainingTrace
 from dualview.models.language_model import LanguageModel
-from dualview.models.probe import Tap, tapping
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,6 @@ class TokenVectors:
 
     meta: Float[Tensor, "d token"]
     error: Float[Tensor, "d token"]
-
-
-def projected(lm: LanguageModel, ids: Sequence[int], projections: Sequence[Projection]) -> list[Tap]:
-    """What each projection reads and puts out at every token of a prompt, in the order given."""
-    taps: list[Tap] = []
-    with torch.no_grad(), tapping(projections, taps):
-        forward_row(lm, ids)
-    return [next(tap for tap in taps if tap.projection is projection) for projection in projections]
 
 
 def token_vectors(
@@ -62,7 +53,7 @@ def token_vectors(
 
 
 @dataclass(frozen=True)
-class MetaGradients(PerLayer):
+class MetaGradients(LayerTable):
     """ "Meta-gradients" beside true error signals, layer by layer; the floors are means over shuffles of the tokens."""
 
     cosine: tuple[float, ...]

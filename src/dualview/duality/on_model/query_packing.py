@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.anatomy.dispatch import run_forward
-from dualview.duality.verify.check import NotApplicable
+from dualview.duality.errors import NotApplicable
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing import Pack, Tree, grow, pack, plan
 from dualview.models.prefix import Prefix

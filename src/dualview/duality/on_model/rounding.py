@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -34,9 +34,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualview.duality.on_model.single_prompt import last_logits
+from dualview.duality.errors import NotApplicable
+from dualview.duality.on_model.single_prompt import hooked, last_logits
 from dualview.duality.theory.linalg import norm
-from dualview.duality.verify.check import NotApplicable
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Patch
 
@@ -78,23 +78,11 @@ class Disturbed:
             signs = torch.randint(2, output.shape, generator=generator).to(output.device) * 2 - 1
             return output + (_STEP * size * signs).to(output.dtype)
 
-        @contextmanager
-        def disturbing() -> Generator[None]:
-            # Registered after the patch, so that what the patch adds is disturbed too.
-            leaves = [m for m in self.model.modules() if not list(m.children()) and list(m.parameters(recurse=False))]
-            hooks = [module.register_forward_hook(disturb) for module in leaves]
-            try:
-                yield
-            finally:
-                for hook in hooks:
-                    hook.remove()
-
-        if self.patch is None:
-            with disturbing():
-                yield
-        else:
-            with self.patch.applied(), disturbing():
-                yield
+        leaves = [m for m in self.model.modules() if not list(m.children()) and list(m.parameters(recurse=False))]
+        # The patch comes first, so that what it adds is disturbed too.
+        patch = nullcontext() if self.patch is None else self.patch.applied()
+        with patch, hooked((module, disturb) for module in leaves):
+            yield
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ many; it fails where A(C∖Y, x) = 0. Patches are exact for any weights, so they
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
@@ -156,29 +156,25 @@ class LlamaBlock:
 
     def patch(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
         """Gate and up from z to z_C; down carries v_C − v. h is the patched activation, which is the in-context one."""
+        z_context = rms_norm(v_context, self.norm, self.eps)
+        return {**self.input_patches(v, v_context), "down": carry_patch(self.hidden(z_context), v_context - v)}
+
+    def input_patches(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
+        """Gate and up from z to z_C."""
         z, z_context = rms_norm(v, self.norm, self.eps), rms_norm(v_context, self.norm, self.eps)
-        return {
-            "gate": input_patch(self.gate, z, z_context),
-            "up": input_patch(self.up, z, z_context),
-            "down": carry_patch(self.hidden(z_context), v_context - v),
-        }
+        return {"gate": input_patch(self.gate, z, z_context), "up": input_patch(self.up, z, z_context)}
 
 
 @dataclass(frozen=True)
-class GemmaBlock:
+class GemmaBlock(LlamaBlock):
     """v + RMSNorm_m(W_down (act(W_gate z) ⊙ W_up z)), z = RMSNorm(v). Scales as applied (1 + stored)."""
 
-    norm: Float[Tensor, " d"]
-    gate: Float[Tensor, "d_ff d"]
-    up: Float[Tensor, "d_ff d"]
-    down: Float[Tensor, "d d_ff"]
-    post_norm: Float[Tensor, " d"]
-    eps: float = 1e-6
     act: Activation = F.gelu
+    post_norm: Float[Tensor, " d"] = field(kw_only=True)
 
     def unscaled(self, z: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
         """u: the MLP's output, normalised but not yet scaled by m."""
-        mlp = self.down @ (self.act(self.gate @ z) * (self.up @ z))
+        mlp = self.down @ self.hidden(z)
         return rms_norm(mlp, torch.ones_like(mlp), self.eps)
 
     def __call__(self, v: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
@@ -187,12 +183,8 @@ class GemmaBlock:
 
     def patch(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
         """Gate and up from z to z_C; Δm = (v_C − v)/u carries the residual."""
-        z, z_context = rms_norm(v, self.norm, self.eps), rms_norm(v_context, self.norm, self.eps)
-        return {
-            "gate": input_patch(self.gate, z, z_context),
-            "up": input_patch(self.up, z, z_context),
-            "post_norm": scale_patch(self.unscaled(z_context), v_context - v),
-        }
+        z_context = rms_norm(v_context, self.norm, self.eps)
+        return {**self.input_patches(v, v_context), "post_norm": scale_patch(self.unscaled(z_context), v_context - v)}
 
 
 def scale_patch(unscaled: Float[Tensor, " d"], change: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
