@@ -1,6 +1,6 @@
 """Demonstrations in, a patch out: one change of weights that stands for a prompt, and how well it does.
 
-`compile_patch` fits `duality.reusable` on rows of the selection split (half to fit, half to choose the ridge), writes
+`compile_patch` fits a `shared_patch` on rows of the selection split (half to fit, half to choose the ridge), writes
 the patch as safetensors, and scores it on the task's queries, which neither half has seen, beside zero-shot,
 in-context, fine-tuning and a task vector.
 """

@@ -7,7 +7,7 @@ fine-tuning the same tokens made the update ΔW = Σ_t e_t x_tᵀ, so token t's 
 
 for W_V and W_K, mean over layers, x what the projection reads at the query's last token in the tuned model. Beside them
 stands what each token's part of the update did to the answer itself: the change of the score of the favoured candidate
-over the next one, credited along the path from the base to the tuned weights (`duality.tuning.score_contributions`).
+over the next one, credited along the path from the base to the tuned weights (`dual_finetuning.score_contributions`).
 
 All of this decomposes one forward pass and one training run. Attention mass is not influence (the first token of a
 prompt takes much of it as a sink), a label's last token has no error signal (nothing is predicted after it), and no

@@ -2,19 +2,19 @@
 
 `theory`: the equations.
 
-| module          | statement                                                           | paper                           |
-|-----------------|---------------------------------------------------------------------|---------------------------------|
-| `linear`        | a layer trained by SGD is linear attention over its training tokens | Irie et al. 2022                |
-| `coefficients`  | the same for momentum, decay and clipping                           | Irie et al. 2022, extended      |
-| `recorder`      | records any training loop for the dual form                         |                                 |
-| `icl_as_update` | demonstrations are a weight update, exactly for linear attention    | Dai et al. 2023                 |
-| `geometry`      | how similar two weight updates, or two sets of token vectors, are   | (cosine, angles, rank, CKA)     |
-| `regression`    | one linear self-attention layer is one step of gradient descent     | von Oswald, Ahn, Zhang 2023     |
+| module          | statement                                                           | paper                        |
+|-----------------|---------------------------------------------------------------------|------------------------------|
+| `linear`        | a layer trained by SGD is linear attention over its training tokens | Irie et al. 2022             |
+| `coefficients`  | the same for momentum, decay and clipping                           | Irie et al. 2022, extended   |
+| `recorder`      | records any training loop for the dual form                         |                              |
+| `icl_as_update` | demonstrations are a weight update, exactly for linear attention    | Dai et al. 2023              |
+| `geometry`      | how similar two weight updates, or two sets of token vectors, are   | (cosine, angles, rank, CKA)  |
+| `regression`    | one linear self-attention layer is one step of gradient descent     | von Oswald, Ahn, Zhang 2023  |
 | `learners`      | DeltaNet, the mesa layer, kernel attention as learners in context   | Yang, von Oswald, Cheng et al.  |
-| `features`      | three ways to realise the exponential kernel's feature map          | Ren & Liu 2024, Choromanski 2021|
-| `kernel`        | softmax attention is one step on a kernel model                     | Ren & Liu 2024                  |
-| `implicit`      | a context is a rank-1 patch of the feed-forward weights             | Dherin 2025, Goldwaser 2026     |
-| `sign`          | signing the values is a step on the L1 loss, not sign descent       | (an exercise, answered)         |
+| `features`      | three ways to realise the exponential kernel's feature map          | Ren & Liu, Choromanski 2021  |
+| `kernel`        | softmax attention is one step on a kernel model                     | Ren & Liu 2024               |
+| `implicit`      | a context is a rank-1 patch of the feed-forward weights             | Dherin 2025, Goldwaser 2026  |
+| `sign`          | signing the values is a step on the L1 loss, not sign descent       | (an exercise, answered)      |
 
 `on_model`: the same on Hugging Face models.
 

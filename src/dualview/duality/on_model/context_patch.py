@@ -181,7 +181,7 @@ def _built(
 
 
 def _output_patch(place: FeedForward, x: Float[Tensor, "1 d_in"], change: Tensor) -> RankOne | Tensor:
-    """What the carrier needs so that it puts out `change` more at the token where it reads x."""
+    """What the carrier needs so that its output is larger by `change` at the token where it reads x."""
     if place.kind == "bias":
         return change
     if place.kind == "weight":
@@ -190,7 +190,7 @@ def _output_patch(place: FeedForward, x: Float[Tensor, "1 d_in"], change: Tensor
 
 
 def unscaled(module: nn.Module, x: Float[Tensor, "*token d"]) -> Float[Tensor, "*token d"]:
-    """u: what a norm puts out before its scale, u = ∂(its output)/∂(its weight).
+    """u: a norm's output before its scale, u = ∂(its output)/∂(its weight).
 
     By differentiation (forward mode, along 1), because norms differ in what they do with their weight: Gemma adds 1.
     """
@@ -212,7 +212,7 @@ def _product(delta: RankOne, x: Float[Tensor, "batch token d_in"]) -> Float[Tens
 
 
 def _carried(block: BlockPatch, x: Float[Tensor, "batch token d_in"]) -> Float[Tensor, "*token d_model"]:
-    """What the patched carrier puts out more than the plain one where it reads x."""
+    """The output of the patched carrier less that of the plain one, where it reads x."""
     if isinstance(block.output, RankOne):
         return _product(block.output, x)
     return block.output if block.place.kind == "bias" else block.output * unscaled(block.place.carrier, x)

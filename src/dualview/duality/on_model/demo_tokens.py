@@ -1,6 +1,6 @@
 """The tokens that both sides read (each demonstration's template and label), and each token's share in a query.
 
-In context a demonstration stands somewhere in the prefix; in fine-tuning it is a sequence of its own, read once an
+In context a demonstration is a part of the prefix; in fine-tuning it is a sequence of its own, read once an
 epoch. Separators and BOS are left out: training reads no separator, and BOS belongs to no demonstration.
 A token's share is that of the softmax in context, and that of the update in fine-tuning.
 """

@@ -10,7 +10,7 @@ back (e_t = −lr ∂loss/∂(W x_t), at the weights of that step). From those a
 The last line is for a score s that the whole model computes, such as the difference of two candidates' log-probs, to
 which no token contributes linearly: each token's part of the update is credited along the straight path from the base
 weights to the tuned ones (integrated gradients, Sundararajan et al. 2017), by Gauss–Legendre quadrature, and `residual`
-says what the quadrature left. All of it decomposes one training run; it does not say what would have happened without
+is what the quadrature left. All of it decomposes one training run; it does not say what would have happened without
 a token.
 """
 
@@ -160,10 +160,10 @@ class DualPatch:
 
 def dual_patch(lm: LanguageModel, trace: TrainingTrace) -> DualPatch:
     """The fine-tuned model of a traced run, in dual form, for `lm`."""
-    return DualPatch(worn_by(lm, _followed(trace)).factors)
+    return DualPatch(trace_for(lm, _followed(trace)).factors)
 
 
-def worn_by(lm: LanguageModel, trace: TrainingTrace) -> TrainingTrace:
+def trace_for(lm: LanguageModel, trace: TrainingTrace) -> TrainingTrace:
     """The trace with its patch and factors on `lm`'s own modules.
 
     A model narrower than float32 is trained as a copy, and what is on the copy's modules does nothing to the model.
@@ -260,7 +260,7 @@ def score_contributions(
         raise UserError("Contributions need two candidates of at least one token each.")
     if nodes < 1:
         raise UserError(f"The quadrature needs at least one node, not {nodes}.")
-    trace = worn_by(lm, _followed(trace))
+    trace = trace_for(lm, _followed(trace))
     found = _quadrature(lm, trace, _Lead(ids, candidate, against), nodes)
     while nodes < _MOST_NODES and found.residual > tolerance * max(abs(found.tuned - found.base), least):
         nodes *= 2

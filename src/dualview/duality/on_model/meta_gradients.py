@@ -1,9 +1,9 @@
 """The claim that in-context learning computes "meta-gradients", measured on the same tokens (Dai et al. 2023, sec. 3).
 
-In ΔW_ICL = Σ_i (W_V x'_i)(W_K x'_i)ᵀ the values stand where fine-tuning's error signals stand in ΔW = Σ_i e_i x_iᵀ, so
-W_V x'_i is called a meta-gradient. Here both are had for every demonstration token and layer:
+In ΔW_ICL = Σ_i (W_V x'_i)(W_K x'_i)ᵀ the values are where fine-tuning's error signals are in ΔW = Σ_i e_i x_iᵀ, so
+W_V x'_i is called a meta-gradient. Here both are computed for every demonstration token and layer:
 
-    m_i = W_V x'_i      what the value projection puts out at token i of the in-context prompt
+    m_i = W_V x'_i      the value projection's output at token i of the in-context prompt
     e_i = −lr ∂loss/∂(W_V x_i)      the same projection's error signal at the same token in fine-tuning
 
 and compared: cosine token by token (the claim as written), linear CKA over tokens (equal up to rotation and scale), and
@@ -54,7 +54,7 @@ def token_vectors(
 
 @dataclass(frozen=True)
 class MetaGradients(LayerTable):
-    """ "Meta-gradients" beside true error signals, layer by layer; the floors are means over shuffles of the tokens."""
+    """ "Meta-gradients" and true error signals, layer by layer; the floors are means over shuffles of the tokens."""
 
     cosine: tuple[float, ...]
     """Mean over tokens that have an error signal: 1 the claim as written, 0 unrelated, −1 opposite."""
@@ -78,7 +78,7 @@ class MetaGradients(LayerTable):
 def compare_meta_gradients(
     vectors: Sequence[TokenVectors], rank: int = 8, shuffles: int = 5, seed: int = 0
 ) -> MetaGradients:
-    """Measure the likeness on every layer, with `shuffles` random orders of the error signals as the floor."""
+    """Measure the similarity on every layer, with `shuffles` random orders of the error signals as the floor."""
     rows = [_layer(layer, rank, shuffles, seed + number) for number, layer in enumerate(vectors)]
     return MetaGradients.from_rows(rows, tokens=vectors[0].meta.shape[1] if vectors else 0, shuffles=shuffles)
 

@@ -96,7 +96,7 @@ class ReusablePatch:
 def carried(
     place: FeedForward, delta: LowRank | Tensor, x: Float[Tensor, "*token d_in"]
 ) -> Float[Tensor, "*#token d_model"]:
-    """What the patched carrier puts out more than the plain one where it reads x."""
+    """The output of the patched carrier less that of the plain one, where it reads x."""
     if isinstance(delta, LowRank):
         return delta(x)
     return delta if place.kind == "bias" else delta * unscaled(place.carrier, x)
@@ -152,8 +152,8 @@ def fit_patch(
 ) -> ReusablePatch:
     """Fit every block in one pass over the queries without demonstrations, each block on patched states.
 
-    `ridge` is μ in units of the mean squared length of what a map reads; `bare` is what stands before a query when no
-    demonstration does (BOS, or nothing).
+    `ridge` is μ in units of the mean squared length of what a map reads; `bare` is what comes before a query without
+    demonstrations (BOS, or nothing).
     """
     if not ridge >= 0:
         raise UserError(f"A ridge is a number of at least 0, not {ridge}.")
@@ -236,7 +236,7 @@ SCHEMA = "dualview.patch/1"
 
 
 def save_patch(path: Path, patch: ReusablePatch, lm: LanguageModel, metadata: Mapping[str, Any]) -> Path:
-    """Write a patch as safetensors, whole or not at all; the metadata says what it was made of."""
+    """Write a patch as safetensors, whole or not at all; the metadata records what it was made from."""
     from safetensors.torch import save_file
 
     names = {module: name for name, module in lm.model.named_modules()}
@@ -256,7 +256,7 @@ def save_patch(path: Path, patch: ReusablePatch, lm: LanguageModel, metadata: Ma
 
 
 def read_metadata(path: Path | str) -> dict[str, Any]:
-    """What a patch file says of itself, without its tensors."""
+    """The metadata of a patch file, without its tensors."""
     return _open(Path(path))[0]
 
 

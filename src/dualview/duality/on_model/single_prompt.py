@@ -50,7 +50,7 @@ def last_logits(lm: LanguageModel, ids: Sequence[int], patch: Patch | None = Non
 
 
 def projected(lm: LanguageModel, ids: Sequence[int], projections: Sequence[Projection]) -> list[Tap]:
-    """What each projection reads and puts out at every token of a prompt, in the order given."""
+    """The input and output of each projection at every token of a prompt, in the order given."""
     taps: list[Tap] = []
     with torch.no_grad(), tapping(projections, taps):
         forward_row(lm, ids)

@@ -8,7 +8,7 @@ vector (`attention` has the algebra), here with the keys and values a real model
 
 K₀, V₀ come from the base projections and K₁, V₁ from the tuned ones, both reading the base model's own states, as the
 expansion assumes. Keys are rotated (and normed) as the model does, so the matrices act on rotated query vectors; for
-that to be the same frame, the query stands at its in-context positions on both sides. A group's heads share keys and
+that to be the same frame, the query has its in-context positions on both sides. A group's heads share keys and
 values, hence one matrix for each key/value head. The relaxation drops the softmax and its scale: the two matrices are
 what the claim is about, not what the model computes.
 
@@ -126,7 +126,7 @@ class LayerTable:
 
 @dataclass(frozen=True)
 class WeightSpace(LayerTable):
-    """ΔW_ICL beside ΔW_FT, layer by layer, means over key/value heads; every likeness with its shuffled floor."""
+    """ΔW_ICL and ΔW_FT, layer by layer, means over key/value heads; every similarity with its shuffled floor."""
 
     cosine: tuple[float, ...]
     """1 the same update up to size, 0 unrelated, −1 opposite."""
@@ -177,7 +177,7 @@ def _layer(heads: Heads, demos: range, states: KeyValues, rank: int, shuffles: i
     for head in range(keys.shape[0]):
         update, aim = state_weights(keys[head], values[head]), terms.delta[head]
         size = norm(aim)
-        # The base's and the tuned keys come out of different rows of a batch, which a processor may round differently.
+        # The base's and the tuned keys are different rows of a batch, which a processor may round differently.
         if size <= rounding[head] or norm(update) == 0:
             continue
         found = compare_weights(update, aim, rank)

@@ -38,8 +38,8 @@ def orthonormal_basis(a: Float[Tensor, "m n"], rank: int | None = None) -> Float
     u, s = left_svd(a)
     if s.numel() == 0 or float(s[0]) == 0:
         raise UserError("The zero matrix spans no subspace: it has no principal angles.")
-    held = int((s > s[0] * max(a.shape) * torch.finfo(a.dtype).eps).sum())
-    return u[:, : held if rank is None else min(rank, held)]
+    above = int((s > s[0] * max(a.shape) * torch.finfo(a.dtype).eps).sum())
+    return u[:, : above if rank is None else min(rank, above)]
 
 
 def principal_angles(

@@ -96,7 +96,7 @@ def implicit_dynamics(
     start = outputs[:, 0]
     power = start @ start
     if not float(power) > 0:
-        raise UserError("The dynamics need A(x) ≠ 0: without context the contextual layer puts out zero.")
+        raise UserError("The dynamics need A(x) ≠ 0: without context the contextual layer returns zero.")
     weights = [weight]
     for i in range(outputs.shape[1] - 1):
         gradient = torch.outer(weight @ (outputs[:, i] - outputs[:, i + 1]), start)
@@ -119,7 +119,7 @@ class Block(Protocol):
     """The feed-forward half of a transformer block, at one token."""
 
     def patch(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
-        """What must be added to the weights so that the block at `v` puts out what it does at `v_context`."""
+        """What must be added to the weights so that the block gives at `v` what it gives at `v_context`."""
         ...
 
 
@@ -188,7 +188,7 @@ class GemmaBlock(LlamaBlock):
 
 
 def scale_patch(unscaled: Float[Tensor, " d"], change: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-    """Δm = change / u elementwise: the scale m + Δm adds `change` to what m alone puts out. Needs every u_i ≠ 0."""
+    """Δm = change / u elementwise: the scale m + Δm adds `change` to what m alone gives. Needs every u_i ≠ 0."""
     zeros = int((unscaled == 0).sum())
     if zeros:
         raise UserError(

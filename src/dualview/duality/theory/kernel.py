@@ -281,8 +281,8 @@ class GeneralisationBound:
     confidence: float
     """6 ρ² √(log(2/δ) / 2N)."""
     complexity_order: float
-    """w ρ d_o √(tr K_S) / N, as printed, inside an O(·) of unknown constant; d_o is the width of what the layer puts
-    out, d_v here (`softmax_head`'s key width, which the paper also writes d_o, enters only the scale of the logits)."""
+    """w ρ d_o √(tr K_S) / N, as printed, inside an O(·) of unknown constant; d_o is the width of the layer's output,
+    d_v here (`softmax_head`'s key width, which the paper also writes d_o, enters only the scale of the logits)."""
     confidence_order: float
     """√(log(1/δ) / N), as printed."""
 

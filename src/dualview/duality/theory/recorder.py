@@ -220,7 +220,7 @@ class DualRecorder:
         """Close one step of a hand-written loop, just before its update; the bias follows `rule` unless given its own.
 
         If `.grad` is set it is compared with what was recorded, and clipping is found from it; otherwise `rule.clip`
-        stands.
+        is used.
         """
         for track in self._tracks.values():
             weight, bias = _parameter(track.module, "weight"), _parameter(track.module, "bias")

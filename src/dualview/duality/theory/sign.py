@@ -62,7 +62,7 @@ def batch_sign(
 def l1_loss(
     weight: Float[Tensor, "d_v d_k"], keys: Float[Tensor, "d_k token"], targets: Float[Tensor, "d_v token"]
 ) -> Float[Tensor, ""]:
-    """Σ_i ‖W k_i − y_i‖₁, whose descent step −α ∂ is α sign(V) Kᵀ with V = Y − W K."""
+    """Σ_i ‖W k_i − y_i‖₁; its descent step −α ∂ is α sign(V) Kᵀ with V = Y − W K."""
     return (weight @ keys - targets).abs().sum()
 
 

@@ -1,6 +1,6 @@
 """What the checks on a model share: a small comparison of its own, a fine-tuning that moves the logits, the judging.
 
-Every check uses three demonstrations, one query and a few steps of SGD, so each stands alone. Each is allowed what
+Every check uses three demonstrations, one query and a few steps of SGD, so each is independent. Each is allowed what
 rounding can make of it, from the model's precision and the conditioning of the check (`rounding`). In a model whose
 attention hardly moves its logits (small random weights) a small update is lost in rounding; there the rate is raised
 until the logits move (`ModelSetup.move`), so that the identity is checked and not the rounding.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dualview.duality.errors import NotApplicable
 from dualview.duality.on_model.context_patch import PatchReport
-from dualview.duality.on_model.dual_finetuning import worn_by
+from dualview.duality.on_model.dual_finetuning import trace_for
 from dualview.duality.on_model.feed_forward import FeedForward, feed_forwards
 from dualview.duality.on_model.rounding import PassRounding, pass_rounding, require_digits
 from dualview.duality.on_model.single_prompt import last_logits
@@ -74,7 +74,7 @@ class ModelSetup:
     def train(self, rate: float = _RATE, epochs: int = 1) -> TrainingTrace:
         """Fine-tune K and V on the demonstrations, keeping the factors."""
         (trace,) = trace_training(self.lm, self.prompts.training_sequences, [rate], Recipe(epochs=epochs))
-        return worn_by(self.lm, trace)
+        return trace_for(self.lm, trace)
 
     def move(self, share: float = 1e-2, epochs: int = 1) -> Moved:
         """Fine-tune at the smallest rate of 0.003 · 10ⁿ that changes the query's logits by `share` of their spread."""
@@ -168,7 +168,7 @@ def _narrowed(lm: LanguageModel) -> bool:
 
 
 def _rounds(place: FeedForward) -> bool:
-    """Whether a block ends in a norm that puts out numbers of single precision in a float64 model (Gemma's).
+    """Whether a block ends in a norm that returns numbers of single precision in a float64 model (Gemma's).
 
     The sums of such numbers lie on the edge between two of them so often that a difference of 1e-16 before the next
     norm becomes one of 1e-7 after it.

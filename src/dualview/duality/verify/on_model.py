@@ -83,7 +83,7 @@ def _errors_at_start(draws: Draws, model: object) -> Deviation:
 def _contributions(draws: Draws, model: object) -> Deviation:
     """Σ of the tokens' parts, from the factors alone, against ‖ΔW_V x‖, from the ΔW that training summed.
 
-    κ = Σ_t ‖e_t‖ Σ_i |x_ti x_i| / ‖ΔW_V x‖: an entry of ΔW is rounded beside the terms it is the sum of.
+    κ = Σ_t ‖e_t‖ Σ_i |x_ti x_i| / ‖ΔW_V x‖: an entry of ΔW is rounded relative to the terms it is the sum of.
     """
     setup = trial(draws, model)
     trace = setup.train()
@@ -181,7 +181,7 @@ def _relaxed(draws: Draws, model: object) -> Deviation:
 
 @identity("model: tuned heads, V₁K₁ᵀ − V₀K₀ᵀ = V₀ΔKᵀ + ΔV K₀ᵀ + ΔV ΔKᵀ, every head", DAI, 0.0)
 def _four_terms(draws: Draws, model: object) -> Deviation:
-    """ΔW_FT itself, in float64: beside the base's V₀K₀ᵀ a small update would be lost in rounding.
+    """ΔW_FT itself, in float64: next to the base's V₀K₀ᵀ a small update would be lost in rounding.
 
     κ = Σ_t (‖v₁‖‖k₁‖ + ‖v₀‖‖k₀‖) / ‖ΔW_FT‖: the update is the difference of two sums over tokens.
     """
