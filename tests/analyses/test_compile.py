@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from dualview.analyses.compile import compile_patch, divergence, score_setting
 from dualview.cli import main as cli
 from dualview.duality.on_model.feed_forward import feed_forwards
-from dualview.duality.on_model.patch_files import load_patch, read_metadata, save_patch
-from dualview.duality.on_model.shared_patch import ReusablePatch
+from dualview.duality.on_model.shared_patch import ReusablePatch, load_patch, read_metadata, save_patch
 from dualview.io.errors import UserError
 from dualview.models.loading import adopt, load_model
 from dualview.models.scoring import Plan, ask

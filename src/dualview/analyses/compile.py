@@ -22,12 +22,12 @@ from dualview.comparison.finetuning import fine_tune
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.provenance import finished, provenance
 from dualview.duality.on_model.feed_forward import FeedForward, feed_forwards
-from dualview.duality.on_model.patch_files import save_patch
 from dualview.duality.on_model.shared_patch import (
     Aims,
     ReusablePatch,
     fit_patch,
     in_context_aims,
+    save_patch,
 )
 from dualview.duality.on_model.task_vector import TaskVector, ask_with_vectors
 from dualview.io.atomic import must_be_writable

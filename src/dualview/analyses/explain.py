@@ -31,9 +31,8 @@ from torch import Tensor
 from dualview.anatomy.layers import Role
 from dualview.comparison.prepare import Prepared
 from dualview.comparison.single_query import question
-from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
+from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens, ft_shares, icl_mass
 from dualview.duality.on_model.dual_finetuning import ScoreContributions, score_contributions
-from dualview.duality.on_model.token_shares import ft_shares, icl_mass
 from dualview.duality.theory.linear import aggregate
 from dualview.io.json_files import Place, check_place, save_json
 from dualview.io.progress import Progress, Silent

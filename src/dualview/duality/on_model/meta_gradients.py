@@ -1,9 +1,9 @@
 """The claim that in-context learning computes "meta-gradients", measured on the same tokens (Dai et al. 2023, sec. 3).
 
-In ΔW_ICL = Σ_i (W_V x'_i)(W_K x'_i)ᵀ the values stand where fine-tuning's error signals stand in ΔW = Σ_i e_i x_iᵀ, so
-W_V x'_i is called a meta-gradient. Here both are had for every demonstration token and layer:
+In ΔW_ICL = Σ_i (W_V x'_i)(W_K x'_i)ᵀ the values are where fine-tuning's error signals are in ΔW = Σ_i e_i x_iᵀ, so
+W_V x'_i is called a meta-gradient. Here both are computed for every demonstration token and layer:
 
-    m_i = W_V x'_i      what the value projection puts out at token i of the in-context prompt
+    m_i = W_V x'_i      the value projection's output at token i of the in-context prompt
     e_i = −lr ∂loss/∂(W_V x_i)      the same projection's error signal at the same token in fine-tuning
 
 and compared: cosine token by token (the claim as written), linear CKA over tokens (equal up to rotation and scale), and
@@ -21,16 +21,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.anatomy.layers import Projection, Role
+from dualview.anatomy.layers import Role
 from dualview.duality.on_model.demo_tokens import DemoTokens
 from dualview.duality.on_model.dual_finetuning import role_factors
-from dualview.duality.on_model.per_layer import PerLayer
-from dualview.duality.on_model.single_prompt import forward_row
+from dualview.duality.on_model.single_prompt import projected
+from dualview.duality.on_model.weight_space import LayerTable
 from dualview.duality.theory.geometry import column_cosines, linear_cka, orthonormal_basis
 from dualview.duality.theory.linalg import norm
 from dualview.learning.traces import TrainingTrace
 from dualview.models.language_model import LanguageModel
-from dualview.models.probe import Tap, tapping
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,6 @@ class TokenVectors:
 
     meta: Float[Tensor, "d token"]
     error: Float[Tensor, "d token"]
-
-
-def projected(lm: LanguageModel, ids: Sequence[int], projections: Sequence[Projection]) -> list[Tap]:
-    """What each projection reads and puts out at every token of a prompt, in the order given."""
-    taps: list[Tap] = []
-    with torch.no_grad(), tapping(projections, taps):
-        forward_row(lm, ids)
-    return [next(tap for tap in taps if tap.projection is projection) for projection in projections]
 
 
 def token_vectors(
@@ -62,8 +53,8 @@ def token_vectors(
 
 
 @dataclass(frozen=True)
-class MetaGradients(PerLayer):
-    """ "Meta-gradients" beside true error signals, layer by layer; the floors are means over shuffles of the tokens."""
+class MetaGradients(LayerTable):
+    """ "Meta-gradients" and true error signals, layer by layer; the floors are means over shuffles of the tokens."""
 
     cosine: tuple[float, ...]
     """Mean over tokens that have an error signal: 1 the claim as written, 0 unrelated, −1 opposite."""
@@ -87,7 +78,7 @@ class MetaGradients(PerLayer):
 def compare_meta_gradients(
     vectors: Sequence[TokenVectors], rank: int = 8, shuffles: int = 5, seed: int = 0
 ) -> MetaGradients:
-    """Measure the likeness on every layer, with `shuffles` random orders of the error signals as the floor."""
+    """Measure the similarity on every layer, with `shuffles` random orders of the error signals as the floor."""
     rows = [_layer(layer, rank, shuffles, seed + number) for number, layer in enumerate(vectors)]
     return MetaGradients.from_rows(rows, tokens=vectors[0].meta.shape[1] if vectors else 0, shuffles=shuffles)
 
