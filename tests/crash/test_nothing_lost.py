@@ -16,7 +16,7 @@ import dualview
 from dualview.analyses import compile
 from dualview.cli import main as cli
 from dualview.comparison.result import Result
-from dualview.duality.on_model.patch_files import read_metadata
+from dualview.duality.on_model.shared_patch import read_metadata
 from dualview.io import saving, terminal, versions
 from dualview.io.errors import UserError
 from dualview.lab.harness import LabResult, Unit, finish
