@@ -90,7 +90,7 @@ def test_a_killed_process_s_lock_files_are_removed(tmp_path: Path) -> None:
         assert [path.stem for path in (store / "claims").iterdir()] == ["1" * 64]
 
 
-def test_a_claim_is_let_go_once(tmp_path: Path) -> None:
+def test_a_lock_is_released_once(tmp_path: Path) -> None:
     first = locks.acquire(tmp_path, "cell")
     assert first is not None
     first.release()

@@ -44,11 +44,13 @@ def load(store: Where, *, current: bool = True) -> Any:
 
 @contextmanager
 def _opened(store: Where, say: Say) -> Generator[Store]:
-    """A store, which says at the end what could not be read."""
+    """A store; afterwards, also if reading it failed, `say` what could not be read."""
     with Store(store) as opened:
-        yield opened
-        for problem in opened.problems:
-            say(str(problem))
+        try:
+            yield opened
+        finally:
+            for problem in opened.problems:
+                say(str(problem))
 
 
 @dataclass(frozen=True)
