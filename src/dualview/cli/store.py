@@ -42,7 +42,9 @@ def ls(
 
 
 def show(
-    cell: Annotated[str, typer.Argument(help="a cell: its key, or the beginning of it")], store: StoreOption, json: Annotated[Path | None, json_option("the result")] = None
+    cell: Annotated[str, typer.Argument(help="a cell: its key, or the beginning of it")],
+    store: StoreOption,
+    json: Annotated[Path | None, json_option("the result")] = None,
 ) -> None:
     """Show one cell's result."""
     from dualview import verbs
