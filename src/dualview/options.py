@@ -83,7 +83,8 @@ class RunOptions:
         """Options from what was given, the protocol's presets under it; mistakes become one sentence."""
         from pydantic import TypeAdapter, ValidationError
 
-        given = {name: value for name, value in given.items() if value is not None}
+        # An option that may be repeated is () on the command line where it is not given.
+        given = {name: value for name, value in given.items() if value is not None and value != ()}
         unknown = sorted(set(given) - {f.name for f in fields(cls)})
         if unknown:
             raise UserError(f"There is no option {unknown[0]}; the options are those of `dualview run --help`.")
