@@ -296,7 +296,7 @@ def test_a_lab_is_a_function_also_after_its_module_was_imported():
         "import sys, dualview.lab as lab; assert not {'torch', 'pydantic'} & set(sys.modules)\n"
         "import dualview.cli.lab; assert not {'torch', 'pydantic'} & set(sys.modules)\n"
         "from dualview.lab.regression.run import Settings; assert 'torch' not in sys.modules\n"
-        "assert callable(lab.regression) and lab.regression.__name__ == 'regression'\n"
+        "assert callable(lab.regression) and lab.regression.__name__ == 'dualview.lab.regression'\n"
         "from dualview.lab import modifications; assert callable(modifications)\n"
         "assert lab.LabResult.__name__ == 'LabResult'\n"
         "try: lab.nothing\nexcept AttributeError as e: assert 'nothing' in str(e)\nelse: raise SystemExit(1)\n"
