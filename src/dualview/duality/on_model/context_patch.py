@@ -17,13 +17,13 @@ built from those states, so the equality at the last token is just as exact.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
@@ -108,52 +108,57 @@ def context_patch(
         raise UserError("A context patch needs a query of at least one token.")
     places = feed_forwards(lm)
     with torch.no_grad():
-        aims = _aims(lm, places, [*context, *query])
+        aims = recorded_aims(places, [-1], lambda: forward_row(lm, [*context, *query]))
         return _built(lm, places, aims, [*bare, *query], token)
 
 
-@dataclass
-class _Aim:
-    """What one block must hold at the last token: its readers' input and its output, with the context."""
+@dataclass(frozen=True)
+class Aims:
+    """What one block holds at some tokens when the demonstrations are there."""
 
-    z: Tensor | None = None
-    out: Tensor | None = None
+    read: Float[Tensor, "token d_in"] | None
+    """z_C: what the readers read."""
+    out: Float[Tensor, "token d_model"]
+    """o_C: the block's output."""
 
 
-def _aims(lm: LanguageModel, places: Sequence[FeedForward], ids: Sequence[int]) -> list[_Aim]:
-    aims = [_Aim() for _ in places]
+def recorded_aims(
+    places: Sequence[FeedForward], at: Sequence[int] | Int[Tensor, " token"], run: Callable[[], object]
+) -> tuple[Aims, ...]:
+    """Run a pass with the demonstrations and keep every block's states at these tokens of its row."""
+    reads: dict[int, Tensor] = {}
+    outs: dict[int, Tensor] = {}
 
-    def keep_input(aim: _Aim) -> Any:
+    def keep_read(index: int) -> Any:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
-            aim.z = as_tokens(inputs[0])[0, -1]
+            reads[index] = as_tokens(inputs[0])[0, at]
 
         return hook
 
-    def keep_output(aim: _Aim) -> Any:
+    def keep_out(index: int) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            aim.out = block_output(output)[0, -1]
+            outs[index] = block_output(output)[0, at]
 
         return hook
 
-    pairs = list(zip(places, aims, strict=True))
-    hooks = [(p.readers[0], keep_input(a)) for p, a in pairs if p.readers]
-    with hooked([*hooks, *((p.block, keep_output(a)) for p, a in pairs)]):
-        forward_row(lm, ids)
-    return aims
+    hooks = [(p.readers[0], keep_read(i)) for i, p in enumerate(places) if p.readers]
+    with hooked([*hooks, *((p.block, keep_out(i)) for i, p in enumerate(places))]):
+        run()
+    return tuple(Aims(reads.get(i), outs[i]) for i in range(len(places)))
 
 
 def _built(
-    lm: LanguageModel, places: Sequence[FeedForward], aims: Sequence[_Aim], ids: Sequence[int], token: Token
+    lm: LanguageModel, places: Sequence[FeedForward], aims: Sequence[Aims], ids: Sequence[int], token: Token
 ) -> ContextPatch:
     """Algorithm 1 in one pass: each block is patched as it runs, so the next one reads patched states."""
     inputs: dict[nn.Module, RankOne] = {}
     carried: dict[nn.Module, Tensor] = {}
     blocks: list[BlockPatch] = []
 
-    def read(aim: _Aim) -> Any:
+    def read(aim: Aims) -> Any:
         def hook(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            assert aim.z is not None
-            inputs[module] = input_patch(weight_matrix(module), as_tokens(given[0])[0, -1], aim.z)
+            assert aim.read is not None
+            inputs[module] = input_patch(weight_matrix(module), as_tokens(given[0])[0, -1], aim.read[0])
             return _added(output, _product(inputs[module], given[0]), token)
 
         return hook
@@ -161,11 +166,10 @@ def _built(
     def carry(module: nn.Module, given: tuple[Tensor, ...], _output: Tensor) -> None:
         carried[module] = as_tokens(given[0])
 
-    def end(place: FeedForward, aim: _Aim) -> Any:
+    def end(place: FeedForward, aim: Aims) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
             states, x = block_output(output), carried.pop(place.carrier)
-            assert aim.out is not None
-            change = (aim.out - states[0, -1]) / place.scale
+            change = (aim.out[0] - states[0, -1]) / place.scale
             patch = BlockPatch(place, tuple(inputs[m] for m in place.readers), _output_patch(place, x[0, -1:], change))
             blocks.append(patch)
             states = _added(states, place.scale * _carried(patch, x), token)

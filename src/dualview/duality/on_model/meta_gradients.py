@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from dualview.anatomy.layers import Role
 from dualview.duality.on_model.demo_tokens import DemoTokens
 from dualview.duality.on_model.dual_finetuning import role_factors
 from dualview.duality.on_model.single_prompt import projected
-from dualview.duality.on_model.weight_space import LayerTable
+from dualview.duality.on_model.weight_space import LayerTable, mean_of, random_orders
 from dualview.duality.theory.geometry import column_cosines, linear_cka, orthonormal_basis
 from dualview.duality.theory.linalg import norm
 from dualview.learning.traces import TrainingTrace
@@ -89,26 +88,21 @@ def _layer(vectors: TokenVectors, rank: int, shuffles: int, seed: int) -> dict[s
         return {}
     values, error_values = orthonormal_basis(meta, rank), orthonormal_basis(error, rank)
     over_tokens, error_over_tokens = orthonormal_basis(meta.T, rank), orthonormal_basis(error.T, rank)
-    generator = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(meta.shape[1], generator=generator).to(meta.device) for _ in range(shuffles)]
+    orders = random_orders(meta.shape[1], shuffles, seed, meta.device)
     cosines = np.array([_cosine(meta, error[:, order]) for order in orders])
     ckas = np.array([linear_cka(meta, error[:, order]) for order in orders])
     shared = np.array([_overlap(over_tokens, error_over_tokens[order]) for order in orders])
-
-    def floor(values: np.ndarray) -> float:
-        return float(values.mean()) if len(values) else float("nan")
-
     return {
         "cosine": _cosine(meta, error),
-        "cosine_floor": floor(cosines),
+        "cosine_floor": mean_of(cosines),
         "cosine_floor_sd": float(cosines.std()) if shuffles else float("nan"),
         "cka": linear_cka(meta, error),
-        "cka_floor": floor(ckas),
+        "cka_floor": mean_of(ckas),
         "cka_floor_sd": float(ckas.std()) if shuffles else float("nan"),
         "overlap": _overlap(values, error_values),
         "overlap_chance": max(values.shape[1], error_values.shape[1]) / meta.shape[0],
         "token_overlap": _overlap(over_tokens, error_over_tokens),
-        "token_overlap_floor": floor(shared),
+        "token_overlap_floor": mean_of(shared),
     }
 
 

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from dualview.duality.on_model.context_patch import as_tokens, unscaled
+from dualview.duality.on_model.context_patch import Aims, as_tokens, recorded_aims, unscaled
 from dualview.duality.on_model.feed_forward import FeedForward, block_output, feed_forwards
 from dualview.duality.on_model.query_packing import QueryPack, query_pack
 from dualview.duality.on_model.single_prompt import hooked
@@ -106,40 +106,12 @@ def _plus(x: Tensor, change: Tensor) -> Tensor:
     return x + change.to(x.dtype)
 
 
-@dataclass(frozen=True)
-class Aims:
-    """What one block holds at every query's last token when the demonstrations are there."""
-
-    read: Float[Tensor, "query d_in"] | None
-    """z_C: what the readers read."""
-    out: Float[Tensor, "query d_model"]
-    """o_C: the block's output."""
-
-
 def in_context_aims(
     lm: LanguageModel, places: Sequence[FeedForward], queries: Sequence[Query], demos: Prefix
 ) -> tuple[Aims, ...]:
     """Run the queries behind the demonstrations and keep every block's states at their last tokens."""
     pack = query_pack(lm, queries, demos)
-    reads: dict[int, Tensor] = {}
-    outs: dict[int, Tensor] = {}
-
-    def keep_read(index: int) -> Any:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
-            reads[index] = as_tokens(inputs[0])[0, pack.last].clone()
-
-        return hook
-
-    def keep_out(index: int) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            outs[index] = block_output(output)[0, pack.last].clone()
-
-        return hook
-
-    hooks = [(p.readers[0], keep_read(i)) for i, p in enumerate(places) if p.readers]
-    with hooked([*hooks, *((p.block, keep_out(i)) for i, p in enumerate(places))]):
-        pack.run(lm)
-    return tuple(Aims(reads.get(i), outs[i]) for i in range(len(places)))
+    return recorded_aims(places, pack.last, lambda: pack.run(lm))
 
 
 def fit_patch(

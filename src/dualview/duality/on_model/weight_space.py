@@ -23,7 +23,7 @@ from typing import Any, Self, get_origin, get_type_hints
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.anatomy.dispatch import Call, Strategy
@@ -170,8 +170,7 @@ def compare_updates(
 def _layer(heads: Heads, demos: range, states: KeyValues, rank: int, shuffles: int, seed: int) -> dict[str, float]:
     keys, values = _demo_states(heads, demos)
     terms, rounding = states.four_terms(), states.rounding().tolist()
-    generator = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(keys.shape[-1], generator=generator).to(keys.device) for _ in range(shuffles)]
+    orders = random_orders(keys.shape[-1], shuffles, seed, keys.device)
     per_head: list[dict[str, float]] = []
     floors: list[list[float]] = []
     for head in range(keys.shape[0]):
@@ -188,9 +187,9 @@ def _layer(heads: Heads, demos: range, states: KeyValues, rank: int, shuffles: i
             {
                 "cosine": found.cosine,
                 "left_overlap": found.left_overlap,
-                "left_floor": _mean([other.left_overlap for other in others]),
+                "left_floor": mean_of([other.left_overlap for other in others]),
                 "right_overlap": found.right_overlap,
-                "right_floor": _mean([other.right_overlap for other in others]),
+                "right_floor": mean_of([other.right_overlap for other in others]),
                 "stable_rank_icl": found.stable_rank_a,
                 "stable_rank_ft": found.stable_rank_b,
                 "norm_ratio": found.norm_ratio,
@@ -202,9 +201,16 @@ def _layer(heads: Heads, demos: range, states: KeyValues, rank: int, shuffles: i
     if not per_head:
         return {}
     floor = np.asarray(floors).mean(0)  # over heads, so that its spread is that of a layer's mean
-    row = {name: _mean([head[name] for head in per_head]) for name in per_head[0]}
-    return row | {"cosine_floor": _mean(floor), "cosine_floor_sd": float(floor.std()) if shuffles else float("nan")}
+    row = {name: mean_of([head[name] for head in per_head]) for name in per_head[0]}
+    return row | {"cosine_floor": mean_of(floor), "cosine_floor_sd": float(floor.std()) if shuffles else float("nan")}
 
 
-def _mean(values: Sequence[float] | np.ndarray) -> float:
+def random_orders(count: int, shuffles: int, seed: int, device: torch.device) -> list[Int[Tensor, " token"]]:
+    """The orders of the tokens that make the floors."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randperm(count, generator=generator).to(device) for _ in range(shuffles)]
+
+
+def mean_of(values: Sequence[float] | np.ndarray) -> float:
+    """NaN for no values at all, without a warning."""
     return float(np.mean(values)) if len(values) else float("nan")

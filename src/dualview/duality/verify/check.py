@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -70,8 +70,11 @@ def worst_of(found: Sequence[Deviation]) -> Deviation:
 Sides = tuple[Tensor, Tensor]
 """What a formula gives, and what it should give."""
 
+Setup = Callable[..., Any]
+"""Makes the data of a formula from `Draws`, and from the model for a formula that is checked on one."""
+
 Measure = Callable[..., float | Sides | Deviation]
-"""A function of `Draws`, and of the model for a formula that is checked on one.
+"""A function of the data that a set-up made (of the draws themselves where there is none).
 
 It returns the two sides, or how far they are apart (relative, unless the statement says otherwise).
 """
@@ -87,12 +90,13 @@ class Formula:
     measure: Measure
     tolerance: float = 1e-12
     """The error that is allowed; on a model, what the statement leaves without any rounding (0, or a quadrature's)."""
+    given: Setup | None = None
     misprints: list[Formula] = field(default_factory=list["Formula"])
     """The same statement as it is often misprinted or carried too far: each of them must fail."""
 
     def deviation(self, draws: Draws, *model: Any) -> Deviation:
         """The distance of the two sides on these draws (and this model)."""
-        found = self.measure(draws, *model)
+        found = self.measure(draws, *model) if self.given is None else self.measure(self.given(draws, *model))
         if isinstance(found, Deviation):
             return found
         return Deviation(relative_error(*found) if isinstance(found, tuple) else found)
@@ -101,19 +105,24 @@ class Formula:
         """The error alone."""
         return self.deviation(draws, *model).error
 
-    def misprint(self, statement: str, paper: str, tolerance: float = 1e-10) -> Callable[[Measure], Measure]:
-        """Decorate the function that measures a wrong form of this formula."""
+    def misprint(
+        self, statement: str, paper: str, tolerance: float = 1e-10, given: Setup | Literal["same"] | None = "same"
+    ) -> Callable[[Measure], Measure]:
+        """Decorate the function that measures a wrong form of this formula, by default on the same set-up."""
 
         def add(measure: Measure) -> Measure:
-            self.misprints.append(Formula(statement, paper, measure, tolerance))
+            setup = self.given if given == "same" else given
+            self.misprints.append(Formula(statement, paper, measure, tolerance, setup))
             return measure
 
         return add
 
 
-def identity(statement: str, paper: str, tolerance: float = 1e-12) -> Callable[[Measure], Formula]:
+def identity(
+    statement: str, paper: str, tolerance: float = 1e-12, given: Setup | None = None
+) -> Callable[[Measure], Formula]:
     """Decorate the function that measures an identity: the name becomes the `Formula`."""
-    return lambda measure: Formula(statement, paper, measure, tolerance)
+    return lambda measure: Formula(statement, paper, measure, tolerance, given)
 
 
 NOTE = "note on ICL and FT"

@@ -97,15 +97,14 @@ def contextual(draws: Draws) -> BlockInContext:
     return BlockInContext(contextual_block(draws, d), draws.normal(d, draws.size(3, 9)), draws.normal(d))
 
 
-@identity("T_W(C,x) = T_{W+ΔW}(∅,x),  ΔW = (WΔA)A(x)ᵀ/‖A(x)‖²,  rank ΔW = 1", DHERIN + ", Thm 2.2")
-def _whole(draws: Draws) -> float:
-    setup = contextual(draws)
+@identity("T_W(C,x) = T_{W+ΔW}(∅,x),  ΔW = (WΔA)A(x)ᵀ/‖A(x)‖²,  rank ΔW = 1", DHERIN + ", Thm 2.2", given=contextual)
+def _whole(setup: BlockInContext) -> float:
     patch = input_patch(setup.block.first, setup.without, setup.full)
     values = singular_values(patch.matrix)
     return max(relative_error(setup.patched(patch), setup.expected), float(values[1] / values[0]))
 
 
-@_whole.misprint("another query's patch  [wrong token]", DHERIN)
+@_whole.misprint("another query's patch  [wrong token]", DHERIN, given=None)
 def _wrong_token(draws: Draws) -> Sides:
     setup = contextual(draws)
     other = replace(setup, x=draws.normal(setup.x.shape[0]))
@@ -113,14 +112,12 @@ def _wrong_token(draws: Draws) -> Sides:
 
 
 @_whole.misprint("ΔW = (WΔA)A(C,x)ᵀ/‖A(C,x)‖²  [A with the context]", DHERIN)
-def _hung_on_context(draws: Draws) -> Sides:
-    setup = contextual(draws)
+def _hung_on_context(setup: BlockInContext) -> Sides:
     return setup.patched(carry_patch(setup.full, setup.block.first @ (setup.full - setup.without))), setup.expected
 
 
 @_whole.misprint("W − ΔW  [sign]", DHERIN)
-def _patch_sign(draws: Draws) -> Sides:
-    setup = contextual(draws)
+def _patch_sign(setup: BlockInContext) -> Sides:
     return setup.patched(input_patch(setup.block.first, setup.without, setup.full), -1.0), setup.expected
 
 
@@ -132,24 +129,21 @@ def _partial(draws: Draws) -> Sides:
     return block.after(kept, block.first + input_patch(block.first, kept, setup.full).matrix), setup.expected
 
 
-@identity("with a skip: the same ΔW and Δb′ = ΔA", DHERIN + ", appendix")
-def _skip(draws: Draws) -> Sides:
-    setup = contextual(draws)
+@identity("with a skip: the same ΔW and Δb′ = ΔA", DHERIN + ", appendix", given=contextual)
+def _skip(setup: BlockInContext) -> Sides:
     patch = skip_patch(setup.block.first, setup.without, setup.full)
     found = setup.x + setup.without + setup.patched(patch.weight) + patch.bias
     return found, setup.x + setup.full + setup.expected
 
 
 @_skip.misprint("skip without Δb′", DHERIN)
-def _skip_without_bias(draws: Draws) -> Sides:
-    setup = contextual(draws)
+def _skip_without_bias(setup: BlockInContext) -> Sides:
     patch = input_patch(setup.block.first, setup.without, setup.full)
     return setup.x + setup.without + setup.patched(patch), setup.x + setup.full + setup.expected
 
 
-@identity("W_{i+1} = W_i − h∇L_i,  L_i = tr(D_iᵀW):  W_n = W + ΔW(C)", DHERIN + ", Prop. 3.1")
-def _dynamics(draws: Draws) -> Sides:
-    setup = contextual(draws)
+@identity("W_{i+1} = W_i − h∇L_i,  L_i = tr(D_iᵀW):  W_n = W + ΔW(C)", DHERIN + ", Prop. 3.1", given=contextual)
+def _dynamics(setup: BlockInContext) -> Sides:
     block, n = setup.block, setup.context.shape[1]
     outputs = torch.stack([block.attend(setup.context[:, :i], setup.x) for i in range(n + 1)], dim=1)
     weights = implicit_dynamics(block.first, outputs)

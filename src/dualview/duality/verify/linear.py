@@ -84,15 +84,13 @@ def train(draws: Draws, *, decay: float = 0.0, clip: float | None = None, **sgd:
     return TrainedLayer(before, after, bias_change, recorder.dual(), draws.normal(d_in, 3), steps, lr)
 
 
-@identity("W_T x = W₀x + LinAttn(X, E, x),  e_t = −η ∂L/∂(W x_t) at step t", IRIE, 1e-11)
-def _sgd(draws: Draws) -> Sides:
-    run = train(draws)
+@identity("W_T x = W₀x + LinAttn(X, E, x),  e_t = −η ∂L/∂(W x_t) at step t", IRIE, 1e-11, given=train)
+def _sgd(run: TrainedLayer) -> Sides:
     return run.attention(run.plain_errors), run.output_change
 
 
 @_sgd.misprint("Wx = W₀x + Attn(X, L′(X), x)  [no −η]", NOTE)
-def _no_rate(draws: Draws) -> Sides:
-    run = train(draws)
+def _no_rate(run: TrainedLayer) -> Sides:
     return run.attention(run.form.grads), run.output_change
 
 
@@ -124,33 +122,29 @@ def sequential(draws: Draws, adam: bool = False) -> Sequential:
     return Sequential(keys, torch.stack(errors, dim=1), at_start, (weight.detach() - start) @ x, x)
 
 
-@_sgd.misprint("W_T x = W₀x + LinAttn(X, +η ∂L/∂(Wx_t), x)  [no minus]", NOTE)
-def _no_minus(draws: Draws) -> Sides:
-    run = sequential(draws)
+@_sgd.misprint("W_T x = W₀x + LinAttn(X, +η ∂L/∂(Wx_t), x)  [no minus]", NOTE, given=sequential)
+def _no_minus(run: Sequential) -> Sides:
     return lin_attn(run.keys, -run.errors, run.x), run.change
 
 
-@_sgd.misprint("W_T x = W₀x + LinAttn(X, E, x) with every e_t at W₀  [not at W_{t−1}]", NOTE)
-def _errors_of_start(draws: Draws) -> Sides:
-    run = sequential(draws)
+@_sgd.misprint("W_T x = W₀x + LinAttn(X, E, x) with every e_t at W₀  [not at W_{t−1}]", NOTE, given=sequential)
+def _errors_of_start(run: Sequential) -> Sides:
     return lin_attn(run.keys, run.errors_at_start, run.x), run.change
 
 
-@_sgd.misprint("W_T x = W₀x + LinAttn(E, X, x)  [keys and values swapped]", REVIEW)
-def _swapped(draws: Draws) -> Sides:
-    run = sequential(draws)
+@_sgd.misprint("W_T x = W₀x + LinAttn(E, X, x)  [keys and values swapped]", REVIEW, given=sequential)
+def _swapped(run: Sequential) -> Sides:
     return lin_attn(run.errors, run.keys, run.x), run.change
 
 
-@_sgd.misprint("W_T x = W₀x + LinAttn(X, E, x) after Adam", IRIE + ", code")
+@_sgd.misprint("W_T x = W₀x + LinAttn(X, E, x) after Adam", IRIE + ", code", given=None)
 def _adam(draws: Draws) -> Sides:
     run = sequential(draws, adam=True)
     return lin_attn(run.keys, run.errors, run.x), run.change
 
 
-@identity("b_T = b₀ + Σ_t e_t", IRIE, 1e-11)
-def _bias(draws: Draws) -> Sides:
-    run = train(draws)
+@identity("b_T = b₀ + Σ_t e_t", IRIE, 1e-11, given=train)
+def _bias(run: TrainedLayer) -> Sides:
     return run.plain_errors.sum(dim=1), run.bias_change
 
 
@@ -240,22 +234,19 @@ def linear_head(draws: Draws) -> LinearHead:
     )
 
 
-@identity("LinAttn(W_K[X′,X], W_V[X′,X], q) = (w(X) + w(X′)) q,  w(D) = W_V D Dᵀ W_Kᵀ", DAI)
-def _linear_split(draws: Draws) -> Sides:
-    head = linear_head(draws)
+@identity("LinAttn(W_K[X′,X], W_V[X′,X], q) = (w(X) + w(X′)) q,  w(D) = W_V D Dᵀ W_Kᵀ", DAI, given=linear_head)
+def _linear_split(head: LinearHead) -> Sides:
     return linear_split(head.w_v, head.w_k, head.demos, head.own)(head.query), head.in_context()
 
 
 @_linear_split.misprint("w(D) = W_V D Dᵀ W_K  [no transpose]", NOTE)
-def _w_without_transpose(draws: Draws) -> Sides:
-    h = linear_head(draws)
+def _w_without_transpose(h: LinearHead) -> Sides:
     printed = h.w_v @ h.own @ h.own.T @ h.w_k + h.w_v @ h.demos @ h.demos.T @ h.w_k
     return printed @ h.query, h.in_context()
 
 
 @_linear_split.misprint("LinAttn over [X′; X]  [stacked, not side by side]", NOTE)
-def _stacked(draws: Draws) -> Sides:
-    h = linear_head(draws)
+def _stacked(h: LinearHead) -> Sides:
     n = min(h.demos.shape[1], h.own.shape[1])  # a vertical stack exists only for equal lengths
     h = replace(h, demos=h.demos[:, :n], own=h.own[:, :n])
     keys, values = (torch.cat([w, w], dim=1) @ torch.cat([h.demos, h.own]) for w in (h.w_k, h.w_v))
@@ -263,14 +254,12 @@ def _stacked(draws: Draws) -> Sides:
 
 
 @_linear_split.misprint("LinAttn(K, V, q) = K Vᵀ q", REVIEW)
-def _transposed_attention(draws: Draws) -> Sides:
-    h = linear_head(draws)
+def _transposed_attention(h: LinearHead) -> Sides:
     return (h.w_k @ h.both) @ (h.w_v @ h.both).T @ h.query, h.in_context()
 
 
-@identity("ΔW_ICL = w(X′) = Σ_i (W_V x′_i)(W_K x′_i)ᵀ", DAI)
-def _outer_products(draws: Draws) -> float:
-    head = linear_head(draws)
+@identity("ΔW_ICL = w(X′) = Σ_i (W_V x′_i)(W_K x′_i)ᵀ", DAI, given=linear_head)
+def _outer_products(head: LinearHead) -> float:
     keys, values = head.w_k @ head.demos, head.w_v @ head.demos
     slow = torch.zeros_like(head.w_v)
     for i in range(head.demos.shape[1]):  # element by element, with no matrix product
@@ -289,50 +278,45 @@ def _outer_products(draws: Draws) -> float:
     return max(relative_error(update, expected) for update in found for expected in (slow, change))
 
 
-@identity("(W_V+ΔV)X((W_K+ΔK)X)ᵀq = [W_V G W_Kᵀ + W_V G ΔKᵀ + ΔV G W_Kᵀ + ΔV G ΔKᵀ] q,  G = XXᵀ", DAI)
-def _four_terms(draws: Draws) -> Sides:
-    h = linear_head(draws)
+@identity(
+    "(W_V+ΔV)X((W_K+ΔK)X)ᵀq = [W_V G W_Kᵀ + W_V G ΔKᵀ + ΔV G W_Kᵀ + ΔV G ΔKᵀ] q,  G = XXᵀ", DAI, given=linear_head
+)
+def _four_terms(h: LinearHead) -> Sides:
     return four_terms(h.w_v, h.w_k, h.delta_v, h.delta_k, h.own).total @ h.query, h.fine_tuned()
 
 
 @_four_terms.misprint("(W_V+ΔV) X Xᵀ (W_K+ΔK) q  [no transpose]", NOTE)
-def _tuned_without_transpose(draws: Draws) -> Sides:
-    h = linear_head(draws)
+def _tuned_without_transpose(h: LinearHead) -> Sides:
     printed = (h.w_v + h.delta_v) @ h.own @ h.own.T @ (h.w_k + h.delta_k)
     return printed @ h.query, h.fine_tuned()
 
 
 @_four_terms.misprint("w(X) + W_V G ΔK + ΔV G W_K + ΔV G ΔK  [no transposes]", NOTE)
-def _terms_without_transpose(draws: Draws) -> Sides:
-    h = linear_head(draws)
+def _terms_without_transpose(h: LinearHead) -> Sides:
     gram = h.own @ h.own.T
     base = h.w_v @ gram @ h.w_k.T
     printed = base + h.w_v @ gram @ h.delta_k + h.delta_v @ gram @ h.w_k + h.delta_v @ gram @ h.delta_k
     return printed @ h.query, h.fine_tuned()
 
 
-@identity("SoftAttn over [X′,X] = λ y_X′ + (1−λ) y_X,  λ = Z′/(Z′+Z)", DAI + ", exact for softmax")
-def _softmax_split(draws: Draws) -> Sides:
-    head = linear_head(draws)
+@identity("SoftAttn over [X′,X] = λ y_X′ + (1−λ) y_X,  λ = Z′/(Z′+Z)", DAI + ", exact for softmax", given=linear_head)
+def _softmax_split(head: LinearHead) -> Sides:
     return head.split().output, head.in_context(soft_attn)
 
 
 @_softmax_split.misprint("softmax: y = y_X′ + y_X  [no masses]", NOTE)
-def _softmax_as_sum(draws: Draws) -> Sides:
-    head = linear_head(draws)
+def _softmax_as_sum(head: LinearHead) -> Sides:
     return head.split().demos + head.split().own, head.in_context(soft_attn)
 
 
 @_softmax_split.misprint("softmax: λ = the share of tokens  [not of mass]", NOTE)
-def _softmax_by_count(draws: Draws) -> Sides:
-    head = linear_head(draws)
+def _softmax_by_count(head: LinearHead) -> Sides:
     split, share = head.split(), head.demos.shape[1] / head.both.shape[1]
     return share * split.demos + (1 - share) * split.own, head.in_context(soft_attn)
 
 
 @_softmax_split.misprint("softmax: y = (w(X) + w(X′)) q", NOTE)
-def _softmax_as_linear(draws: Draws) -> Sides:
-    head = linear_head(draws)
+def _softmax_as_linear(head: LinearHead) -> Sides:
     return head.in_context(), head.in_context(soft_attn)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -31,16 +32,19 @@ from dualview.duality.theory.implicit import RankOne
 from dualview.duality.theory.linalg import column_norms, norm
 from dualview.duality.theory.recorder import weight_matrix
 from dualview.duality.theory.toy_attention import lin_attn, relative_error
-from dualview.duality.verify.check import DAI, DHERIN, GOLDWASER, IRIE, Deviation, Draws, identity, worst_of
+from dualview.duality.verify.check import DAI, DHERIN, GOLDWASER, IRIE, Deviation, identity, worst_of
 from dualview.duality.verify.model_setup import ModelSetup, judged, missed, patched_rounding, trial
 from dualview.learning.weight_patches import Deltas
 from dualview.models.scoring import compute_prefix
 
+on_model = partial(identity, tolerance=0.0, given=trial)
+"""Rounding is all that is allowed on a model, unless a formula has a tolerance of its own."""
 
-@identity("model: every tuned K and V is W₀ + Σ_t e_t x_tᵀ over its training tokens", IRIE, 0.0)
-def _reconstruction(draws: Draws, model: object) -> Deviation:
+
+@on_model("model: every tuned K and V is W₀ + Σ_t e_t x_tᵀ over its training tokens", IRIE)
+def _reconstruction(setup: ModelSetup) -> Deviation:
     """κ = Σ_t ‖e_t‖‖x_t‖ / ‖ΔW‖, for the sum over training tokens."""
-    trace = trial(draws, model).train(epochs=2)
+    trace = setup.train(epochs=2)
     patch = trace.tuned.patch
     assert isinstance(patch, Deltas)
     sizes = {p.name: norm(w[0]) for p, w in zip(patch.projections, patch.weights, strict=True)}
@@ -52,25 +56,22 @@ def _reconstruction(draws: Draws, model: object) -> Deviation:
     return worst_of(found)
 
 
-@identity("model: base weights + LinAttn(X, E, ·) gives the fine-tuned logits", IRIE, 0.0)
-def _dual_logits(draws: Draws, model: object) -> Deviation:
-    setup = trial(draws, model)
+@on_model("model: base weights + LinAttn(X, E, ·) gives the fine-tuned logits", IRIE)
+def _dual_logits(setup: ModelSetup) -> Deviation:
     moved = setup.move()
     dual = dual_patch(setup.lm, moved.trace)
     return missed(setup, moved, dual, dual)
 
 
 @_dual_logits.misprint("model: +η for −η in the error signals  [sign]", IRIE, 0.0)
-def _wrong_sign(draws: Draws, model: object) -> Deviation:
-    setup = trial(draws, model)
+def _wrong_sign(setup: ModelSetup) -> Deviation:
     moved = setup.move()
     right = dual_patch(setup.lm, moved.trace)
     return missed(setup, moved, DualPatch(tuple(replace(f, errors=-f.errors) for f in right.factors)), right)
 
 
 @_dual_logits.misprint("model: error signals all at W₀  [not at step t]", IRIE, 0.0)
-def _errors_at_start(draws: Draws, model: object) -> Deviation:
-    setup = trial(draws, model)
+def _errors_at_start(setup: ModelSetup) -> Deviation:
     # Far enough for the gradients of the later steps to be others than those of the first.
     moved = setup.move(share=0.1, epochs=3)
     still = setup.train(0.0, epochs=3)  # a rate of 0 keeps the gradients of the base weights
@@ -79,13 +80,12 @@ def _errors_at_start(draws: Draws, model: object) -> Deviation:
     return missed(setup, moved, wrong, dual_patch(setup.lm, moved.trace))
 
 
-@identity("model: ‖ΔW_V x‖ = Σ_t ⟨e_t, ΔW_V x⟩ (x_t·x) / ‖ΔW_V x‖, every layer", IRIE, 0.0)
-def _contributions(draws: Draws, model: object) -> Deviation:
+@on_model("model: ‖ΔW_V x‖ = Σ_t ⟨e_t, ΔW_V x⟩ (x_t·x) / ‖ΔW_V x‖, every layer", IRIE)
+def _contributions(setup: ModelSetup) -> Deviation:
     """Σ of the tokens' parts, from the factors alone, against ‖ΔW_V x‖, from the ΔW that training summed.
 
     κ = Σ_t ‖e_t‖ Σ_i |x_ti x_i| / ‖ΔW_V x‖: an entry of ΔW is rounded relative to the terms it is the sum of.
     """
-    setup = trial(draws, model)
     trace = setup.train()
     patch = trace.tuned.patch
     assert isinstance(patch, Deltas)
@@ -106,13 +106,12 @@ def _contributions(draws: Draws, model: object) -> Deviation:
     return worst_of(found)
 
 
-@identity(
+@on_model(
     "model: the change of a logit difference is the tokens' parts, summed along the path (by quadrature)",
     IRIE + ", Sundararajan et al. 2017",
     tolerance=5e-3,  # of a quadrature, in any precision: the kinks of a ReLU leave as much
 )
-def _lead(draws: Draws, model: object) -> Deviation:
-    setup = trial(draws, model)
+def _lead(setup: ModelSetup) -> Deviation:
     try:
         feed_forwards(setup.lm)
     except NotApplicable:
@@ -130,9 +129,8 @@ def _lead(draws: Draws, model: object) -> Deviation:
     return Deviation(found.residual / change, rounding=rounding / change)
 
 
-@identity("model: attention = λ y_demos + (1−λ) y_own, every head", DAI + ", exact for softmax", 0.0)
-def _split(draws: Draws, model: object) -> Deviation:
-    setup = trial(draws, model)
+@on_model("model: attention = λ y_demos + (1−λ) y_own, every head", DAI + ", exact for softmax")
+def _split(setup: ModelSetup) -> Deviation:
     layers = record_heads(setup.lm, setup.in_context_ids)
     errors = split_heads(layers, setup.demo_places).error
     return worst_of([Deviation(e, rounding=head_rounding(h)) for e, h in zip(errors, layers, strict=True)])
@@ -144,9 +142,8 @@ def head_rounding(heads: Heads) -> float:
 
 
 @_split.misprint("model: attention = y_demos + y_own  [no masses]", DAI, 0.0)
-def _without_masses(draws: Draws, model: object) -> Deviation:
+def _without_masses(setup: ModelSetup) -> Deviation:
     """y = y_demos + y_own, as if softmax attention were linear."""
-    setup = trial(draws, model)
     layers = record_heads(setup.lm, setup.in_context_ids)
     splits = [layer.split(setup.demo_places) for layer in layers]
     if all(float(split.mass.max()) == 0 for split in splits):
@@ -157,13 +154,12 @@ def _without_masses(draws: Draws, model: object) -> Deviation:
     )
 
 
-@identity("model: relaxed to linear attention, F_ICL(q) = (W_ZSL + ΔW_ICL) q, every head", DAI, 0.0)
-def _relaxed(draws: Draws, model: object) -> Deviation:
+@on_model("model: relaxed to linear attention, F_ICL(q) = (W_ZSL + ΔW_ICL) q, every head", DAI)
+def _relaxed(setup: ModelSetup) -> Deviation:
     """Linear attention over the model's own keys and values: one sum over all tokens, or two matrices.
 
     In float64, with κ = Σ_t ‖v_t‖ Σ_i |k_ti q_i| / ‖y‖.
     """
-    setup = trial(draws, model)
     found: list[Deviation] = []
     for layer in record_heads(setup.lm, setup.in_context_ids):
         group = layer.q.shape[0] // layer.k.shape[0]
@@ -179,13 +175,12 @@ def _relaxed(draws: Draws, model: object) -> Deviation:
     return worst_of(found)
 
 
-@identity("model: tuned heads, V₁K₁ᵀ − V₀K₀ᵀ = V₀ΔKᵀ + ΔV K₀ᵀ + ΔV ΔKᵀ, every head", DAI, 0.0)
-def _four_terms(draws: Draws, model: object) -> Deviation:
+@on_model("model: tuned heads, V₁K₁ᵀ − V₀K₀ᵀ = V₀ΔKᵀ + ΔV K₀ᵀ + ΔV ΔKᵀ, every head", DAI)
+def _four_terms(setup: ModelSetup) -> Deviation:
     """ΔW_FT itself, in float64: next to the base's V₀K₀ᵀ a small update would be lost in rounding.
 
     κ = Σ_t (‖v₁‖‖k₁‖ + ‖v₀‖‖k₀‖) / ‖ΔW_FT‖: the update is the difference of two sums over tokens.
     """
-    setup = trial(draws, model)
     patch = setup.move().trace.tuned.patch
     assert isinstance(patch, Deltas)
     start = len(setup.prompts.prefix)
@@ -210,29 +205,25 @@ def _patched(setup: ModelSetup, patch: ContextPatch, right: ContextPatch) -> Dev
     return judged(setup, report, patched_rounding(setup, setup.query, right))
 
 
-@identity(
+@on_model(
     "model: zero-shot with rank-1 patches at the last token = in-context logits (largest difference, or its ratio "
     "to the unpatched one)",
     GOLDWASER + ", Alg. 1",
-    0.0,
 )
-def _at_last_token(draws: Draws, model: object) -> Deviation:
-    setup = trial(draws, model)
+def _at_last_token(setup: ModelSetup) -> Deviation:
     patch = _patch(setup)
     return _patched(setup, patch, patch)
 
 
 @_at_last_token.misprint("model: another query's patch  [wrong token]", DHERIN, 0.0)
-def _wrong_token(draws: Draws, model: object) -> Deviation:
-    setup = trial(draws, model)
+def _wrong_token(setup: ModelSetup) -> Deviation:
     other = replace(setup, prompts=setup.prompts.with_queries(setup.prompts.queries[::-1]))
     return _patched(setup, _patch(other), _patch(setup))
 
 
 @_at_last_token.misprint("model: ΔW = W (z_C − z) zᵀ  [no 1/‖z‖²]", GOLDWASER, 0.0)
-def _without_norm(draws: Draws, model: object) -> Deviation:
+def _without_norm(setup: ModelSetup) -> Deviation:
     """ΔW = W (z_C − z) zᵀ: right is z/‖z‖², so dividing by ‖right‖² leaves z."""
-    setup = trial(draws, model)
     patch = _patch(setup)
 
     def undivided(delta: RankOne | Tensor) -> RankOne | Tensor:
@@ -261,8 +252,7 @@ def _has_rank_one(block: BlockPatch, dtype: torch.dtype) -> bool:
 
 
 @_at_last_token.misprint("model: input patches alone  [no output patch]", GOLDWASER, 0.0)
-def _without_output(draws: Draws, model: object) -> Deviation:
-    setup = trial(draws, model)
+def _without_output(setup: ModelSetup) -> Deviation:
     patch = _patch(setup)
 
     def without(output: RankOne | Tensor) -> RankOne | Tensor:
@@ -272,20 +262,17 @@ def _without_output(draws: Draws, model: object) -> Deviation:
     return _patched(setup, ContextPatch(tuple(blocks), patch.token), patch)
 
 
-@identity("model: the same as a change of weights that every token meets", GOLDWASER + "; " + DHERIN, 0.0)
-def _at_every_token(draws: Draws, model: object) -> Deviation:
-    setup = trial(draws, model)
+@on_model("model: the same as a change of weights that every token meets", GOLDWASER + "; " + DHERIN)
+def _at_every_token(setup: ModelSetup) -> Deviation:
     patch = _patch(setup, "every")
     return _patched(setup, patch, patch)
 
 
-@identity(
+@on_model(
     "model: one least-squares patch (ridge 0) gives two queries their in-context logits",
     "Mazzawi et al. 2025, fitted as " + GOLDWASER,
-    0.0,
 )
-def _one_patch_for_both(draws: Draws, model: object) -> Deviation:
-    setup = trial(draws, model)
+def _one_patch_for_both(setup: ModelSetup) -> Deviation:
     lm, prompts = setup.lm, setup.prompts
     places = feed_forwards(lm)
     if any(not isinstance(place.carrier, torch.nn.Linear) and place.kind == "scale" for place in places):

@@ -85,13 +85,12 @@ def regression_task(draws: Draws) -> RegressionTask:
     )
 
 
-@identity("−LSA(x_q, −W₀x_q)_y = (W₀ + ΔW) x_q", VON_OSWALD + ", Prop. 1")
-def _query(draws: Draws) -> Sides:
-    task = regression_task(draws)
+@identity("−LSA(x_q, −W₀x_q)_y = (W₀ + ΔW) x_q", VON_OSWALD + ", Prop. 1", given=regression_task)
+def _query(task: RegressionTask) -> Sides:
     return run_layers(task.tokens, [task.layer]).prediction, task.answer
 
 
-@_query.misprint("query token (x_q, y_q) with its label", REVIEW)
+@_query.misprint("query token (x_q, y_q) with its label", REVIEW, given=None)
 def _labelled_query(draws: Draws) -> Sides:
     task = regression_task(draws)
     label = draws.normal(task.y.shape[0], task.x_query.shape[1])
@@ -100,30 +99,26 @@ def _labelled_query(draws: Draws) -> Sides:
 
 
 @_query.misprint("prediction = +y_q", REVIEW)
-def _plus_readout(draws: Draws) -> Sides:
-    task = regression_task(draws)
+def _plus_readout(task: RegressionTask) -> Sides:
     return -run_layers(task.tokens, [task.layer]).prediction, task.answer
 
 
 @_query.misprint("von Oswald's weights under a softmax", REVIEW)
-def _softmax_layer(draws: Draws) -> Sides:
-    task = regression_task(draws)
+def _softmax_layer(task: RegressionTask) -> Sides:
     layer, context, query = task.layer, task.tokens.context, task.tokens.query
     moved = query + layer.p @ soft_attn(layer.w_k @ context, layer.w_v @ context, layer.w_q @ query)
     return -moved[task.x.shape[0] :], task.answer
 
 
 @_query.misprint("the query among keys and values (W₀ ≠ 0)", REVIEW)
-def _query_as_key(draws: Draws) -> Sides:
-    task = regression_task(draws)
+def _query_as_key(task: RegressionTask) -> Sides:
     context, query = task.tokens.context, task.tokens.query
     moved = task.layer(query, torch.cat([context, query], dim=1))
     return -moved[task.x.shape[0] :], task.answer
 
 
-@identity("LSA(x_j, y_j) = (x_j, y_j − ΔW x_j)", VON_OSWALD + ", Prop. 1")
-def _context(draws: Draws) -> Sides:
-    task = regression_task(draws)
+@identity("LSA(x_j, y_j) = (x_j, y_j − ΔW x_j)", VON_OSWALD + ", Prop. 1", given=regression_task)
+def _context(task: RegressionTask) -> Sides:
     after = run_layers(task.tokens, [task.layer])
     moved = task.y - (task.step(task.weight0) - task.weight0) @ task.x
     return after.context, torch.cat([task.x, moved])
@@ -244,17 +239,20 @@ def ridge_gradient(problem: Memory, weight: Float[Tensor, "d_v d_k"]) -> float:
     return norm(gradient) / norm(problem.values @ problem.keys.T)
 
 
-@identity("mesa layer VKᵀ(KKᵀ + I/λ)⁻¹ = ridge solution = Sherman–Morrison recursion", "von Oswald et al. 2023b", 1e-11)
-def _mesa(draws: Draws) -> float:
-    problem = memory(draws)
+@identity(
+    "mesa layer VKᵀ(KKᵀ + I/λ)⁻¹ = ridge solution = Sherman–Morrison recursion",
+    "von Oswald et al. 2023b",
+    1e-11,
+    given=memory,
+)
+def _mesa(problem: Memory) -> float:
     closed = mesa(problem.keys, problem.values, problem.strength)
     recursive = mesa_recursion(problem.keys, problem.values, problem.strength).weight
     return max(ridge_gradient(problem, closed), relative_error(recursive, closed))
 
 
 @_mesa.misprint("mesa layer VKᵀ(KKᵀ + λI)⁻¹ for strength λ", "von Oswald et al. 2023b")
-def _mesa_strength(draws: Draws) -> float:
-    problem = memory(draws)
+def _mesa_strength(problem: Memory) -> float:
     gram = problem.keys @ problem.keys.T + problem.strength * torch.eye(problem.keys.shape[0]).to(problem.keys)
     return ridge_gradient(problem, solve_right(problem.values @ problem.keys.T, gram))
 
@@ -270,16 +268,14 @@ def _kernel_descent(draws: Draws) -> Sides:
     return found, functional_descent(kernel, x, task.y, x_query, rate, depth)
 
 
-@_kernel_descent.misprint("kernel attention read out as +y_q", "Cheng et al. 2024")
-def _kernel_readout(draws: Draws) -> Sides:
-    task = regression_task(draws)
+@_kernel_descent.misprint("kernel attention read out as +y_q", "Cheng et al. 2024", given=regression_task)
+def _kernel_readout(task: RegressionTask) -> Sides:
     arguments = (exponential_kernel, 0.3 * task.x, task.y, 0.3 * task.x_query, 0.01, 3)
     return -kernel_attention(*arguments), functional_descent(*arguments)
 
 
-@identity("ΔW = −(η/N) Σ_i (W₀x_i − y_i) x_iᵀ = −η ∇L(W₀)", VON_OSWALD)
-def _gd_formula(draws: Draws) -> Sides:
-    task = regression_task(draws)
+@identity("ΔW = −(η/N) Σ_i (W₀x_i − y_i) x_iᵀ = −η ∇L(W₀)", VON_OSWALD, given=regression_task)
+def _gd_formula(task: RegressionTask) -> Sides:
     weight = task.weight0
     return gd_step(weight, task.x, task.y, task.rate) - weight, task.step(weight) - weight
 

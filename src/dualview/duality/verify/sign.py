@@ -38,39 +38,34 @@ def sign_problem(draws: Draws) -> SignProblem:
     )
 
 
-@identity("α sign(V)Kᵀq = −α ∂(Σ_i‖Wk_i − y_i‖₁) q", SIGN)
-def _l1(draws: Draws) -> Sides:
-    p = sign_problem(draws)
+@identity("α sign(V)Kᵀq = −α ∂(Σ_i‖Wk_i − y_i‖₁) q", SIGN, given=sign_problem)
+def _l1(p: SignProblem) -> Sides:
     leaf = p.weight.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(l1_loss(leaf, p.keys, p.targets), leaf)
     stepped = p.weight - p.alpha * gradient
     return signed_values(p.keys, p.values, p.query, p.alpha), (stepped - p.weight) @ p.query
 
 
-@identity("α sign(V)sign(K)ᵀq = Σ_i α sign(v_ik_iᵀ) q  (signSGD per sample)", SIGN)
-def _per_sample(draws: Draws) -> Sides:
-    p = sign_problem(draws)
+@identity("α sign(V)sign(K)ᵀq = Σ_i α sign(v_ik_iᵀ) q  (signSGD per sample)", SIGN, given=sign_problem)
+def _per_sample(p: SignProblem) -> Sides:
     steps = [torch.sign(torch.outer(p.values[:, t], p.keys[:, t])) for t in range(p.keys.shape[1])]
     return sign_sign(p.keys, p.values, p.query, p.alpha), p.alpha * torch.stack(steps).sum(dim=0) @ p.query
 
 
-@identity("α sign(VKᵀ)q = −α sign(∇L) q  (signSGD on the batch)", SIGN)
-def _batch(draws: Draws) -> Sides:
-    p = sign_problem(draws)
+@identity("α sign(VKᵀ)q = −α sign(∇L) q  (signSGD on the batch)", SIGN, given=sign_problem)
+def _batch(p: SignProblem) -> Sides:
     leaf = p.weight.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(0.5 * (leaf @ p.keys - p.targets).square().sum(), leaf)
     return batch_sign(p.keys, p.values, p.query, p.alpha), -p.alpha * torch.sign(gradient) @ p.query
 
 
 @_batch.misprint("sign descent = Attn(K, α sign V, q)", NOTE)
-def _signed_values_as_sign_descent(draws: Draws) -> Sides:
-    p = sign_problem(draws)
+def _signed_values_as_sign_descent(p: SignProblem) -> Sides:
     return signed_values(p.keys, p.values, p.query, p.alpha), batch_sign(p.keys, p.values, p.query, p.alpha)
 
 
 @_batch.misprint("x ← x + α sign(∇f)  [ascent]", NOTE)
-def _sign_ascent(draws: Draws) -> Sides:
-    p = sign_problem(draws)
+def _sign_ascent(p: SignProblem) -> Sides:
     gradient = -p.values @ p.keys.T
     return p.alpha * torch.sign(gradient) @ p.query, batch_sign(p.keys, p.values, p.query, p.alpha)
 

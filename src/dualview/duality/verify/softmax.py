@@ -87,9 +87,8 @@ def _theorem(draws: Draws) -> float:
     return max(relative_error(found, expected) for found in (by_autograd, model.predict(model.step(rate))))
 
 
-@_theorem.misprint("φ(Wx) without d^(−¼)", SLIDES)
-def _no_scale(draws: Draws) -> Sides:
-    layer = softmax_layer(draws)
+@_theorem.misprint("φ(Wx) without d^(−¼)", SLIDES, given=softmax_layer)
+def _no_scale(layer: SoftmaxLayer) -> Sides:
     both = torch.cat([layer.demos, layer.own], dim=1)
     found = soft_attn(layer.w_k @ both, layer.w_v @ both, layer.w_q @ layer.x, scale=1.0)
     return found, layer.output()
@@ -103,9 +102,8 @@ def _constant_normaliser(draws: Draws) -> Sides:
     return head.values @ torch.exp(head.keys.T @ head.query) / other, layer.output()
 
 
-@_theorem.misprint("W₀ = 0 although X_T is attended to", SLIDES)
-def _no_start(draws: Draws) -> Sides:
-    layer = softmax_layer(draws)
+@_theorem.misprint("W₀ = 0 although X_T is attended to", SLIDES, given=softmax_layer)
+def _no_start(layer: SoftmaxLayer) -> Sides:
     model = kernel_model(layer.head)
     return model.predict(model.step(1.0) - model.initial()), layer.output()
 
