@@ -64,7 +64,7 @@ def test_a_model_that_hardly_moves_is_checked_and_not_divided_by_zero(name, dtyp
 
 
 def test_the_checks_of_a_model_that_hardly_moves_can_fail(monkeypatch):
-    """The dual form with errors a hundredth too large, and contributions likewise: both fail, although ‖ΔW x‖ is tiny."""
+    """The dual form with errors 1 % too large, and contributions likewise: both fail, though ‖ΔW x‖ is tiny."""
     right = model_identities.role_factors
 
     def wrong(*given):
