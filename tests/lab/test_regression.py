@@ -348,15 +348,15 @@ def test_the_papers_hyper_parameters():
 @pytest.mark.parametrize(
     ("given_", "said"),
     [
-        ({"noise": float("inf")}, "--noise: inf is no finite number"),
+        ({"noise": float("inf")}, "--noise: inf is not a finite number"),
         ({"noise": "nan"}, "--noise"),
-        ({"input_range": "inf"}, "--input-range: inf is no finite number"),
-        ({"lr": "inf"}, "--lr: inf is no finite number"),
+        ({"input_range": "inf"}, "--input-range: inf is not a finite number"),
+        ({"lr": "inf"}, "--lr: inf is not a finite number"),
         ({"input_range": 1e30}, "numbers are too large; .* --input-range"),
         ({"noise": 1e38}, "numbers are too large; give a smaller --noise"),
         ({"task": "sine", "noise": 1e38, "dims": 10}, "Before any training .* give a smaller --noise"),
-        ({"task": "sine"}, "--dims and --input-range are of the linear task"),
-        ({"task": "sine", "dims": 10, "input_range": 2.0}, "--dims and --input-range are of the linear task"),
+        ({"task": "sine"}, "--dims and --input-range belong to the linear task"),
+        ({"task": "sine", "dims": 10, "input_range": 2.0}, "--dims and --input-range belong to the linear task"),
     ],
 )
 def test_what_cannot_be_trained_on_is_told_before(given_, said):

@@ -240,7 +240,7 @@ def test_the_lab_on_a_tiny_model(place: Path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"placebo": 24}, "must stand among"),
+        ({"placebo": 24}, "must be one of the 24 tokens"),
         ({"length": 4}, "--length"),
         ({"length": 2000, "placebo": 8}, "reads 256 tokens at most"),
         ({"rows": 10_000}, "pieces of 24 tokens where 10000 are needed"),

@@ -10,11 +10,7 @@
 | `icl_as_update` | demonstrations are a weight update, exactly for linear attention    | Dai et al. 2023              |
 | `geometry`      | how similar two weight updates, or two sets of token vectors, are   | (cosine, angles, rank, CKA)  |
 | `regression`    | one linear self-attention layer is one step of gradient descent     | von Oswald, Ahn, Zhang 2023  |
-<<<<<<< HEAD
-| `learners`      | DeltaNet, the mesa layer, kernel attention as learners in context   | Yang, von Oswald, Cheng     |
-=======
 | `learners`      | DeltaNet, the mesa layer, kernel attention as learners in context   | Yang, von Oswald, Cheng      |
->>>>>>> h16-duality
 | `features`      | three ways to realise the exponential kernel's feature map          | Ren & Liu, Choromanski 2021  |
 | `kernel`        | softmax attention is one step on a kernel model                     | Ren & Liu 2024               |
 | `implicit`      | a context is a rank-1 patch of the feed-forward weights             | Dherin 2025, Goldwaser 2026  |

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from dualview.io.errors import UserError
 from dualview.records.setting import Setting
-
-if TYPE_CHECKING:
-    import xarray
 
 DIMS = {
     "log_probs": ("query", "candidate"),
@@ -27,10 +25,10 @@ def to_xarray(
     settings: Mapping[str, Setting],
     columns: Int[np.ndarray, " query"] | None,
     meta: Mapping[str, object],
-) -> xarray.Dataset:
+) -> Any:
     """One variable for each kind of array, with `setting` as its first dimension; NaN where a setting has none."""
     try:
-        import xarray as xr
+        xr: Any = importlib.import_module("xarray")
     except ImportError:
         raise UserError("Records.to_xarray needs xarray; install it with: pip install 'dualview[xarray]'.") from None
     variables: dict[str, Any] = {"gold": ("query", gold)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Int
@@ -17,9 +17,6 @@ from dualview.io.errors import UserError
 from dualview.records.as_xarray import to_xarray
 from dualview.records.parsing import parse_mapping
 from dualview.records.setting import MAIN_SETTINGS, Setting
-
-if TYPE_CHECKING:
-    import xarray
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,8 @@ class Records:
         """The settings other than zsl, icl and ft."""
         return {name: setting for name, setting in self.settings.items() if name not in MAIN_SETTINGS}
 
-    def to_xarray(self) -> xarray.Dataset:
-        """The arrays with named dimensions: setting, query, candidate, layer, head, key, d_model (extra `xarray`)."""
+    def to_xarray(self) -> Any:
+        """The arrays as an `xarray.Dataset` (extra `xarray`): setting, query, candidate, layer, head, key, d_model."""
         return to_xarray(self.gold, self.settings, self.columns, self.meta)
 
     @classmethod
