@@ -23,8 +23,12 @@ from dualview.options import RunOptions
 from equivalence import tiny
 
 FILE = Path(__file__).with_name("numbers.json")
-RTOL, ATOL = 1e-6, 1e-9
-"""Far above rounding in float64 on any processor, far below a change of method."""
+RTOL, ATOL = 1e-4, 1e-6
+"""Above what processors make of the same run, far below a change of method.
+
+Float64 alone would allow 1e-6. But an untrained control draws its weights in float32, and the logarithm behind the
+normal draws differs in its last digit between processors, which moves those floors by up to 1e-5.
+"""
 MARGIN = 1e-6
 """The least gap between the two best candidates of a query: no processor's rounding changes an answer."""
 
