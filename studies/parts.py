@@ -74,7 +74,7 @@ def momentum() -> str:
 
 
 def sign() -> str:
-    from dualview.lab.sign.run import tables
+    from dualview.lab.sign.report import tables
 
     result = LabResult.load(LABS / "sign.json")
     sentence = tables(result)[0].note.splitlines()[-1]

@@ -9,13 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, MinLen
 
 from dualview.io.errors import UserError
 
 Protocol = Literal["modern", "dai", "deutch"]
+T = TypeVar("T")
 Weights = Literal["trained", "untrained", "trained-embeddings"]
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
@@ -81,8 +82,6 @@ class RunOptions:
     @classmethod
     def make(cls, **given: Any) -> RunOptions:
         """Options from what was given, the protocol's presets under it; mistakes become one sentence."""
-        from pydantic import TypeAdapter, ValidationError
-
         # An option that may be repeated is () on the command line where it is not given.
         given = {name: value for name, value in given.items() if value is not None and value != ()}
         unknown = sorted(set(given) - {f.name for f in fields(cls)})
@@ -91,17 +90,10 @@ class RunOptions:
         presets = PROTOCOLS.get(str(given.get("protocol", "modern")), {})
         both = {**presets, **given}
         if isinstance(both.get("lr_grid"), str | list | tuple):
-            both["lr_grid"] = _rates(both["lr_grid"])
-        try:
-            return TypeAdapter(cls).validate_python(both)
-        except ValidationError as error:
-            first = error.errors()[0]
-            problem = first["msg"].removeprefix("Value error, ")
-            if not first["loc"]:
-                raise UserError(f"{problem[0].upper()}{problem[1:]}.") from error
-            name = str(first["loc"][0])
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"Option {flag}: {problem} (given: {both.get(name)!r}).") from error
+            both["lr_grid"] = split_list(both["lr_grid"])
+            if not both["lr_grid"]:
+                raise UserError("Option --lr-grid is empty; give rates such as 0.001,0.01.")
+        return validated(cls, both)
 
     def __post_init__(self) -> None:
         for flag, rates in (("--lr-grid", self.lr_grid), ("--lr", (self.lr,))):
@@ -117,7 +109,7 @@ class RunOptions:
     def changed(self) -> dict[str, Any]:
         """What differs from the defaults, as JSON can hold it: enough to repeat the run."""
         own = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
-        return {name: _plain(value) for name, (value, default) in own.items() if value != default}
+        return {name: plain(value) for name, (value, default) in own.items() if value != default}
 
 
 COMPARISON_ONLY = ("at", "calibrate", "controls", "patch", "save_records")
@@ -133,15 +125,34 @@ def refuse_options(verb: str, given: Mapping[str, Any], names: Sequence[str]) ->
             raise UserError(f"{verb} does not take the option {name}: it would change nothing; leave it out.")
 
 
-def _rates(given: str | Sequence[str | float]) -> tuple[str | float, ...]:
-    """Rates as a list, as `0.001,0.01`, or as a list of such texts."""
-    texts = [given] if isinstance(given, str) else given
-    parts = (each.split(",") if isinstance(each, str) else [each] for each in texts)
-    rates = tuple(rate for part in parts for rate in part if rate != "")
-    if not rates:
-        raise UserError("Option --lr-grid is empty; give rates such as 0.001,0.01.")
-    return rates
+def validated(kind: type[T], given: Mapping[str, Any]) -> T:
+    """A settings class from the given values; the first mistake in them becomes a one-sentence error."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            raise UserError(f"{problem[0].upper()}{problem[1:]}.") from error
+        name = str(first["loc"][0])
+        raise UserError(f"Option --{name.replace('_', '-')}: {problem} (given: {given.get(name)!r}).") from error
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+def split_list(given: Any) -> tuple[Any, ...]:
+    """The parts of a list, of `1,3,5`, or of a list of such texts.
+
+    >>> split_list("a, b"), split_list(["1,2", 3])
+    (('a', 'b'), ('1', '2', 3))
+    """
+    texts: Sequence[Any] = [given] if isinstance(given, str) else given
+    pieces = (each.split(",") if isinstance(each, str) else [each] for each in texts)
+    return tuple(part.strip() if isinstance(part, str) else part for piece in pieces for part in piece if part != "")
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON can hold it."""
+    if isinstance(value, tuple):
+        return [plain(part) for part in value]  # pyright: ignore[reportUnknownVariableType]
+    return str(value) if isinstance(value, Path) else value

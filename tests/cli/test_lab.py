@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from dualview.cli.lab import add, lab_app
 from dualview.io.errors import UserError
-from dualview.lab import LABS
+from dualview.lab import LABS, find_lab
 
 
 @pytest.fixture
@@ -41,9 +41,8 @@ def test_help_names_every_setting(app, name):
     said = call(app, name, "--help")
     assert said.exit_code == 0
     from dataclasses import fields
-    from importlib import import_module
 
-    for field in fields(import_module(f"dualview.lab.{name}.run").Settings):
+    for field in fields(find_lab(name).settings):
         assert f"--{field.name.replace('_', '-')}" in said.output
     assert "--out" in said.output and "--json" in said.output
 
@@ -61,10 +60,9 @@ def test_help_says_what_an_option_takes_and_its_default(app):
 @pytest.mark.parametrize("name", LABS)
 def test_no_number_is_shown_as_text(app, name):
     from dataclasses import fields
-    from importlib import import_module
 
     said = call(app, name, "--help").output
-    for field in fields(import_module(f"dualview.lab.{name}.run").Settings):
+    for field in fields(find_lab(name).settings):
         if isinstance(field.default, (int, float)):
             assert f"--{field.name.replace('_', '-')} <str>" not in said
 

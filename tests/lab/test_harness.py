@@ -28,9 +28,9 @@ from dualview.lab.harness import (
     markdown,
     provenance,
 )
-from dualview.lab.settings import AtLeastOne, LabSettings
+from dualview.lab.settings import LabSettings
 from dualview.lab.units import TrainingState, Unit, capture, restore
-from dualview.options import option
+from dualview.options import AtLeastOne, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +295,7 @@ def test_a_lab_is_a_function_also_after_its_module_was_imported():
     code = (
         "import sys, dualview.lab as lab; assert not {'torch', 'pydantic'} & set(sys.modules)\n"
         "import dualview.cli.lab; assert not {'torch', 'pydantic'} & set(sys.modules)\n"
-        "from dualview.lab.regression.run import Settings; assert 'torch' not in sys.modules\n"
+        "from dualview.lab.regression.run import regression; assert 'torch' not in sys.modules\n"
         "assert callable(lab.regression) and callable(lab.sign)\n"
         "from dualview.lab import modifications; assert callable(modifications)\n"
         "assert lab.LabResult.__name__ == 'LabResult'\n"

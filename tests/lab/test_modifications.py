@@ -22,10 +22,9 @@ from close import assert_close
 from dualview.io.errors import UserError
 from dualview.lab.harness import LabResult
 from dualview.lab.modifications.model import Attention, kinds
-from dualview.lab.modifications.report import sentence
-from dualview.lab.modifications.run import Settings, figures, tables
-from dualview.lab.modifications.statistics import compared, differences
-from dualview.lab.modifications.training import wanted_kinds
+from dualview.lab.modifications.report import figures, sentence, tables
+from dualview.lab.modifications.settings import ModificationsSettings
+from dualview.lab.modifications.training import compared, differences, wanted_kinds
 from dualview.lab.problems import LinearTasks, Tasks, named_generator
 from dualview.variants import Augmented, Negative, Regularised, Sign, Variant
 
@@ -114,7 +113,7 @@ def test_adapters_start_as_nothing_and_are_trained():
 
 
 def test_all_of_the_issue_is_there():
-    names = [kind.name for kind in wanted_kinds(Settings.make(), 1)]
+    names = [kind.name for kind in wanted_kinds(ModificationsSettings.make(), 1)]
     assert names == [
         "softmax",
         "regularised α=0.1",
@@ -130,13 +129,15 @@ def test_all_of_the_issue_is_there():
         "sign, sequence scale",
         "sign, token scale",
     ]
-    assert Settings.make().seeds >= 5 and Settings.make().epochs == 100
+    assert ModificationsSettings.make().seeds >= 5 and ModificationsSettings.make().epochs == 100
     assert len({kind.name for kind in kinds((0.1,), (1,), (0.1,), 2, 0)}) == 8
 
 
 def test_0_is_the_softmax_curve_that_is_there_anyway():
-    asked = Settings.make(alphas="0,.1,.3,.5", betas="0,.1,.5")
-    assert [kind.name for kind in wanted_kinds(asked, 1)] == [kind.name for kind in wanted_kinds(Settings.make(), 1)]
+    asked = ModificationsSettings.make(alphas="0,.1,.3,.5", betas="0,.1,.5")
+    assert [kind.name for kind in wanted_kinds(asked, 1)] == [
+        kind.name for kind in wanted_kinds(ModificationsSettings.make(), 1)
+    ]
 
 
 # -------------------------------------------------------------------------------------------------------- statistics

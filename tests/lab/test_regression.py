@@ -43,7 +43,8 @@ from dualview.lab.regression.models import (
     interpolated,
     plus_plus_layers,
 )
-from dualview.lab.regression.run import Settings, figures, tables
+from dualview.lab.regression.report import figures, tables
+from dualview.lab.regression.settings import RegressionSettings
 from dualview.lab.regression.sine import MetaLearner, function_similarity
 
 PROPERTY = settings(max_examples=15, deadline=None)
@@ -230,14 +231,14 @@ def test_similarity_knows_equality_direction_and_scale():
     tasks = problems(1, 30)
     descent = gradient_descent(2.0, 1)
     same = similarity(descent, descent, tasks)
-    assert same.prediction_difference == 0 and same.model_difference == 0
-    assert same.model_cosine == pytest.approx(1)
+    assert same["prediction_difference"] == 0 and same["model_difference"] == 0
+    assert same["model_cosine"] == pytest.approx(1)
     twice = similarity(descent, gradient_descent(4.0, 1), tasks)
     slope = 2.0 / 5 * torch.einsum("tn,tnd->td", tasks.y, tasks.x)
-    assert twice.model_cosine == pytest.approx(1)
-    assert twice.model_difference == pytest.approx(float(slope.norm(dim=1).mean()))
-    assert twice.prediction_difference == pytest.approx(float((slope * tasks.x_query).sum(1).abs().mean()))
-    assert similarity(descent, lambda t: -descent(t), tasks).model_cosine == pytest.approx(-1)
+    assert twice["model_cosine"] == pytest.approx(1)
+    assert twice["model_difference"] == pytest.approx(float(slope.norm(dim=1).mean()))
+    assert twice["prediction_difference"] == pytest.approx(float((slope * tasks.x_query).sum(1).abs().mean()))
+    assert similarity(descent, lambda t: -descent(t), tasks)["model_cosine"] == pytest.approx(-1)
 
 
 def test_paired_takes_the_problems_in_pairs():
@@ -314,7 +315,7 @@ def test_every_option_works(kind):
     result = dualview.lab.regression(**given)
     if kind in ("default", "sine"):  # bit for bit
         assert result.results == dualview.lab.regression(**given).results
-    own, settings_ = result.results["by_seed"][str(result.seeds[0])], Settings.make(**given)
+    own, settings_ = result.results["by_seed"][str(result.seeds[0])], RegressionSettings.make(**given)
     assert (
         (own["interpolated"] is None) == (kind in ("two layers", "softmax, two heads")) if "sine" not in kind else True
     )
@@ -337,7 +338,7 @@ def test_seeds_differ_and_share_their_problems():
 
 def test_the_papers_hyper_parameters():
     def plan(**given):
-        return schedule_of(Settings.make(**given), LinearTasks())
+        return schedule_of(RegressionSettings.make(**given), LinearTasks())
 
     assert plan().clip == plan(layers=2).clip == 1e-3 and plan(layers=3).clip == 10
     assert plan().lr == 1e-3 and plan(layers=4).lr == 5e-4 and plan().batch_size == 2048

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ import typer
 from dualview.cli.options import json_option, with_options
 from dualview.io.json_files import is_stdout, save_json
 from dualview.io.progress import for_stream
-from dualview.lab import LABS
+from dualview.lab import LABS, find_lab
 
 
 def add(app: typer.Typer) -> None:
@@ -42,9 +41,9 @@ def _caller(name: str) -> Callable[[typer.Context], None]:
 
 def lab_app(name: str) -> typer.Typer:
     """The command of one lab, with an option for each of its settings."""
-    module = import_module(f"dualview.lab.{name}.run")
+    lab = find_lab(name)
 
-    @with_options(module.Settings)
+    @with_options(lab.settings)
     def command(
         *,
         out: Annotated[
@@ -56,15 +55,15 @@ def lab_app(name: str) -> typer.Typer:
         from dualview.lab.harness import show
 
         file = None if is_stdout(json) else json
-        result = getattr(module, name)(out=out, json=file, progress=for_stream(), **settings)
+        result = lab(out=out, json=file, progress=for_stream(), **settings)
         if is_stdout(json):
             save_json(json, result.to_json())
         else:
-            show(module.tables(result))
+            show(lab.tables(result))
             for path in result.written:
                 print(f"wrote {path}")
         sys.stdout.flush()
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(name, help=inspect.getdoc(getattr(module, name)))(command)
+    app.command(name, help=inspect.getdoc(lab))(command)
     return app

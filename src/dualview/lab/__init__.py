@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dualview.lab.dynamics.run import dynamics
-    from dualview.lab.harness import LabResult
+    from dualview.lab.harness import Lab, LabResult
     from dualview.lab.language.run import language
     from dualview.lab.modifications.run import modifications
     from dualview.lab.regression.run import regression
     from dualview.lab.sign.run import sign
 
-__all__ = ["LABS", "LabResult", "dynamics", "language", "modifications", "regression", "sign"]
+__all__ = ["LABS", "LabResult", "dynamics", "find_lab", "language", "modifications", "regression", "sign"]
 
 LABS: dict[str, str] = {
     "regression": "Train linear self-attention on regression in context and compare it with gradient descent.",
@@ -27,7 +27,12 @@ LABS: dict[str, str] = {
     "sign": "Sign the values of a trained model's attention: what breaks, and is it the attention sink?",
     "dynamics": "Measure how similar in-context learning and fine-tuning are during a training.",
 }
-"""The labs by name. Each is a package whose module `run` holds `Settings`, the lab, `tables` and `figures`."""
+"""The labs by name."""
+
+
+def find_lab(name: str) -> Lab[Any]:
+    """A lab with its settings, tables and figures."""
+    return getattr(import_module(f"{__name__}.{name}.run"), name)
 
 
 def __getattr__(name: str) -> Any:

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import re
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from dualview.io.atomic import write_text
 from dualview.io.errors import UserError
-from dualview.lab import LABS
+from dualview.lab import LABS, find_lab
 from dualview.lab.harness import LabResult, markdown
 
 _PART = re.compile(r"(<!-- lab: (\S+)(?: ([^\n]+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -31,7 +30,7 @@ def filled(page: Path) -> str:
         result = LabResult.load(page.parent / found[2])
         if result.lab not in LABS:
             raise UserError(f"{page.parent / found[2]} is from no known lab: {result.lab!r}.")
-        tables = import_module(f"dualview.lab.{result.lab}.run").tables(result)
+        tables = find_lab(result.lab).tables(result)
         chosen = [table for table in tables if (found[3] or "") in table.title]
         if not chosen:
             raise UserError(f"{page.parent / found[2]} has no table with {found[3]!r} in its title.")

@@ -1,20 +1,16 @@
 """What every lab is built from: its job, its result, its tables and figures.
 
-A lab is a package `dualview.lab.<name>`. Its module `run` holds
-
-    Settings            a frozen dataclass derived from `LabSettings`
-    tables(result)      -> list[Table]                  from the JSON alone, so that pages can be made from files
-    figures(result)     -> dict[str, matplotlib Figure] by file name, without suffix
-    <name>(*, out, json, progress, **settings) -> LabResult
-
-and the function is a decorated one that does only the work:
+A lab is a package `dualview.lab.<name>`. Its module `run` holds the lab, a decorated function that does only the work:
 
     @lab(NameSettings, tables, figures)
     def name(job: Job[NameSettings]) -> Findings:
         by_seed = {seed: job.unit(seed).once(lambda unit: train(unit, …)) for seed in job.settings.all_seeds}
         return Findings({"by_seed": by_seed})
 
-The decorator checks settings and output places before any work, adds the provenance, and writes what was found.
+It is called as `name(out=…, json=…, progress=…, **settings)` and returns a `LabResult`. Its settings are a frozen
+dataclass derived from `LabSettings`; `tables` and `figures` (by file name) are made from the result alone, so that
+pages can be made from files. The decorator checks settings and output places before any work, adds the provenance, and
+writes what was found.
 """
 
 from __future__ import annotations
@@ -40,6 +36,7 @@ from dualview.io.saving import extra, save_somewhere
 from dualview.io.versions import versions
 from dualview.lab.settings import LabSettings
 from dualview.lab.units import Unit
+from dualview.report.figures.style import save
 
 if TYPE_CHECKING:
     import torch
@@ -151,8 +148,8 @@ class Lab(Generic[SettingsT]):
         single_thread: bool,
     ) -> None:
         self.__name__, self.__module__, self.__doc__ = work.__name__, work.__module__, work.__doc__
-        self._work, self._kind, self._single_thread = work, kind, single_thread
-        self._tables, self._figures = tables, figures
+        self._work, self._single_thread = work, single_thread
+        self.settings, self.tables, self.figures = kind, tables, figures
 
     def __call__(
         self,
@@ -162,14 +159,14 @@ class Lab(Generic[SettingsT]):
         progress: Progress | None = None,
         **settings: Any,
     ) -> LabResult:
-        job = Job(self.__name__, self._kind.make(**settings), out, progress)
+        job = Job(self.__name__, self.settings.make(**settings), out, progress)
         for place in (json, None if job.out is None else job.out / f"{job.lab}.json"):
             if place is not None:
                 must_be_writable(Path(place))
         with job.until_written:
             with one_thread() if self._single_thread else nullcontext():
                 result = job.result(self._work(job))
-            return finish(result, out=out, json=json, tables=self._tables, figures=self._figures, units=job.units)
+            return finish(result, out=out, json=json, tables=self.tables, figures=self.figures, units=job.units)
 
 
 def lab(
@@ -306,6 +303,4 @@ def _write_page(result: LabResult, tables: Sequence[Table], page: Path) -> list[
 
 
 def _write_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
-    from dualview.report.figures.style import save
-
     return [path for name, figure in figures.items() for path in save(figure, folder / name)]

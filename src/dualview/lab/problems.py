@@ -39,10 +39,24 @@ class Tasks:
         yield from (Tasks(*part) for part in zip(*parts, strict=True))
 
     def first(self, count: int) -> Tasks:
-        return Tasks(self.x[:count], self.y[:count], self.x_query[:count], self.y_query[:count])
+        return self.pick(slice(count))
 
-    def pick(self, index: Int[Tensor, " picked"]) -> Tasks:
+    def pick(self, index: Int[Tensor, " picked"] | slice) -> Tasks:
         return Tasks(self.x[index], self.y[index], self.x_query[index], self.y_query[index])
+
+    @property
+    def context(self) -> Float[Tensor, "task demo d"]:
+        """The demonstrations' tokens (x_i, y_i)."""
+        return torch.cat([self.x, self.y[..., None]], -1)
+
+    @property
+    def query(self) -> Float[Tensor, "task 1 d"]:
+        """The query's token (x_q, 0)."""
+        return torch.cat([self.x_query, self.x_query.new_zeros(len(self), 1)], -1)[:, None]
+
+    def loss(self, predicted: Float[Tensor, " task"]) -> Float[Tensor, ""]:
+        """½ (ŷ − y)², averaged."""
+        return 0.5 * (predicted - self.y_query).square().mean()
 
     def with_query(self, x_query: Float[Tensor, "task n_x"]) -> Tasks:
         """The same demonstrations asked about other inputs."""

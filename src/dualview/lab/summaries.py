@@ -15,7 +15,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,9 +23,7 @@ from scipy import special  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.metrics._scipy import student_quantile
 from dualview.metrics.statistics import generator, query_interval, seed_interval
-
-if TYPE_CHECKING:
-    from dualview.report.figures.curves import Curve
+from dualview.report.figures.curves import Curve
 
 DRAWS = 4999
 Values = Float[np.ndarray, " row"]
@@ -113,8 +111,6 @@ def range_curve(x: Sequence[float], runs: Sequence[Sequence[float | None]]) -> C
 
     A value may be missing, and a run may be shorter than x: it diverged or was stopped.
     """
-    from dualview.report.figures.curves import Curve
-
     known = [[value for value in column if value is not None] for column in itertools.zip_longest(*runs)]
     middle = [mean(column) for column in known]
     if len(runs) == 1:
@@ -126,8 +122,6 @@ def interval_curve(
     x: Sequence[float], rows: Sequence[dict[str, Any]], show: Callable[[float], float] = lambda value: value
 ) -> Curve:
     """Each row's mean and, where every row has one, its 95 % interval as a band; `show` converts to the axis's unit."""
-    from dualview.report.figures.curves import Curve
-
     middle = [None if row["mean"] is None else show(row["mean"]) for row in rows]
     if any(row["ci"] is None for row in rows):
         return Curve(x, middle)

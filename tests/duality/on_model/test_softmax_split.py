@@ -18,8 +18,9 @@ from dualview.duality.on_model.demo_tokens import demo_tokens
 from dualview.duality.on_model.head_report import head_report
 from dualview.duality.on_model.meta_gradients import TokenVectors, compare_meta_gradients, token_vectors
 from dualview.duality.on_model.softmax_split import record_heads, split_heads
-from dualview.duality.on_model.weight_space import compare_updates, icl_update, tuned_on_base_states
+from dualview.duality.on_model.weight_space import compare_updates, tuned_on_base_states
 from dualview.duality.theory.geometry import principal_angles
+from dualview.duality.theory.icl_as_update import FourTerms, state_weights
 from dualview.io.errors import UserError
 from dualview.learning.finetune import Recipe
 from dualview.learning.traces import trace_training
@@ -68,13 +69,18 @@ def test_bad_places_are_refused():
             split_heads(layers, places)
 
 
-def test_icl_update_is_the_sum_of_outer_products():
+def update_of(layer):
+    """ΔW_ICL of the demonstrations, one matrix for each key/value head."""
+    return state_weights(*(x[:, PLACES.start : PLACES.stop].mT for x in (layer.k, layer.v)))
+
+
+def test_state_weights_are_the_sum_of_outer_products():
     layer = record_heads(zoo_lm("qwen3-qk-norm"), IDS)[1]
     slow = torch.zeros(2, 8, 8, dtype=torch.float64)
     for head in range(2):
         for place in PLACES:
             slow[head] += torch.outer(layer.v[head, place], layer.k[head, place])
-    assert torch.allclose(icl_update(layer, PLACES), slow, atol=1e-12)
+    assert torch.allclose(update_of(layer), slow, atol=1e-12)
 
 
 def test_tuned_keys_and_values_read_the_base_states():
@@ -119,9 +125,7 @@ def test_the_same_update_has_cosine_one_and_its_shuffle_less():
             self.layer = layer
 
         def four_terms(self):
-            from dualview.duality.theory.icl_as_update import FourTerms
-
-            update = icl_update(self.layer, PLACES)
+            update = update_of(self.layer)
             return FourTerms(base=update, from_key=0 * update, from_value=2.0 * update, cross=0 * update)
 
         def rounding(self):

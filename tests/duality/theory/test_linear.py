@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
 from dualview.duality.theory.coefficients import StepRule
-from dualview.duality.theory.linear import DualLinear, aggregate
+from dualview.duality.theory.linear import aggregate
 from dualview.duality.theory.recorder import DualRecorder, weight_matrix
 from dualview.io.errors import UserError
 
@@ -371,12 +371,3 @@ def test_tied_weights_are_refused():
         x = torch.randn(4, 3, dtype=torch.float64)
         (layer(x) @ layer.weight).square().mean().backward()
         optimizer.step()
-
-
-def test_dual_linear_stands_in_for_the_trained_layer():
-    net = Net(4, 3)
-    recorder = run(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    x = torch.randn(2, 5, 4, dtype=torch.float64)
-    expected = net(x)
-    net.layer = DualLinear(recorder.dual())
-    torch.testing.assert_close(net(x), expected, rtol=1e-12, atol=1e-12)

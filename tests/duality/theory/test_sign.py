@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from dualview.duality.theory.sign import (
     batch_sign,
-    binarise,
     consistent_scale,
     l1_loss,
     risk_table,
@@ -77,15 +76,6 @@ def test_constant_alpha_cannot():
     weight, keys = normals(0, torch.float64, (1, 5), (5, 1000))
     small, large = (torch.sign(s * weight @ keys) @ keys.T for s in (0.1, 10.0))
     torch.testing.assert_close(small, large)
-
-
-def test_binarise_is_the_best_scale_and_keeps_two_over_pi():
-    (values,) = normals(0, torch.float64, (4000, 5))
-    found = binarise(values)
-    best = float((values - found).square().sum())
-    for factor in (0.9, 1.1):
-        assert float((values - factor * found).square().sum()) > best
-    assert math.sqrt(best / float(values.square().sum())) == pytest.approx(0.603, abs=0.02)
 
 
 def risks(n, noise="none", draws=20_000, seed=0, **options):

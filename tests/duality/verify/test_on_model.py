@@ -17,9 +17,8 @@ from dualview.duality.on_model.dual_finetuning import DualPatch
 from dualview.duality.on_model.rounding import PassRounding
 from dualview.duality.on_model.single_prompt import last_logits
 from dualview.duality.verify import on_model as model_identities
-from dualview.duality.verify.check import Draws
+from dualview.duality.verify.check import Draws, identities_of
 from dualview.duality.verify.model_setup import judged, trial
-from dualview.duality.verify.on_model import MODEL_IDENTITIES
 from dualview.duality.verify.run import MISPRINTS, verify, verify_wrong
 from dualview.io.errors import UserError
 from dualview.models.loading import adopt, load_model
@@ -33,7 +32,7 @@ NAMES = ["llama", "gpt2", "gemma2-softcap", "qwen3-qk-norm", "falcon-groups", "b
 @pytest.mark.parametrize("seed", [0, 7])
 def test_every_identity_holds_in_float64(name, seed):
     checks = verify(seed, zoo_lm(name), identities=())
-    assert len(checks) == len(MODEL_IDENTITIES)
+    assert len(checks) == len(identities_of(model_identities))
     assert [check for check in checks if check.status == "failed"] == []
     assert [check.status for check in checks].count("skipped") == (1 if name == "gemma2-softcap" else 0)
     for check in checks:
@@ -127,7 +126,7 @@ def test_every_misprint_fails(name):
 def test_what_an_architecture_has_no_place_for_is_skipped():
     checks = verify(0, zoo_lm("mixtral"), identities=())
     skipped = [check for check in checks if check.status == "skipped"]
-    assert len(checks) == len(MODEL_IDENTITIES) and len(skipped) == 4
+    assert len(checks) == len(identities_of(model_identities)) and len(skipped) == 4
     assert all(check.note for check in skipped) and any("experts" in str(check.note) for check in skipped)
     assert all(check.passed for check in checks if check not in skipped)
 
@@ -147,7 +146,7 @@ def test_the_embedded_model():
     from dualview.duality.on_model.context_patch import patch_report
 
     lm = load_model("embedded")
-    quick = [each for each in MODEL_IDENTITIES if "logit difference" not in each.statement]
+    quick = [each for each in identities_of(model_identities) if "logit difference" not in each.statement]
     assert [check for check in verify(0, lm, (), quick) if not check.passed] == []
     setup = trial(Draws(1, "patch"), lm)
     report = patch_report(lm, setup.prompts.prefix, setup.query.ids, setup.bare)

@@ -16,7 +16,6 @@ from dualview.lab.gpt.corpus import Corpus, Document, Source, tokenise
 from dualview.lab.gpt.model import (
     NAMES,
     Shape,
-    as_language_model,
     build,
     matched,
     parameters_of,
@@ -24,7 +23,7 @@ from dualview.lab.gpt.model import (
     usual_width,
     variant_of,
 )
-from dualview.models.loading import load_model
+from dualview.models.loading import adopt, load_model
 from dualview.variants import Augmented, Momentum
 
 
@@ -79,7 +78,7 @@ def test_a_saved_model_is_the_same_model(tmp_path: Path, corpus: Corpus, name: s
     save_model(model, corpus.tokenizer, folder)  # over itself
     assert not list(folder.parent.glob(".*"))
     read = load_model(str(folder), device="cpu")
-    made = as_language_model(model, corpus, name)
+    made = adopt(model, corpus.tokenizer, name)
     ids = torch.arange(20)[None]
     assert_same_weights(read.model, made.model)
     with torch.no_grad():
@@ -105,7 +104,7 @@ def test_a_weak_variant_is_still_run_whole(corpus: Corpus):
 
     model = build(SHAPE, corpus.separator, None, 1)
     attach(model, Regularised(alpha=1e-9))
-    assert "regularised" in (as_language_model(model, corpus, "weak").whole_because or "")
+    assert "regularised" in (adopt(model, corpus.tokenizer, "weak").whole_because or "")
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path):

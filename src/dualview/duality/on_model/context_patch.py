@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from dualview.duality.on_model.feed_forward import FeedForward, block_output, feed_forwards
+from dualview.duality.on_model.feed_forward import FeedForward, block_output, feed_forwards, with_states
 from dualview.duality.on_model.single_prompt import forward_row, hooked, last_logits
 from dualview.duality.theory.implicit import RankOne, carry_patch, input_patch, scale_patch
 from dualview.duality.theory.linalg import norm
@@ -57,9 +57,7 @@ class ContextPatch:
     blocks: tuple[BlockPatch, ...]
     token: Token
 
-    @property
-    def rows(self) -> int:
-        return 1
+    rows = 1
 
     @contextmanager
     def applied(self) -> Generator[None]:
@@ -71,7 +69,7 @@ class ContextPatch:
 
         def carrying(block: BlockPatch) -> Any:
             def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                return _added(output, _carried(block, inputs[0]), self.token)
+                return _added(output, carried(block.place, block.output, inputs[0]), self.token)
 
             return hook
 
@@ -152,7 +150,7 @@ def _built(
 ) -> ContextPatch:
     """Algorithm 1 in one pass: each block is patched as it runs, so the next one reads patched states."""
     inputs: dict[nn.Module, RankOne] = {}
-    carried: dict[nn.Module, Tensor] = {}
+    reads: dict[nn.Module, Tensor] = {}
     blocks: list[BlockPatch] = []
 
     def read(aim: Aims) -> Any:
@@ -164,16 +162,15 @@ def _built(
         return hook
 
     def carry(module: nn.Module, given: tuple[Tensor, ...], _output: Tensor) -> None:
-        carried[module] = as_tokens(given[0])
+        reads[module] = as_tokens(given[0])
 
     def end(place: FeedForward, aim: Aims) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-            states, x = block_output(output), carried.pop(place.carrier)
+            states, x = block_output(output), reads.pop(place.carrier)
             change = (aim.out[0] - states[0, -1]) / place.scale
             patch = BlockPatch(place, tuple(inputs[m] for m in place.readers), _output_patch(place, x[0, -1:], change))
             blocks.append(patch)
-            states = _added(states, place.scale * _carried(patch, x), token)
-            return (states, *output[1:]) if isinstance(output, tuple) else states
+            return with_states(output, _added(states, place.scale * carried(place, patch.output, x), token))
 
         return hook
 
@@ -215,11 +212,13 @@ def _product(delta: RankOne, x: Float[Tensor, "batch token d_in"]) -> Float[Tens
     return (x.to(delta.right.dtype) @ delta.right)[..., None] * delta.left
 
 
-def _carried(block: BlockPatch, x: Float[Tensor, "batch token d_in"]) -> Float[Tensor, "*token d_model"]:
+def carried(
+    place: FeedForward, delta: RankOne | Callable[[Tensor], Tensor] | Tensor, x: Float[Tensor, "*token d_in"]
+) -> Float[Tensor, "*#token d_model"]:
     """The output of the patched carrier less that of the plain one, where it reads x."""
-    if isinstance(block.output, RankOne):
-        return _product(block.output, x)
-    return block.output if block.place.kind == "bias" else block.output * unscaled(block.place.carrier, x)
+    if isinstance(delta, Tensor):
+        return delta if place.kind == "bias" else delta * unscaled(place.carrier, x)
+    return _product(delta, x) if isinstance(delta, RankOne) else delta(x)
 
 
 def as_tokens(x: Float[Tensor, "*token d"]) -> Float[Tensor, "1 token d"]:

@@ -44,17 +44,12 @@ _MOST_NODES = 64
 def dual_form(factors: Factors, tokens: TrainingTokens, dtype: torch.dtype | None = None) -> DualForm:
     """One tuned projection as `W_0 + attention over its training tokens` (the rate is already in the errors)."""
     projection, errors = factors.projection, factors.errors.to(dtype or factors.errors.dtype)
-    ones = torch.ones(len(errors), dtype=errors.dtype, device=errors.device)
     nowhere = torch.zeros_like(tokens.step)
     return DualForm(
         weight0=projection.weight().to(errors.dtype),
         bias0=_bias(projection, errors.dtype),
         keys=factors.inputs.T.to(errors.dtype),
         grads=errors.T,
-        weight_coef=ones,
-        bias_coef=ones,
-        weight_shrink=1.0,
-        bias_shrink=1.0,
         index=TokenIndex(step=tokens.step, call=nowhere, sequence=nowhere, position=tokens.position),
     )
 
@@ -133,9 +128,7 @@ class DualPatch:
 
     factors: tuple[Factors, ...]
 
-    @property
-    def rows(self) -> int:
-        return 1
+    rows = 1
 
     def change(self, index: int, x: Float[Tensor, "*token d_in"]) -> Float[Tensor, "*token row"]:
         """LinAttn(X, E, x) + Σ_t e_t (the bias's part, where there is one)."""

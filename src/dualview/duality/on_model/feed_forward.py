@@ -47,6 +47,11 @@ def block_output(output: Any) -> Float[Tensor, "batch token d_model"]:
     return output[0] if isinstance(output, tuple) else output
 
 
+def with_states(output: Any, states: Float[Tensor, "batch token d_model"]) -> Any:
+    """A block's output with other hidden states."""
+    return (states, *output[1:]) if isinstance(output, tuple) else states
+
+
 @dataclass
 class _Watched:
     module: nn.Module

@@ -61,9 +61,7 @@ class Disturbed:
     widest: int = 1
     """The longest sum that was met."""
 
-    @property
-    def rows(self) -> int:
-        return 1
+    rows = 1
 
     @contextmanager
     def applied(self) -> Generator[None]:

@@ -28,8 +28,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from dualview.duality.on_model.context_patch import Aims, as_tokens, recorded_aims, unscaled
-from dualview.duality.on_model.feed_forward import FeedForward, block_output, feed_forwards
+from dualview.duality.on_model.context_patch import Aims, as_tokens, carried, recorded_aims, unscaled
+from dualview.duality.on_model.feed_forward import FeedForward, block_output, feed_forwards, with_states
 from dualview.duality.on_model.query_packing import QueryPack, query_pack
 from dualview.duality.on_model.single_prompt import hooked
 from dualview.duality.theory.linalg import symmetric_eigen
@@ -69,9 +69,7 @@ class ReusablePatch:
     places: tuple[FeedForward, ...]
     blocks: tuple[ReusableBlock, ...]
 
-    @property
-    def rows(self) -> int:
-        return 1
+    rows = 1
 
     @contextmanager
     def applied(self) -> Generator[None]:
@@ -91,15 +89,6 @@ class ReusablePatch:
         before = [(reader, reading(b.readers)) for p, b in pairs if b.readers is not None for reader in p.readers]
         with hooked([(p.carrier, carrying(p, b)) for p, b in pairs], before):
             yield
-
-
-def carried(
-    place: FeedForward, delta: LowRank | Tensor, x: Float[Tensor, "*token d_in"]
-) -> Float[Tensor, "*#token d_model"]:
-    """The output of the patched carrier less that of the plain one, where it reads x."""
-    if isinstance(delta, LowRank):
-        return delta(x)
-    return delta if place.kind == "bias" else delta * unscaled(place.carrier, x)
 
 
 def _plus(x: Tensor, change: Tensor) -> Tensor:
@@ -172,8 +161,7 @@ class _Fit:
             change = (self.aims[index].out - states[0, self.pack.last]) / place.scale
             delta = _carrier_patch(place, x[0, self.pack.last], change, self.ridge)
             self.blocks.append(ReusableBlock(self.readers.get(index), delta))
-            states = _plus(states, place.scale * carried(place, delta, x))
-            return (states, *output[1:]) if isinstance(output, tuple) else states
+            return with_states(output, _plus(states, place.scale * carried(place, delta, x)))
 
         return hook
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualview.duality.on_model.feed_forward import block_output
+from dualview.duality.on_model.feed_forward import block_output, with_states
 from dualview.duality.on_model.query_packing import QueryPack, branched, tree_packs
 from dualview.duality.on_model.single_prompt import hooked
 from dualview.models.language_model import LanguageModel
@@ -67,8 +67,7 @@ def _put_in(
 
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
             states = block_output(output)
-            states = states.index_copy(1, at, vector.state.to(states).expand(1, len(at), -1))
-            return (states, *output[1:]) if isinstance(output, tuple) else states
+            return with_states(output, states.index_copy(1, at, vector.state.to(states).expand(1, len(at), -1)))
 
         return hook
 

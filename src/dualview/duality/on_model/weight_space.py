@@ -98,11 +98,6 @@ def tuned_on_base_states(
     return tuple(strategy.layers)
 
 
-def icl_update(heads: Heads, demos: range) -> Float[Tensor, "kv_head d_value d_head"]:
-    """ΔW_ICL = Σ_i v'_i k'_iᵀ for each key/value head."""
-    return state_weights(*_demo_states(heads, demos))
-
-
 def _demo_states(heads: Heads, demos: range) -> tuple[Tensor, Tensor]:
     return tuple(x[:, demos.start : demos.stop].mT for x in (heads.k, heads.v))  # pyright: ignore
 

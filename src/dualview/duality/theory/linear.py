@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from dualview.duality.theory.linalg import column_norms, norm
 from dualview.duality.theory.toy_attention import lin_attn, relative_error
@@ -48,14 +48,14 @@ class DualForm:
     """x_t: the layer's inputs."""
     grads: Float[Tensor, "d_out token"]
     """∂L/∂(W x_t), loss reduction included, at the weights of their step."""
-    weight_coef: Float[Tensor, " token"]
-    """c_s of the token's step: e_t = weight_coef[t] · grads[:, t]."""
-    bias_coef: Float[Tensor, " token"]
-    """The same for the bias (its own parameter group may have another rate or decay)."""
-    weight_shrink: float
-    """a: what weight decay left of W_0."""
-    bias_shrink: float
     index: TokenIndex
+    weight_coef: Float[Tensor, " token"] | float = 1.0
+    """c_s of the token's step: e_t = weight_coef[t] · grads[:, t]."""
+    bias_coef: Float[Tensor, " token"] | float = 1.0
+    """The same for the bias (its own parameter group may have another rate or decay)."""
+    weight_shrink: float = 1.0
+    """a: what weight decay left of W_0."""
+    bias_shrink: float = 1.0
 
     @property
     def errors(self) -> Float[Tensor, "d_out token"]:
@@ -162,19 +162,3 @@ def residual(
         rounding=eps * math.sqrt(max(steps, 1)) * norm(weight) / moved if moved else 0.0,
         bias_rounding=bias_rounding,
     )
-
-
-class DualLinear(nn.Module):
-    """A drop-in layer that computes a dual form: frozen base weights plus attention over the training tokens.
-
-    Takes and returns tokens as rows (`*batch d_in`), as nn.Linear and Conv1D do, so it can stand in their place in a
-    model.
-    """
-
-    def __init__(self, form: DualForm) -> None:
-        super().__init__()
-        self.form = form
-
-    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        """W_T x + b_T as attention, row by row."""
-        return self.form(x.reshape(-1, x.shape[-1]).T).T.reshape(*x.shape[:-1], -1)

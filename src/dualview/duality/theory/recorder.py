@@ -74,19 +74,16 @@ def is_conv1d(module: nn.Module) -> bool:
 
 def weight_matrix(module: nn.Module, of: Tensor | None = None) -> Float[Tensor, "d_out d_in"]:
     """The layer's weight (or `of`, a tensor stored like it, such as its gradient) as `d_out × d_in`."""
-    stored = of if of is not None else _parameter(module, "weight")
+    stored = of if of is not None else _parameters(module)[0]
     if stored is None:
         raise UserError(f"{type(module).__name__} has no weight.")
     return stored.detach().T if is_conv1d(module) else stored.detach()
 
 
-def _parameter(module: nn.Module, name: str) -> Tensor | None:
-    found = getattr(module, name, None)
-    return found if isinstance(found, Tensor) else None
-
-
-def _copy(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().clone()
+def _parameters(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+    """Weight and bias; None for one that the layer does not have."""
+    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
+    return weight if isinstance(weight, Tensor) else None, bias if isinstance(bias, Tensor) else None
 
 
 def refuse_unless_sgd(optimizer: Optimizer) -> None:
@@ -110,8 +107,6 @@ class DualRecorder:
     decoupled_decay  λ, if the loop multiplies the weights by 1 − lr·λ before each step (torch's SGD never does), even
                      one that brings a layer no gradient
     rows             per layer, which output features train (fused matrices): the others' error signals are set to 0
-    check            compare the recorded gradient with the real one at each step, and find the clipping scalar
-    store_on         device that keeps the tokens (default: where they are)
     """
 
     def __init__(
@@ -121,8 +116,6 @@ class DualRecorder:
         *,
         decoupled_decay: float = 0.0,
         rows: Mapping[str, Bool[Tensor, " d_out"]] | None = None,
-        check: bool = True,
-        store_on: torch.device | str | None = None,
     ) -> None:
         named = {"layer": layers} if isinstance(layers, nn.Module) else dict(layers)
         for name, module in named.items():
@@ -136,8 +129,6 @@ class DualRecorder:
         self._optimizer = optimizer
         self._decoupled_decay = decoupled_decay
         self._rows = dict(rows or {})
-        self._check = check
-        self._store_on = store_on
         self._tracks: dict[str, _Track] = {}
         self._handles: list[RemovableHandle] = []
 
@@ -145,8 +136,8 @@ class DualRecorder:
         if self._optimizer is not None:
             self._refuse_used(self._optimizer)
         for name, module in self._layers.items():
-            weight0, bias0 = weight_matrix(module).clone(), _copy(_parameter(module, "bias"))
-            self._tracks[name] = _Track(name, module, self._rows.get(name), weight0, bias0)
+            weight0, bias0 = (None if p is None else p.detach().clone() for p in _parameters(module))
+            self._tracks[name] = _Track(name, module, self._rows.get(name), weight_matrix(module, weight0), bias0)
         for track in self._tracks.values():
             self._handles.append(track.module.register_forward_hook(self._forward_hook(track), with_kwargs=True))
         if self._optimizer is not None:
@@ -161,7 +152,7 @@ class DualRecorder:
 
     def _refuse_used(self, optimizer: Optimizer) -> None:
         for name, module in self._layers.items():
-            parameters = [p for p in (_parameter(module, "weight"), _parameter(module, "bias")) if p is not None]
+            parameters = [p for p in _parameters(module) if p is not None]
             if all(_group_of(optimizer, p) is None for p in parameters):
                 raise UserError(f"Layer {name!r} has no parameter in the optimizer: leave it out or train it.")
             if any(optimizer.state.get(p, {}).get("momentum_buffer") is not None for p in parameters):
@@ -188,16 +179,13 @@ class DualRecorder:
             grads = grads * track.rows.to(grads)
         positions = x.shape[-2] if x.ndim > 2 else 1
         # copies: the caller may reuse these buffers after the backward pass
-        kept_keys, kept_grads = (t.to(device=self._store_on or t.device, copy=True) for t in (keys, grads))
-        return _LayerCall(order, kept_keys, kept_grads, max(positions, 1))
+        return _LayerCall(order, keys.clone(), grads.clone(), max(positions, 1))
 
     def _before_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if any(callable(a) for a in args[1:]) or kwargs.get("closure") is not None:
             raise UserError("optimizer.step(closure) computes gradients after the recorder has read them: call step().")
         for track in self._tracks.values():
-            weight, bias = _parameter(track.module, "weight"), _parameter(track.module, "bias")
-            rules = [self._rule(optimizer, p) for p in (weight, bias)]
-            self._close(track, rules[0], rules[1])
+            self._close(track, *(self._rule(optimizer, parameter) for parameter in _parameters(track.module)))
 
     def _rule(self, optimizer: Optimizer, parameter: Tensor | None) -> StepRule | None:
         group = None if parameter is None else _group_of(optimizer, parameter)
@@ -223,12 +211,8 @@ class DualRecorder:
         is used.
         """
         for track in self._tracks.values():
-            weight, bias = _parameter(track.module, "weight"), _parameter(track.module, "bias")
-            self._close(
-                track,
-                rule if weight is not None and weight.requires_grad else None,
-                (bias_rule or rule) if bias is not None and bias.requires_grad else None,
-            )
+            pairs = zip(_parameters(track.module), (rule, bias_rule or rule), strict=True)
+            self._close(track, *(own if p is not None and p.requires_grad else None for p, own in pairs))
 
     def discard(self) -> None:
         """Forget what was recorded since the last step (a backward pass whose gradient was thrown away)."""
@@ -238,11 +222,11 @@ class DualRecorder:
     def _close(self, track: _Track, weight_rule: StepRule | None, bias_rule: StepRule | None) -> None:
         calls = sorted(track.pending, key=lambda call: call.order)
         track.pending, track.calls = [], 0
-        weight, bias = _parameter(track.module, "weight"), _parameter(track.module, "bias")
-        if self._check and weight_rule is not None and weight is not None and weight.grad is not None:
+        weight, bias = _parameters(track.module)
+        if weight_rule is not None and weight is not None and weight.grad is not None:
             found = gradient_scale(track.name, weight_matrix(track.module, weight.grad), calls)
             weight_rule = replace(weight_rule, clip=weight_rule.clip * found)
-        if self._check and bias_rule is not None and bias is not None and bias.grad is not None:
+        if bias_rule is not None and bias is not None and bias.grad is not None:
             ones = [replace(call, keys=call.keys.new_ones(call.keys.shape[0], 1)) for call in calls]
             found = gradient_scale(track.name, bias.grad.unsqueeze(1), ones)
             bias_rule = replace(bias_rule, clip=bias_rule.clip * found)
@@ -260,7 +244,7 @@ class DualRecorder:
         """For every layer, how exactly its present weight and bias are rebuilt from the recorded tokens."""
         found: list[Residual] = []
         for track in self._tracks.values():
-            weight, bias = weight_matrix(track.module), _copy(_parameter(track.module, "bias"))
+            weight, (_, bias) = weight_matrix(track.module), _parameters(track.module)
             found.append(residual(track.name, _dual_form(track), weight, bias, len(track.steps)))
         return found
 
@@ -284,7 +268,7 @@ def gradient_scale(name: str, grad: Float[Tensor, "d_out d_in"], calls: Sequence
     if remainder > math.sqrt(eps) * norm(wide) + 100 * eps * size:
         raise UserError(
             f"The gradient of layer {name!r} is not a scalar times its recorded error signals (a penalty, a tied or "
-            "masked weight, element-wise clipping, or a discarded backward pass): see `rows`, `discard()` and `check`."
+            "masked weight, element-wise clipping, or a discarded backward pass): see `rows` and `discard()`."
         )
     return scale
 

@@ -84,11 +84,6 @@ def _median(size: Tensor) -> Tensor:
     return torch.quantile(size, 0.5, dim=-1)
 
 
-def binarise(values: Float[Tensor, "d_v token"]) -> Float[Tensor, "d_v token"]:
-    """mean|v_i| sign(v_i) per token: the nearest in L2. Keeps 2/π of a Gaussian's energy (relative error .603)."""
-    return values.abs().mean(dim=0) * torch.sign(values)
-
-
 @dataclass(frozen=True)
 class Risk:
     """One cell of the risk table."""

@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -123,6 +124,11 @@ def identity(
 ) -> Callable[[Measure], Formula]:
     """Decorate the function that measures an identity: the name becomes the `Formula`."""
     return lambda measure: Formula(statement, paper, measure, tolerance, given)
+
+
+def identities_of(module: ModuleType) -> tuple[Formula, ...]:
+    """The identities that a module defines, in their order."""
+    return tuple(value for value in vars(module).values() if isinstance(value, Formula))
 
 
 NOTE = "note on ICL and FT"

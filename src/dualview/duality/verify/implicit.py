@@ -278,6 +278,3 @@ def _patches_of_unpatched_states(draws: Draws) -> Sides:
         full, plain = columns_through(mlp, full_v, mlp), columns_through(mlp, plain_v, mlp)
         short = columns_through(mlp, short_v, stale)
     return short[:, -1], full[:, -1]
-
-
-IDENTITIES = (_whole, _partial, _skip, _dynamics, _llama, _gemma, _gpt2, _parallel, _whole_model)

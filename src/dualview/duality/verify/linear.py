@@ -318,16 +318,3 @@ def _softmax_by_count(head: LinearHead) -> Sides:
 @_softmax_split.misprint("softmax: y = (w(X) + w(X′)) q", NOTE)
 def _softmax_as_linear(head: LinearHead) -> Sides:
     return head.in_context(), head.in_context(soft_attn)
-
-
-IDENTITIES = (
-    _sgd,
-    _bias,
-    _momentum_decay,
-    _every_option,
-    _contributions,
-    _linear_split,
-    _outer_products,
-    _four_terms,
-    _softmax_split,
-)

@@ -284,17 +284,3 @@ def _one_patch_for_both(setup: ModelSetup) -> Deviation:
     reports = [patch_report(lm, prompts.prefix, q.ids, setup.bare, patch) for q in prompts.queries]
     pairs = zip(reports, prompts.queries, strict=True)
     return worst_of([judged(setup, report, patched_rounding(setup, q, patch)) for report, q in pairs])
-
-
-MODEL_IDENTITIES = (
-    _reconstruction,
-    _dual_logits,
-    _contributions,
-    _lead,
-    _split,
-    _relaxed,
-    _four_terms,
-    _at_last_token,
-    _at_every_token,
-    _one_patch_for_both,
-)

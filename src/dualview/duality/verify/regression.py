@@ -85,6 +85,12 @@ def regression_task(draws: Draws) -> RegressionTask:
     )
 
 
+@identity("ΔW = −(η/N) Σ_i (W₀x_i − y_i) x_iᵀ = −η ∇L(W₀)", VON_OSWALD, given=regression_task)
+def _gd_formula(task: RegressionTask) -> Sides:
+    weight = task.weight0
+    return gd_step(weight, task.x, task.y, task.rate) - weight, task.step(weight) - weight
+
+
 @identity("−LSA(x_q, −W₀x_q)_y = (W₀ + ΔW) x_q", VON_OSWALD + ", Prop. 1", given=regression_task)
 def _query(task: RegressionTask) -> Sides:
     return run_layers(task.tokens, [task.layer]).prediction, task.answer
@@ -199,6 +205,23 @@ def _lsa_optimum(draws: Draws) -> float:
     return norm(best.matrix @ square - mean) / norm(mean)
 
 
+@identity("kernel attention layers y ← y − r Σ_i K(x_i,·) y_i = functional GD, f(x_q) = −y_q", "Cheng et al. 2024")
+def _kernel_descent(draws: Draws) -> Sides:
+    task, depth = regression_task(draws), draws.size(1, 5)
+    kernels: tuple[Kernel, ...] = (linear_kernel, exponential_kernel, gaussian_kernel)
+    kernel = kernels[draws.size(0, 2)]
+    x, x_query = 0.5 * task.x, 0.5 * task.x_query
+    rate = task.rate / norm(kernel(x, x))  # any rate keeps the identity; a stable one keeps the numbers small
+    found = kernel_attention(kernel, x, task.y, x_query, rate, depth)
+    return found, functional_descent(kernel, x, task.y, x_query, rate, depth)
+
+
+@_kernel_descent.misprint("kernel attention read out as +y_q", "Cheng et al. 2024", given=regression_task)
+def _kernel_readout(task: RegressionTask) -> Sides:
+    arguments = (exponential_kernel, 0.3 * task.x, task.y, 0.3 * task.x_query, 0.01, 3)
+    return -kernel_attention(*arguments), functional_descent(*arguments)
+
+
 @identity("(gated) DeltaNet αS(I − βkkᵀ) + βvkᵀ = SGD on ½‖Sk − v‖²", "Schlag 2021, Yang 2024")
 def _delta_rule(draws: Draws) -> Sides:
     d_k, d_v, n = draws.size(), draws.size(), draws.size(2, 12)
@@ -255,41 +278,3 @@ def _mesa(problem: Memory) -> float:
 def _mesa_strength(problem: Memory) -> float:
     gram = problem.keys @ problem.keys.T + problem.strength * torch.eye(problem.keys.shape[0]).to(problem.keys)
     return ridge_gradient(problem, solve_right(problem.values @ problem.keys.T, gram))
-
-
-@identity("kernel attention layers y ← y − r Σ_i K(x_i,·) y_i = functional GD, f(x_q) = −y_q", "Cheng et al. 2024")
-def _kernel_descent(draws: Draws) -> Sides:
-    task, depth = regression_task(draws), draws.size(1, 5)
-    kernels: tuple[Kernel, ...] = (linear_kernel, exponential_kernel, gaussian_kernel)
-    kernel = kernels[draws.size(0, 2)]
-    x, x_query = 0.5 * task.x, 0.5 * task.x_query
-    rate = task.rate / norm(kernel(x, x))  # any rate keeps the identity; a stable one keeps the numbers small
-    found = kernel_attention(kernel, x, task.y, x_query, rate, depth)
-    return found, functional_descent(kernel, x, task.y, x_query, rate, depth)
-
-
-@_kernel_descent.misprint("kernel attention read out as +y_q", "Cheng et al. 2024", given=regression_task)
-def _kernel_readout(task: RegressionTask) -> Sides:
-    arguments = (exponential_kernel, 0.3 * task.x, task.y, 0.3 * task.x_query, 0.01, 3)
-    return -kernel_attention(*arguments), functional_descent(*arguments)
-
-
-@identity("ΔW = −(η/N) Σ_i (W₀x_i − y_i) x_iᵀ = −η ∇L(W₀)", VON_OSWALD, given=regression_task)
-def _gd_formula(task: RegressionTask) -> Sides:
-    weight = task.weight0
-    return gd_step(weight, task.x, task.y, task.rate) - weight, task.step(weight) - weight
-
-
-IDENTITIES = (
-    _gd_formula,
-    _query,
-    _context,
-    _many_layers,
-    _gd_plus_plus,
-    _uniform_known_answer,
-    _gaussian_known_answer,
-    _lsa_optimum,
-    _kernel_descent,
-    _delta_rule,
-    _mesa,
-)

@@ -16,15 +16,11 @@ from rich.table import Table
 
 from dualview.duality.errors import NotApplicable
 from dualview.duality.verify import implicit, linear, regression, sign, softmax
-from dualview.duality.verify.check import Draws, Formula
+from dualview.duality.verify.check import Draws, Formula, identities_of
 from dualview.io.errors import UserError
 
-IDENTITIES: tuple[Formula, ...] = (
-    *linear.IDENTITIES,
-    *regression.IDENTITIES,
-    *softmax.IDENTITIES,
-    *sign.IDENTITIES,
-    *implicit.IDENTITIES,
+IDENTITIES: tuple[Formula, ...] = tuple(
+    each for module in (linear, regression, softmax, sign, implicit) for each in identities_of(module)
 )
 
 
@@ -80,11 +76,11 @@ def _check(formula: Formula, seed: int, *model: object) -> Check:
 
 def _on_model(model: object) -> tuple[Formula, ...]:
     # Imported here: the identities on paper need no transformers.
+    from dualview.duality.verify import on_model
     from dualview.duality.verify.model_setup import require_model
-    from dualview.duality.verify.on_model import MODEL_IDENTITIES
 
     require_model(model)
-    return MODEL_IDENTITIES
+    return identities_of(on_model)
 
 
 def verify(
@@ -96,7 +92,7 @@ def verify(
     """Run every identity on data drawn from `seed`; with a model, also the identities that need one.
 
     model             a `LanguageModel`
-    model_identities  what to check on it (by default all of `on_model.MODEL_IDENTITIES`)
+    model_identities  what to check on it (by default all of those in `on_model`)
     """
     asked = () if model is None else _on_model(model) if model_identities is None else model_identities
     return [_check(each, seed) for each in identities] + [_check(each, seed, model) for each in asked]

@@ -95,6 +95,3 @@ def _gd_risk(draws: Draws) -> float:
     )
     known = (d + 1 + noise**2) / (n + d + 1 + noise**2)
     return abs(risk - known)
-
-
-IDENTITIES = (_l1, _per_sample, _batch, _scale, _gd_risk)

@@ -281,16 +281,3 @@ def _negatives_as_keys(draws: Draws) -> Sides:
         return -(model.demo_values * (weight @ (model.demo_features - beta * against))).sum() / model.normaliser
 
     return stepped(model, 1.0, loss), negative(layer.head, negatives, beta).output()
-
-
-IDENTITIES = (
-    _theorem,
-    _token_by_token,
-    _taylor,
-    _random_features,
-    _relu,
-    _regularised,
-    _regularised_slide,
-    _augmented,
-    _negative,
-)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from dualview.lab.formatting import between, number
 from dualview.lab.harness import LabResult, Table
 from dualview.lab.summaries import interval_curve, mean
+from dualview.report.figures.curves import Curve, curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from dualview.report.figures.curves import Curve
 
 Point = Mapping[str, Any]
 LIMITS = (
@@ -119,8 +118,6 @@ def _predictions(point: Point) -> list[str]:
 
 def figures(result: LabResult) -> dict[str, Figure]:
     """SimAOU with its floor, and the three accuracies, over the steps of each training."""
-    from dualview.report.figures.curves import curves
-
     points = result.results["points"]
     settings = result.settings
     note = (
@@ -155,6 +152,4 @@ def _curve(own: Sequence[Point], key: str) -> Curve:
 
 
 def _floor_curve(own: Sequence[Point]) -> Curve:
-    from dualview.report.figures.curves import Curve
-
     return Curve(x=_steps(own), mean=[highest_floor(point) for point in own])

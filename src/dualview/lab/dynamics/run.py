@@ -23,13 +23,11 @@ from dualview.lab.dynamics.report import figures, summarise, tables
 from dualview.lab.gpt.model import NAMES
 from dualview.lab.harness import Findings, Job, lab
 from dualview.lab.language.run import language
-from dualview.lab.settings import AtLeastOne, LabSettings, Positive
+from dualview.lab.settings import LabSettings, Positive
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
-from dualview.options import RunOptions, option
+from dualview.options import AtLeastOne, RunOptions, option
 from dualview.tasks.task import load_task
-
-__all__ = ["Settings", "dynamics", "figures", "tables"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +70,6 @@ class DynamicsSettings(LabSettings):
             lr=self.lr,
             device=str(lm.device),
         )
-
-
-Settings = DynamicsSettings
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from dualview.io.errors import UserError
-from dualview.lab.gpt.corpus import Corpus
-from dualview.models.language_model import LanguageModel
-from dualview.models.loading import adopt
 from dualview.variants import (
     Alibi,
     Augmented,
@@ -127,11 +124,6 @@ def matched(shape: Shape, separator: int, variant: Variant | None) -> Shape:
             f"{variant.name} adds {added} parameters, more than the feed-forward layers can lose; train a wider model."
         )
     return replace(shape, d_ff=width)
-
-
-def as_language_model(model: PreTrainedModel, corpus: Corpus, name: str) -> LanguageModel:
-    """The model with its tokenizer, as the library's passes take it."""
-    return adopt(model, corpus.tokenizer, name)
 
 
 def save_model(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:

@@ -12,11 +12,10 @@ import numpy as np
 from dualview.lab.formatting import between
 from dualview.lab.harness import LabResult, Table
 from dualview.lab.summaries import interval_curve, mean, over_seeds, over_trainings_or_rows, range_curve
+from dualview.report.figures.curves import Curve, curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from dualview.report.figures.curves import Curve
 
 Training = dict[str, Any]
 
@@ -262,8 +261,6 @@ def _tasks_table(result: LabResult) -> Table:
 
 def figures(result: LabResult) -> dict[str, Figure]:
     """The training curves, and each variant's perplexity against the plain model's."""
-    from dualview.report.figures.curves import curves
-
     found, settings = result.results, result.settings
     note = (
         f"{settings['layers']} layers of {settings['d_model']}, {found['text']['tokens']['train']:,} tokens of "

@@ -27,10 +27,6 @@ from dualview.lab.language.settings import LanguageSettings
 from dualview.lab.language.training import Bench, missing_checkpoints, run_training, set_up
 from dualview.lab.units import Unit
 
-__all__ = ["Settings", "figures", "language", "tables"]
-
-Settings = LanguageSettings
-
 
 @lab(LanguageSettings, tables, figures)
 def language(job: Job[LanguageSettings]) -> Findings:

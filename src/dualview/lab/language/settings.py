@@ -11,8 +11,8 @@ from annotated_types import Ge
 from dualview.lab.gpt.corpus import TokenizerKind
 from dualview.lab.gpt.model import MAIN, NAMES
 from dualview.lab.gpt.training import TrainingRecipe
-from dualview.lab.settings import AtLeastOne, Positive, SeveralSeeds
-from dualview.options import option
+from dualview.lab.settings import Positive, SeveralSeeds
+from dualview.options import AtLeastOne, option
 
 LENGTHS = (256, 512, 1024)
 

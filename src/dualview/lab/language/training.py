@@ -17,7 +17,6 @@ from dualview.io.progress import Progress
 from dualview.lab.gpt.corpus import Corpus, prepare
 from dualview.lab.gpt.model import (
     Shape,
-    as_language_model,
     build,
     matched,
     parameters_of,
@@ -30,7 +29,7 @@ from dualview.lab.gpt.training import Blocks, TrainingOutcome, block_losses, sav
 from dualview.lab.language.settings import LanguageSettings
 from dualview.lab.units import Unit, decides
 from dualview.models.amx_workaround import mind_amx
-from dualview.models.loading import pick_device
+from dualview.models.loading import adopt, pick_device
 from dualview.tasks.prompts import PromptSet
 from dualview.tasks.task import Task, load_task
 from dualview.variants.base import Equipment
@@ -164,7 +163,7 @@ def run_training(
         found["held_out"] = _perplexities(bench, model, trained)
         advance(1)
         found["few_shot"] = []
-        lm = as_language_model(model, bench.corpus, name)
+        lm = adopt(model, bench.corpus.tokenizer, name)
         for task, prompts in bench.prompts.items() if trained.status != "diverged" else ():
             found["few_shot"].append(few_shot(lm, task, prompts).to_json())
             advance(1)

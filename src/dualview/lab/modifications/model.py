@@ -73,8 +73,8 @@ class Attention(nn.Module):
         return Layer(self, self.o_proj, projections, self.heads, self.heads, d, d)
 
     def forward(self, tasks: Tasks) -> Float[Tensor, " task"]:
-        query = torch.cat([tasks.x_query, tasks.x_query.new_zeros(len(tasks), 1)], -1)[:, None]
-        tokens = torch.cat([torch.cat([tasks.x, tasks.y[..., None]], -1), query], 1)
+        query = tasks.query
+        tokens = torch.cat([tasks.context, query], 1)
         call = Call(
             self._heads(self.q_proj(query)),
             self._heads(self.k_proj(tokens)),

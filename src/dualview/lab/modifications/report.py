@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from dualview.lab.formatting import between, number
 from dualview.lab.harness import LabResult, Table
 from dualview.lab.summaries import range_curve
+from dualview.report.figures.curves import Curve, curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from dualview.report.figures.curves import Curve
 
 REFERENCE = "softmax"
 NONE = "–"
@@ -99,8 +98,6 @@ def _lower(row: Mapping[str, Any], seeds: int) -> str:
 
 def figures(result: LabResult) -> dict[str, Figure]:
     """Test loss over epochs, a figure for each family with softmax attention in it."""
-    from dualview.report.figures.curves import curves
-
     by_family: dict[str, list[str]] = {}
     for model in result.results["models"]:
         if model["name"] != REFERENCE:

@@ -19,10 +19,6 @@ from dualview.lab.harness import Findings, Job, lab
 from dualview.lab.modifications.report import figures, tables
 from dualview.lab.modifications.settings import ModificationsSettings
 
-__all__ = ["Settings", "figures", "modifications", "tables"]
-
-Settings = ModificationsSettings
-
 
 @lab(ModificationsSettings, tables, figures, single_thread=True)
 def modifications(job: Job[ModificationsSettings]) -> Findings:

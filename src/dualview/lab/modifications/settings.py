@@ -7,8 +7,8 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from dualview.lab.settings import AtLeastOne, Positive, SeveralSeeds
-from dualview.options import option
+from dualview.lab.settings import Positive, SeveralSeeds
+from dualview.options import AtLeastOne, option
 
 FAMILIES = ("regularised", "augmented", "negative", "sign")
 

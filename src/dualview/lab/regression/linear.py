@@ -16,7 +16,6 @@ from dualview.io.progress import Advance
 from dualview.lab.harness import Findings, Job
 from dualview.lab.problems import LinearTasks, Tasks, named_generator
 from dualview.lab.regression.measure import (
-    PlusPlus,
     best_plus_plus,
     best_rate,
     first_guess,
@@ -65,7 +64,7 @@ def run(job: Job[RegressionSettings]) -> Findings:
         job.clock.lap("measuring")
         return found
 
-    results = by_seed(job, schedule, one_seed, tasks, against.to_json())
+    results = by_seed(job, schedule, one_seed, tasks, against.found)
     if settings.shifts:
         results["shifts"] = {
             shift.name: {
@@ -105,40 +104,11 @@ def by_seed(
 class References:
     """What the trained model is compared with."""
 
-    rate: float
-    steps: int
-    gd_losses: Float[np.ndarray, " task"]
-    constructed: dict[str, float]
-    zero: float
-    """The loss of predicting 0."""
-    closed_form: dict[str, float] | None
-    """The best single step on average over all problems, where there is a formula for it."""
-    plus_plus: PlusPlus | None
-    """None for one step, where γ has no effect: GD++ is then gradient descent."""
-    plus_plus_losses: Float[np.ndarray, " task"] | None
-
-    @property
-    def predictors(self) -> dict[str, Predictor]:
-        """By name; a trained model of this depth should match the last."""
-        found: dict[str, Predictor] = {"gd": gradient_descent(self.rate, self.steps)}
-        return found if self.plus_plus is None else {**found, "gd_plus_plus": self.plus_plus.predictor}
-
-    def to_json(self) -> dict[str, Any]:
-        better = None
-        if self.plus_plus is not None and self.plus_plus_losses is not None:
-            better = {**vars(self.plus_plus), **_reached(self.plus_plus_losses)}
-        return {
-            "gd": {"rate": self.rate, "steps": self.steps, **_reached(self.gd_losses)},
-            "gd_plus_plus": better,
-            "constructed": self.constructed,
-            "closed_form": self.closed_form,
-            "zero": self.zero,
-        }
-
-
-def _reached(found: Float[np.ndarray, " task"]) -> dict[str, float]:
-    """The loss on all problems, and on the few that the training curve uses."""
-    return {"loss": float(found.mean()), "curve_loss": float(found[:CURVE_TASKS].mean())}
+    found: dict[str, Any]
+    """What the result holds of them. GD++ is null for one step, where γ has no effect: it is then gradient descent."""
+    predictors: dict[str, Predictor]
+    """By name; a trained model of this depth should match the last."""
+    losses: dict[str, Float[np.ndarray, " task"]]
 
 
 def references(settings: RegressionSettings, base: LinearTasks, tasks: Tasks) -> References:
@@ -151,27 +121,33 @@ def references(settings: RegressionSettings, base: LinearTasks, tasks: Tasks) ->
             "Gradient descent has no finite loss: these problems' numbers are too large; "
             "give a smaller --noise or --input-range."
         )
-    constructed = InContext.constructed(gd_layers(rate, settings.layers, tasks.x[0].mT))
-    closed = None
-    if settings.layers == 1 and not settings.noise:
-        best = uniform_optimum(base.n_x, base.n_demos, base.input_range / 2)
-        closed = {"rate": best.rate, "loss": best.loss}
-    plus_plus = None
+    predictors, by_name = {"gd": descent}, {"gd": reached}
+    found: dict[str, Any] = {"gd": {"rate": rate, "steps": settings.layers, **_reached(reached)}, "gd_plus_plus": None}
     if settings.layers > 1:
-        plus_plus = best_plus_plus(tasks, settings.layers, rate, shared=settings.recurrent)
+        best = best_plus_plus(tasks, settings.layers, rate, shared=settings.recurrent)
+        predictors["gd_plus_plus"], by_name["gd_plus_plus"] = best.predictor, losses(best.predictor, tasks)
+        found["gd_plus_plus"] = {**vars(best), **_reached(by_name["gd_plus_plus"])}
+    constructed = InContext.constructed(gd_layers(rate, settings.layers, tasks.x[0].mT))
     few = tasks.first(CURVE_TASKS)
     with torch.no_grad():
         apart = float((constructed(few) - descent(few)).abs().max())
-    return References(
-        rate=rate,
-        steps=settings.layers,
-        gd_losses=reached,
-        constructed={"loss": mean_loss(constructed, tasks), "largest_difference_from_gd": apart},
-        zero=float(tasks.y_query.double().square().mean() / 2),
-        closed_form=closed,
-        plus_plus=plus_plus,
-        plus_plus_losses=None if plus_plus is None else losses(plus_plus.predictor, tasks),
-    )
+    found["constructed"] = {"loss": mean_loss(constructed, tasks), "largest_difference_from_gd": apart}
+    found["closed_form"] = None
+    if settings.layers == 1 and not settings.noise:  # the best single step on average over all problems
+        exact = uniform_optimum(base.n_x, base.n_demos, base.input_range / 2)
+        found["closed_form"] = {"rate": exact.rate, "loss": exact.loss}
+    found["zero"] = zero_loss(tasks)
+    return References(found, predictors, by_name)
+
+
+def _reached(found: Float[np.ndarray, " task"]) -> dict[str, float]:
+    """The loss on all problems, and on the few that the training curve uses."""
+    return {"loss": float(found.mean()), "curve_loss": float(found[:CURVE_TASKS].mean())}
+
+
+def zero_loss(tasks: Tasks) -> float:
+    """The loss of predicting 0."""
+    return float(tasks.y_query.double().square().mean() / 2)
 
 
 # ---------------------------------------------------------------------------------------------------------- training
@@ -222,13 +198,10 @@ def trained(
     expected = list(against.predictors.values())[-1]
 
     def measure() -> dict[str, float]:
-        return {"loss": mean_loss(model, few), **similarity(model, expected, few).to_json()}
-
-    def loss(batch: Tasks) -> torch.Tensor:
-        return 0.5 * (model(batch) - batch.y_query).square().mean()
+        return {"loss": mean_loss(model, few), **similarity(model, expected, few)}
 
     generator = named_generator(seed, "training", device)
-    curve = train(model, loss, measure, schedule, unit, generator, advance)
+    curve = train(model, lambda batch: batch.loss(model(batch)), measure, schedule, unit, generator, advance)
     return model, curve
 
 
@@ -238,11 +211,8 @@ def measured(
     """The trained model on all evaluation problems, compared with every reference."""
     own = losses(model, tasks)
     found: dict[str, Any] = {"loss": float(own.mean())}
-    reached = {"gd": against.gd_losses, "gd_plus_plus": against.plus_plus_losses}
     for name, predict in against.predictors.items():
-        other = reached[name]
-        assert other is not None
-        found[name] = {**paired(own, other), **similarity(model, predict, tasks).to_json()}
+        found[name] = {**paired(own, against.losses[name]), **similarity(model, predict, tasks)}
     found["interpolated"] = half_way(settings, model, tasks, against)
     if settings.shifts:
         device = tasks.x.device
@@ -259,11 +229,11 @@ def half_way(
     """The loss half way between trained and constructed weights; it exists for one linear head only."""
     if settings.softmax or settings.heads > 1 or (settings.layers > 1 and not settings.recurrent):
         return None
-    shape = tasks.x[0].mT
-    if against.plus_plus is None:
-        other = gd_layers(against.rate, 1, shape)[0]
+    shape, better = tasks.x[0].mT, against.found["gd_plus_plus"]
+    if better is None:
+        other = gd_layers(against.found["gd"]["rate"], 1, shape)[0]
     else:
-        other = plus_plus_layers(against.plus_plus.rates[:1], against.plus_plus.gammas[:1], shape)[0]
+        other = plus_plus_layers(better["rates"][:1], better["gammas"][:1], shape)[0]
     middle = interpolated(model.first_layer(), other, len(shape))
     loss = mean_loss(InContext.constructed([middle] * settings.layers), tasks)
-    return {"between": "gd" if against.plus_plus is None else "gd_plus_plus", "loss": loss}
+    return {"between": "gd" if better is None else "gd_plus_plus", "loss": loss}

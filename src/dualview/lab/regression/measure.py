@@ -6,7 +6,7 @@ Everything is summed in float64 over chunks of the same evaluation problems.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -41,22 +41,13 @@ def slopes(predict: Predictor, tasks: Tasks) -> Float[Tensor, "task n_x"]:
     return slope.double()
 
 
-@dataclass(frozen=True)
-class Similarity:
-    """Two predictors on the same problems, each a mean over them (von Oswald et al. 2023, section 3)."""
+def similarity(one: Predictor, other: Predictor, tasks: Tasks) -> dict[str, float]:
+    """Two predictors on the same problems, each number a mean over them (von Oswald et al. 2023, section 3).
 
-    prediction_difference: float
-    """|ŷ − ŷ'|; 0 is equality."""
-    model_cosine: float
-    """cos(∂ŷ/∂x_q, ∂ŷ'/∂x_q); 1 is the same direction, 0 orthogonal. Ignores scale."""
-    model_difference: float
-    """‖∂ŷ/∂x_q − ∂ŷ'/∂x_q‖."""
-
-    def to_json(self) -> dict[str, float]:
-        return asdict(self)
-
-
-def similarity(one: Predictor, other: Predictor, tasks: Tasks) -> Similarity:
+    prediction_difference   |ŷ − ŷ'|; 0 is equality
+    model_cosine            cos(∂ŷ/∂x_q, ∂ŷ'/∂x_q); 1 is the same direction, 0 orthogonal; ignores scale
+    model_difference        ‖∂ŷ/∂x_q − ∂ŷ'/∂x_q‖
+    """
     sums = np.zeros(3)
     for part in tasks.chunks(CHUNK):
         with torch.no_grad():
@@ -64,7 +55,8 @@ def similarity(one: Predictor, other: Predictor, tasks: Tasks) -> Similarity:
         a, b = slopes(one, part), slopes(other, part)
         cosine = torch.cosine_similarity(a, b, dim=-1).sum()
         sums += [float(gap), float(cosine), float((a - b).norm(dim=-1).sum())]
-    return Similarity(*(sums / len(tasks)).tolist())
+    names = ("prediction_difference", "model_cosine", "model_difference")
+    return dict(zip(names, (sums / len(tasks)).tolist(), strict=True))
 
 
 # -------------------------------------------------------------------------------------------------------- step sizes

@@ -101,8 +101,7 @@ class InContext(nn.Module):
         return first.weights()
 
     def forward(self, tasks: Tasks) -> Float[Tensor, " task"]:
-        query = torch.cat([tasks.x_query, tasks.x_query.new_zeros(len(tasks), 1)], -1)[:, None]
-        return self.transform(torch.cat([tasks.x, tasks.y[..., None]], -1), query)
+        return self.transform(tasks.context, tasks.query)
 
     def transform(
         self, context: Float[Tensor, "task demo d"], query: Float[Tensor, "task 1 d"]

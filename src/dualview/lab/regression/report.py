@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from dualview.lab.formatting import between
 from dualview.lab.harness import LabResult, Table
 from dualview.lab.summaries import range_curve
+from dualview.report.figures.curves import Curve, curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from dualview.report.figures.curves import Curve
 
 NAMES = {"gd": "gradient descent", "gd_plus_plus": "GD++", "trained": "trained", "meta": "meta-learner"}
 
@@ -168,8 +167,6 @@ def _curve_note(result: LabResult) -> str:
 
 
 def _training_figure(result: LabResult) -> Figure:
-    from dualview.report.figures.curves import curves
-
     against = result.results["references"]
     series = {"trained": _curve(result, "loss")}
     lines: dict[str, float] = {}
@@ -184,8 +181,6 @@ def _training_figure(result: LabResult) -> Figure:
 
 
 def _similarity_figure(result: LabResult) -> Figure:
-    from dualview.report.figures.curves import curves
-
     keys = {
         "model cosine": "model_cosine",
         "model difference": "model_difference",
@@ -198,8 +193,6 @@ def _similarity_figure(result: LabResult) -> Figure:
 
 
 def _shift_figure(result: LabResult, name: str, shift: Mapping[str, Any]) -> Figure:
-    from dualview.report.figures.curves import Curve, curves
-
     series = {"trained": range_curve(shift["at"], [r["shifts"][name] for r in _rows(result)])}
     series |= {NAMES[key]: Curve(shift["at"], values) for key, values in shift["losses"].items()}
     title = f"Loss away from the training's problems: {shift['title']}"

@@ -13,10 +13,6 @@ from dualview.lab.harness import Findings, Job, lab
 from dualview.lab.regression.report import figures, tables
 from dualview.lab.regression.settings import RegressionSettings
 
-__all__ = ["Settings", "figures", "regression", "tables"]
-
-Settings = RegressionSettings
-
 
 @lab(RegressionSettings, tables, figures, single_thread=True)
 def regression(job: Job[RegressionSettings]) -> Findings:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dualview.io.progress import Progress
 from dualview.lab.harness import Findings, Job
 from dualview.lab.problems import SineTasks, Tasks, named_generator
-from dualview.lab.regression.linear import CURVE_TASKS, by_seed
+from dualview.lab.regression.linear import CURVE_TASKS, by_seed, zero_loss
 from dualview.lab.regression.measure import losses, mean_loss, paired
 from dualview.lab.regression.models import InContext, Predictor
 from dualview.lab.regression.settings import RegressionSettings
@@ -62,9 +62,7 @@ class Transformer(nn.Module):
         )
 
     def forward(self, tasks: Tasks) -> Float[Tensor, " task"]:
-        query = torch.cat([tasks.x_query, torch.zeros_like(tasks.x_query)], -1)[:, None]
-        context = torch.cat([tasks.x, tasks.y[..., None]], -1)
-        return self.attention.transform(self.features(context), self.features(query))
+        return self.attention.transform(self.features(tasks.context), self.features(tasks.query))
 
 
 class MetaLearner(nn.Module):
@@ -107,8 +105,7 @@ def run(job: Job[RegressionSettings]) -> Findings:
     def one_seed(seed: int, unit: Unit) -> dict[str, Any]:
         return both_trained(settings, schedule, seed, tasks, unit, job.progress)
 
-    zero = float(tasks.y_query.double().square().mean() / 2)
-    results = by_seed(job, schedule, one_seed, tasks, {"zero": zero})
+    results = by_seed(job, schedule, one_seed, tasks, {"zero": zero_loss(tasks)})
     job.clock.lap("training")
     return Findings(results)
 

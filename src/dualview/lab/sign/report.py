@@ -15,6 +15,8 @@ from dualview.lab.harness import LabResult, Table
 from dualview.lab.sign.explanation import explain
 from dualview.lab.summaries import ratio_of_means
 from dualview.metrics.statistics import query_interval
+from dualview.report.figures.curves import Curve, curves
+from dualview.report.figures.style import dress, legend, look, new_figure, small_print
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,8 +140,6 @@ def _layers_table(result: LabResult) -> Table:
 
 def figures(result: LabResult) -> dict[str, Figure]:
     """The sink by layer, and the loss under every condition."""
-    from dualview.report.figures.curves import Curve, curves
-
     sink = result.results["sink"]
     layers = list(range(len(sink["mass"])))
     series = {
@@ -158,8 +158,6 @@ def figures(result: LabResult) -> dict[str, Figure]:
 
 
 def _loss_figure(result: LabResult) -> Figure:
-    from dualview.report.figures.style import dress, legend, look, new_figure, small_print
-
     found = {(each["scale"], each["spared"]): each for each in result.results["conditions"]}
     figure = new_figure(6.4, 3.9)
     axes = figure.add_subplot()

@@ -29,20 +29,18 @@ from dualview.lab.gpt.corpus import read_source
 from dualview.lab.gpt.scoring import few_shot, prompts_of
 from dualview.lab.gpt.training import token_losses
 from dualview.lab.harness import Findings, Job, lab
-from dualview.lab.settings import AtLeastOne, LabSettings, Positive
+from dualview.lab.settings import LabSettings, Positive
 from dualview.lab.sign.report import figures, summarise, tables
 from dualview.lab.sign.values import SINK, Muted, SinkReport, SparingSign, observe_sink, text_rows
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
-from dualview.options import option
+from dualview.options import AtLeastOne, option
 from dualview.tasks.prompts import PromptSet
 from dualview.tasks.task import load_task
 from dualview.variants import Sign, Variant, attach, detach, variant_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-__all__ = ["Settings", "figures", "sign", "tables"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +68,6 @@ class SignSettings(LabSettings):
     def all_seeds(self) -> list[int]:
         """One for each draw of demonstrations."""
         return list(range(self.seed, self.seed + self.draws))
-
-
-Settings = SignSettings
 
 
 @dataclass(frozen=True)
