@@ -31,10 +31,12 @@ class LabSettings:
     """Settings that change no number and so are not part of a result."""
     ACROSS: ClassVar[tuple[str, ...]] = ("seed", "seeds")
     """Settings that choose which trainings there are; they do not change any one of them."""
+    COUNT: ClassVar[str | None] = None
+    """The setting that says how many seeds there are; None: one."""
 
     @property
     def all_seeds(self) -> list[int]:
-        return [self.seed]
+        return list(range(self.seed, self.seed + (1 if self.COUNT is None else getattr(self, self.COUNT))))
 
     @classmethod
     def make(cls, **given: Any) -> Self:
@@ -64,9 +66,7 @@ class SeveralSeeds(LabSettings):
 
     seeds: AtLeastOne = option(1, "number of seeds to train, from --seed on")
 
-    @property
-    def all_seeds(self) -> list[int]:
-        return list(range(self.seed, self.seed + self.seeds))
+    COUNT = "seeds"
 
 
 def _listed(value: Any, hint: Any) -> Any:

@@ -177,9 +177,3 @@ def test_mixtures_of_experts_are_refused(name):
 def test_an_empty_query_is_refused():
     with pytest.raises(UserError, match="at least one token"):
         context_patch(zoo_lm("llama"), CONTEXT, [])
-
-
-def test_json_tells_the_sizes():
-    content = context_patch(zoo_lm("llama"), CONTEXT, QUERY, [1]).to_json()
-    assert content["kind"] == ["weight"] * 3 and all(size > 0 for size in content["output"])
-    assert all(len(pair) == 2 for pair in content["input"])

@@ -163,7 +163,8 @@ def test_contributions_to_a_lead_add_up(candidate, against):
     found = score_contributions(lm, trace, (1, *QUERIES[0].ids), candidate, against)
     assert abs(found.tuned - found.base) > 1e-4
     assert found.residual < 1e-9 * max(1.0, abs(found.tuned - found.base))
-    assert torch.isclose(found.by_demo.sum(), found.by_token.sum()) and len(found.by_demo) == len(SEQUENCES)
+    by_demo = aggregate(found.by_token, found.tokens.demo)
+    assert torch.isclose(by_demo.sum(), found.by_token.sum()) and len(by_demo) == len(SEQUENCES)
     steps = aggregate(found.by_token, trace.tokens.step)
     assert torch.isclose(steps.sum(), found.values.sum()) and len(steps) == EPOCHS * len(SEQUENCES)
 

@@ -65,9 +65,9 @@ def test_another_query_is_not_patched():
     assert float((patched @ other - weight @ other_full).norm()) > 0.1
 
 
-def test_rank_one_applies_to_many_columns():
-    left, right, x = normals(0, torch.float64, (3,), (4,), (4, 5))
-    torch.testing.assert_close(RankOne(left, right)(x), torch.outer(left, right) @ x)
+def test_rank_one_applies_to_many_rows():
+    left, right, x = normals(0, torch.float64, (3,), (4,), (5, 4))
+    torch.testing.assert_close(RankOne(left, right)(x), x @ torch.outer(left, right).T)
 
 
 def test_a_zero_input_cannot_carry_a_patch():
@@ -87,10 +87,8 @@ def test_skip(d, d_ff, seed):
     def block(a, weight, bias):
         return x + a + w2 @ torch.tanh(weight @ a + b) + bias
 
-    patch = skip_patch(w, without, full)
-    torch.testing.assert_close(
-        block(without, w + patch.weight.matrix, b2 + patch.bias), block(full, w, b2), **tight(w.dtype)
-    )
+    weight, bias = skip_patch(w, without, full)
+    torch.testing.assert_close(block(without, w + weight.matrix, b2 + bias), block(full, w, b2), **tight(w.dtype))
 
 
 @PROPERTY

@@ -237,11 +237,11 @@ def test_relu_fold(seed, d_ff):
     head = head_of(seed)
     w_1, b_1, w_2, b_2 = normals(seed + 1, (d_ff, 3), (d_ff,), (4, d_ff), (4,))
     h = head.output()
-    fold = relu_fold(w_1, b_1, w_2, b_2, h)
+    matrix, offset = relu_fold(w_1, b_1, w_2, b_2, h)
     expected = w_2 @ torch.relu(w_1 @ h + b_1) + b_2
-    torch.testing.assert_close(fold.matrix @ h + fold.offset, expected)
-    folded = kernel_model(augmented(head, on_values=lambda v: fold.matrix @ v))
-    torch.testing.assert_close(folded.predict(folded.step(0.3)) + fold.offset, expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(matrix @ h + offset, expected)
+    folded = kernel_model(augmented(head, on_values=lambda v: matrix @ v))
+    torch.testing.assert_close(folded.predict(folded.step(0.3)) + offset, expected, rtol=1e-8, atol=1e-9)
 
 
 @PROPERTY

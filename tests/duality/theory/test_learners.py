@@ -65,7 +65,7 @@ def test_mesa_is_ridge_and_its_recursion_agrees(d_k, d_v, n, strength, seed):
     targets = np.concatenate([values.T.numpy(), np.zeros((d_k, d_v))])
     expected = np.linalg.lstsq(padded, targets, rcond=None)[0].T
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-7, atol=1e-9)
-    torch.testing.assert_close(mesa_recursion(keys, values, strength).weight, found, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(mesa_recursion(keys, values, strength), found, rtol=1e-6, atol=1e-8)
 
 
 def test_mesa_strength_must_be_positive():

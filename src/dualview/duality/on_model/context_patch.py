@@ -63,7 +63,7 @@ class ContextPatch:
     def applied(self) -> Generator[None]:
         def reading(delta: RankOne) -> Any:
             def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                return _added(output, _product(delta, inputs[0]), self.token)
+                return _added(output, delta(inputs[0]), self.token)
 
             return hook
 
@@ -76,18 +76,6 @@ class ContextPatch:
         pairs = [(m, reading(d)) for b in self.blocks for m, d in zip(b.place.readers, b.inputs, strict=True)]
         with hooked([*pairs, *((block.place.carrier, carrying(block)) for block in self.blocks)]):
             yield
-
-    def to_json(self) -> dict[str, Any]:
-        """How large the patches are relative to the weights they change, block by block."""
-        return {
-            "token": self.token,
-            "kind": [block.place.kind for block in self.blocks],
-            "input": [
-                [_size(delta) / norm(weight_matrix(m)) for m, delta in zip(b.place.readers, b.inputs, strict=True)]
-                for b in self.blocks
-            ],
-            "output": [_size(block.output) for block in self.blocks],
-        }
 
 
 def context_patch(
@@ -157,7 +145,7 @@ def _built(
         def hook(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
             assert aim.read is not None
             inputs[module] = input_patch(weight_matrix(module), as_tokens(given[0])[0, -1], aim.read[0])
-            return _added(output, _product(inputs[module], given[0]), token)
+            return _added(output, inputs[module](given[0]), token)
 
         return hook
 
@@ -207,18 +195,13 @@ def unscaled(module: nn.Module, x: Float[Tensor, "*token d"]) -> Float[Tensor, "
     return tangent
 
 
-def _product(delta: RankOne, x: Float[Tensor, "batch token d_in"]) -> Float[Tensor, "batch token d_out"]:
-    """ΔW x for tokens as rows."""
-    return (x.to(delta.right.dtype) @ delta.right)[..., None] * delta.left
-
-
 def carried(
-    place: FeedForward, delta: RankOne | Callable[[Tensor], Tensor] | Tensor, x: Float[Tensor, "*token d_in"]
+    place: FeedForward, delta: Callable[[Tensor], Tensor] | Tensor, x: Float[Tensor, "*token d_in"]
 ) -> Float[Tensor, "*#token d_model"]:
     """The output of the patched carrier less that of the plain one, where it reads x."""
     if isinstance(delta, Tensor):
         return delta if place.kind == "bias" else delta * unscaled(place.carrier, x)
-    return _product(delta, x) if isinstance(delta, RankOne) else delta(x)
+    return delta(x)
 
 
 def as_tokens(x: Float[Tensor, "*token d"]) -> Float[Tensor, "1 token d"]:
@@ -233,10 +216,6 @@ def _added(output: Tensor, change: Tensor, token: Token) -> Tensor:
     alone = torch.zeros_like(output)
     as_tokens(alone)[0, -1] = as_tokens(change)[0, -1]
     return output + alone
-
-
-def _size(delta: RankOne | Tensor) -> float:
-    return norm(delta.left) * norm(delta.right) if isinstance(delta, RankOne) else norm(delta)
 
 
 @dataclass(frozen=True)

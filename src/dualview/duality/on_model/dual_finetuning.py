@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from dualview.anatomy.layers import Projection, Role
 from dualview.duality.on_model.single_prompt import forward_row, hooked
 from dualview.duality.theory.linalg import norm
-from dualview.duality.theory.linear import DualForm, Residual, TokenIndex, aggregate, summing_error
+from dualview.duality.theory.linear import DualForm, Residual, TokenIndex, summing_error
 from dualview.duality.theory.toy_attention import lin_attn, relative_error
 from dualview.io.errors import UserError
 from dualview.learning.finetune import Tape
@@ -68,7 +68,7 @@ def reconstruct(trace: TrainingTrace) -> tuple[Residual, ...]:
     Summed in float64, so that what is reported is training's own rounding, which `rounding` estimates. Training sums
     the update apart from the weights, so it is compared, and rounded, relative to its own size and not theirs.
     """
-    deltas = _deltas(trace)
+    deltas = deltas_of(trace)
     steps = int(trace.tokens.step.max()) + 1 if len(trace.tokens.step) else 0
     index = {projection.name: i for i, projection in enumerate(deltas.projections)}
     found: list[Residual] = []
@@ -110,7 +110,8 @@ def _followed(trace: TrainingTrace) -> TrainingTrace:
     return replace(trace, factors=_made(trace))
 
 
-def _deltas(trace: TrainingTrace) -> Deltas:
+def deltas_of(trace: TrainingTrace) -> Deltas:
+    """The update that a training made; an error if it diverged."""
     if trace.tuned.status == "diverged":
         raise UserError(
             f"Fine-tuning at learning rate {trace.tuned.lr:g} diverged, so it has no dual form; take a smaller rate."
@@ -161,7 +162,7 @@ def trace_for(lm: LanguageModel, trace: TrainingTrace) -> TrainingTrace:
 
     A model narrower than float32 is trained as a copy, and what is on the copy's modules does nothing to the model.
     """
-    patch = _deltas(trace).moved_to(lm.anatomy)
+    patch = deltas_of(trace).moved_to(lm.anatomy)
     own = {projection.name: projection for projection in patch.projections}
     factors = tuple(replace(f, projection=own[f.projection.name]) for f in trace.factors)
     return replace(trace, tuned=replace(trace.tuned, patch=patch), factors=factors)
@@ -227,10 +228,6 @@ class ScoreContributions:
     def by_token(self) -> Float[Tensor, " token"]:
         return self.values.sum(0)
 
-    @property
-    def by_demo(self) -> Float[Tensor, " demo"]:
-        return aggregate(self.by_token, self.tokens.demo)
-
 
 def score_contributions(
     lm: LanguageModel,
@@ -262,7 +259,7 @@ def score_contributions(
 
 
 def _quadrature(lm: LanguageModel, trace: TrainingTrace, lead: _Lead, nodes: int) -> ScoreContributions:
-    deltas = _deltas(trace)
+    deltas = deltas_of(trace)
     values = torch.zeros(len(trace.factors), len(trace.tokens.step), dtype=torch.float64, device=lm.device)
     points, weights = np.polynomial.legendre.leggauss(nodes)
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):

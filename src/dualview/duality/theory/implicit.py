@@ -47,10 +47,9 @@ class RankOne:
         """left · rightᵀ."""
         return torch.outer(self.left, self.right)
 
-    def __call__(self, x: Float[Tensor, "d_in *query"]) -> Float[Tensor, "d_out *query"]:
-        """left (rightᵀ x), without forming the matrix."""
-        inner = self.right @ x
-        return self.left.reshape(-1, *[1] * inner.ndim) * inner
+    def __call__(self, x: Float[Tensor, "*token d_in"]) -> Float[Tensor, "*token d_out"]:
+        """left (rightᵀ x) for tokens as rows, in the patch's own precision."""
+        return (x.to(self.right.dtype) @ self.right)[..., None] * self.left
 
 
 def input_patch(
@@ -70,19 +69,11 @@ def carry_patch(read: Float[Tensor, " d_in"], change: Float[Tensor, " d_out"]) -
     return RankOne(left=change, right=read / power)
 
 
-@dataclass(frozen=True)
-class SkipPatch:
-    """What a block with a skip x + A + W' g(W A + b) + b' needs: ΔW and Δb'."""
-
-    weight: RankOne
-    bias: Float[Tensor, " d"]
-
-
 def skip_patch(
     weight: Float[Tensor, "d_ff d"], without: Float[Tensor, " d"], with_context: Float[Tensor, " d"]
-) -> SkipPatch:
-    """Dherin et al., appendix: the same ΔW, plus Δb' = ΔA for the skip."""
-    return SkipPatch(weight=input_patch(weight, without, with_context), bias=with_context - without)
+) -> tuple[RankOne, Float[Tensor, " d"]]:
+    """Dherin et al., appendix: for a skip x + A + W' g(W A + b) + b', the same ΔW, plus Δb' = ΔA."""
+    return input_patch(weight, without, with_context), with_context - without
 
 
 def implicit_dynamics(

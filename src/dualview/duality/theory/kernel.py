@@ -158,29 +158,20 @@ def kernel_model(head: Head, features: FeatureMap = gram_features) -> KernelMode
     return model
 
 
-@dataclass(frozen=True)
-class Fold:
-    """A ReLU feed-forward layer at one input: FFN(h) = matrix · h + offset."""
-
-    matrix: Float[Tensor, "d_out d_v"]
-    """W_2 S W_1."""
-    offset: Float[Tensor, " d_out"]
-    """W_2 S b_1 + b_2."""
-
-
 def relu_fold(
     w_1: Float[Tensor, "d_ff d_v"],
     b_1: Float[Tensor, " d_ff"],
     w_2: Float[Tensor, "d_out d_ff"],
     b_2: Float[Tensor, " d_out"],
     h: Float[Tensor, " d_v"],
-) -> Fold:
+) -> tuple[Float[Tensor, "d_out d_v"], Float[Tensor, " d_out"]]:
     """Fold W_2 relu(W_1 h + b_1) + b_2 into the dual model: its labels become (W_2 S W_1) v_i.
 
+    Returns the matrix W_2 S W_1 and the offset W_2 S b_1 + b_2: FFN(h) = matrix · h + offset.
     S = diag(1[W_1 h + b_1 > 0]) depends on context and query through h. For GELU or SwiGLU there is no such S.
     """
     gated = w_2 * (w_1 @ h + b_1 > 0).to(w_2)
-    return Fold(matrix=gated @ w_1, offset=gated @ b_1 + b_2)
+    return gated @ w_1, gated @ b_1 + b_2
 
 
 def regularised_attention(head: Head, rate: float, decay: float) -> Float[Tensor, " d_v"]:

@@ -13,7 +13,6 @@ common view: Wang et al. 2501.12352.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -26,18 +25,6 @@ Kernel = Callable[[Float[Tensor, "d n"], Float[Tensor, "d m"]], Float[Tensor, "n
 """K(A, B)[i, j] = K(a_i, b_j), over columns."""
 
 
-def delta_step(
-    state: Float[Tensor, "d_v d_k"],
-    key: Float[Tensor, " d_k"],
-    value: Float[Tensor, " d_v"],
-    rate: Float[Tensor, ""] | float,
-    decay: Float[Tensor, ""] | float = 1.0,
-) -> Float[Tensor, "d_v d_k"]:
-    """α S (I − β k kᵀ) + β v kᵀ: write v at k, erasing what S had there. `decay` < 1 is the gated one."""
-    kept = decay * state
-    return kept - rate * torch.outer(kept @ key, key) + rate * torch.outer(value, key)
-
-
 def delta_rule(
     keys: Float[Tensor, "d_k token"],
     values: Float[Tensor, "d_v token"],
@@ -45,10 +32,14 @@ def delta_rule(
     decays: Float[Tensor, " token"] | None = None,
     initial: Float[Tensor, "d_v d_k"] | None = None,
 ) -> Float[Tensor, "d_v d_k"]:
-    """DeltaNet's state after all tokens: sequential SGD on ½ ‖S k_t − v_t‖², token t with rate β_t (T8)."""
+    """DeltaNet's state after all tokens: sequential SGD on ½ ‖S k_t − v_t‖², token t with rate β_t (T8).
+
+    S ← α S (I − β k kᵀ) + β v kᵀ writes v at k, erasing what S had there; decays α < 1 make it the gated one.
+    """
     state = values.new_zeros(values.shape[0], keys.shape[0]) if initial is None else initial
-    for t in range(keys.shape[1]):
-        state = delta_step(state, keys[:, t], values[:, t], rates[t], 1.0 if decays is None else decays[t])
+    for t, (key, value, rate) in enumerate(zip(keys.T, values.T, rates, strict=True)):
+        kept = state if decays is None else decays[t] * state
+        state = kept - rate * torch.outer(kept @ key, key) + rate * torch.outer(value, key)
     return state
 
 
@@ -62,37 +53,22 @@ def mesa(
     return solve_right(values @ keys.T, gram)
 
 
-@dataclass(frozen=True)
-class MesaState:
-    """The mesa layer's recurrent state: R = (K Kᵀ + I/λ)⁻¹ and B = V Kᵀ; its weights are B R."""
+def mesa_recursion(
+    keys: Float[Tensor, "d_k token"], values: Float[Tensor, "d_v token"], strength: float
+) -> Float[Tensor, "d_v d_k"]:
+    """The same solution B R token by token, from R = λ I and B = 0 (T9), without any inversion.
 
-    inverse: Float[Tensor, "d_k d_k"]
-    moment: Float[Tensor, "d_v d_k"]
-
-    @property
-    def weight(self) -> Float[Tensor, "d_v d_k"]:
-        """B R, the ridge solution so far."""
-        return self.moment @ self.inverse
-
-    def step(self, key: Float[Tensor, " d_k"], value: Float[Tensor, " d_v"]) -> "MesaState":
-        """Sherman & Morrison: R ← R − R k kᵀ R / (1 + kᵀ R k), B ← B + v kᵀ; no inversion."""
-        seen = self.inverse @ key
-        return MesaState(
-            inverse=self.inverse - torch.outer(seen, seen) / (1 + key @ seen),
-            moment=self.moment + torch.outer(value, key),
-        )
-
-
-def mesa_recursion(keys: Float[Tensor, "d_k token"], values: Float[Tensor, "d_v token"], strength: float) -> MesaState:
-    """The same solution token by token, from R = λ I (T9); each intermediate state is the solution of its prefix."""
+    Sherman & Morrison: R = (K Kᵀ + I/λ)⁻¹ ← R − R k kᵀ R / (1 + kᵀ R k), B = V Kᵀ ← B + v kᵀ. At every token B R is the
+    solution of the tokens so far.
+    """
     if strength <= 0:
         raise UserError("The mesa layer's strength λ must be positive.")
-    state = MesaState(
-        inverse=strength * torch.eye(keys.shape[0]).to(keys), moment=values.new_zeros(values.shape[0], keys.shape[0])
-    )
-    for t in range(keys.shape[1]):
-        state = state.step(keys[:, t], values[:, t])
-    return state
+    inverse, moment = strength * torch.eye(keys.shape[0]).to(keys), values.new_zeros(values.shape[0], keys.shape[0])
+    for key, value in zip(keys.T, values.T, strict=True):
+        seen = inverse @ key
+        inverse = inverse - torch.outer(seen, seen) / (1 + key @ seen)
+        moment = moment + torch.outer(value, key)
+    return moment @ inverse
 
 
 def linear_kernel(a: Float[Tensor, "d n"], b: Float[Tensor, "d m"]) -> Float[Tensor, "n m"]:

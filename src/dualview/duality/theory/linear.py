@@ -86,19 +86,14 @@ class DualForm:
         return out if bias is None else out + bias.reshape(-1, *[1] * (x.ndim - 1))
 
     def contributions(
-        self, x: Float[Tensor, "d_in *query"], direction: Float[Tensor, " d_out"], include_bias: bool = False
+        self, x: Float[Tensor, "d_in *query"], direction: Float[Tensor, " d_out"]
     ) -> Float[Tensor, "token *query"]:
         """What each training token adds to ⟨direction, W_T x⟩: ⟨direction, e_t⟩ (x_tᵀ x), signed.
 
         Their sum over tokens is ⟨direction, (W_T − a W_0) x⟩. For one output unit take a unit vector, for a logit the
-        vector whose product with the layer's output is that logit. `include_bias` adds each token's part of b_T − a_b
-        b_0.
+        vector whose product with the layer's output is that logit.
         """
-        across = [1] * (x.ndim - 1)
-        weighted = (direction @ self.errors).reshape(-1, *across) * (self.keys.T @ x)
-        if not include_bias:
-            return weighted
-        return weighted + (direction @ self.bias_errors).reshape(-1, *across)
+        return (direction @ self.errors).reshape(-1, *[1] * (x.ndim - 1)) * (self.keys.T @ x)
 
 
 def aggregate(

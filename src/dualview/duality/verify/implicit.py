@@ -1,6 +1,6 @@
 """Identities of contexts as patches (Dherin et al., Goldwaser et al.): T5 and T6, up to a whole random transformer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -131,8 +131,8 @@ def _partial(draws: Draws) -> Sides:
 
 @identity("with a skip: the same ΔW and Δb′ = ΔA", DHERIN + ", appendix", given=contextual)
 def _skip(setup: BlockInContext) -> Sides:
-    patch = skip_patch(setup.block.first, setup.without, setup.full)
-    found = setup.x + setup.without + setup.patched(patch.weight) + patch.bias
+    weight, bias = skip_patch(setup.block.first, setup.without, setup.full)
+    found = setup.x + setup.without + setup.patched(weight) + bias
     return found, setup.x + setup.full + setup.expected
 
 
@@ -250,20 +250,29 @@ def columns_through(mlp: LlamaBlock, v: Float[Tensor, "d token"], last: LlamaBlo
     return torch.stack([*(mlp(column) for column in v.T[:-1]), last(v[:, -1])], dim=1)
 
 
+def patched_by_layer(
+    layers: Sequence[tuple[ContextualBlock, LlamaBlock]], context: Tensor, query: Tensor, stale: bool = False
+) -> Sides:
+    """Goldwaser's Algorithm 1: patch the last token layer by layer, from PATCHED states (`stale`: from unpatched ones).
+
+    Both sides are outputs at the last token: zero-shot and patched, and in context.
+    """
+    full, plain, short = torch.cat([context, query], dim=1), query, query
+    for attention, mlp in layers:
+        full_v, plain_v, short_v = (attention_residual(attention, tokens) for tokens in (full, plain, short))
+        patched = apply_patch(mlp, mlp.patch((plain_v if stale else short_v)[:, -1], full_v[:, -1]))
+        full, plain = columns_through(mlp, full_v, mlp), columns_through(mlp, plain_v, mlp)
+        short = columns_through(mlp, short_v, patched)
+    return short[:, -1], full[:, -1]
+
+
 @identity(
     "a whole transformer, patched layer by layer: zero-shot output = in-context output", GOLDWASER + ", Alg. 1", 1e-10
 )
 def _whole_model(draws: Draws) -> Sides:
-    """Goldwaser's Algorithm 1 on a random transformer: patch the last token layer by layer, from PATCHED states."""
     d, depth, n_query = draws.size(4, 8), draws.size(2, 4), draws.size(1, 4)
     layers = [(contextual_block(draws, d), llama_block(draws, d)) for _ in range(depth)]
-    context, query = draws.normal(d, draws.size(3, 8)), draws.normal(d, n_query)
-    full, short = torch.cat([context, query], dim=1), query
-    for attention, mlp in layers:
-        full_v, short_v = attention_residual(attention, full), attention_residual(attention, short)
-        patched = apply_patch(mlp, mlp.patch(short_v[:, -1], full_v[:, -1]))
-        full, short = columns_through(mlp, full_v, mlp), columns_through(mlp, short_v, patched)
-    return short[:, -1], full[:, -1]
+    return patched_by_layer(layers, draws.normal(d, draws.size(3, 8)), draws.normal(d, n_query))
 
 
 @_whole_model.misprint("layers patched from unpatched states", GOLDWASER)
@@ -271,10 +280,4 @@ def _patches_of_unpatched_states(draws: Draws) -> Sides:
     d = draws.size(4, 8)
     layers = [(contextual_block(draws, d), llama_block(draws, d)) for _ in range(3)]
     query = draws.normal(d, 3)
-    full, plain, short = torch.cat([draws.normal(d, 5), query], dim=1), query, query
-    for attention, mlp in layers:
-        full_v, plain_v, short_v = (attention_residual(attention, tokens) for tokens in (full, plain, short))
-        stale = apply_patch(mlp, mlp.patch(plain_v[:, -1], full_v[:, -1]))  # from the zero-shot pass without patches
-        full, plain = columns_through(mlp, full_v, mlp), columns_through(mlp, plain_v, mlp)
-        short = columns_through(mlp, short_v, stale)
-    return short[:, -1], full[:, -1]
+    return patched_by_layer(layers, draws.normal(d, 5), query, stale=True)

@@ -14,6 +14,7 @@ from dualview.duality.errors import NotApplicable
 from dualview.duality.on_model.context_patch import BlockPatch, ContextPatch, Token, context_patch, patch_report
 from dualview.duality.on_model.dual_finetuning import (
     DualPatch,
+    deltas_of,
     dual_patch,
     reconstruct,
     role_factors,
@@ -34,7 +35,6 @@ from dualview.duality.theory.recorder import weight_matrix
 from dualview.duality.theory.toy_attention import lin_attn, relative_error
 from dualview.duality.verify.check import DAI, DHERIN, GOLDWASER, IRIE, Deviation, identity, worst_of
 from dualview.duality.verify.model_setup import ModelSetup, judged, missed, patched_rounding, trial
-from dualview.learning.weight_patches import Deltas
 from dualview.models.scoring import compute_prefix
 
 on_model = partial(identity, tolerance=0.0, given=trial)
@@ -45,8 +45,7 @@ on_model = partial(identity, tolerance=0.0, given=trial)
 def _reconstruction(setup: ModelSetup) -> Deviation:
     """κ = Σ_t ‖e_t‖‖x_t‖ / ‖ΔW‖, for the sum over training tokens."""
     trace = setup.train(epochs=2)
-    patch = trace.tuned.patch
-    assert isinstance(patch, Deltas)
+    patch = deltas_of(trace)
     sizes = {p.name: norm(w[0]) for p, w in zip(patch.projections, patch.weights, strict=True)}
     found: list[Deviation] = []
     for residual, factors in zip(reconstruct(trace), trace.factors, strict=True):
@@ -87,8 +86,7 @@ def _contributions(setup: ModelSetup) -> Deviation:
     κ = Σ_t ‖e_t‖ Σ_i |x_ti x_i| / ‖ΔW_V x‖: an entry of ΔW is rounded relative to the terms it is the sum of.
     """
     trace = setup.train()
-    patch = trace.tuned.patch
-    assert isinstance(patch, Deltas)
+    patch = deltas_of(trace)
     trained = {p.name: (p, w[0]) for p, w in zip(patch.projections, patch.weights, strict=True)}
     factors = role_factors(setup.lm, trace, "v")
     with patch.applied():
@@ -181,9 +179,7 @@ def _four_terms(setup: ModelSetup) -> Deviation:
 
     κ = Σ_t (‖v₁‖‖k₁‖ + ‖v₀‖‖k₀‖) / ‖ΔW_FT‖: the update is the difference of two sums over tokens.
     """
-    patch = setup.move().trace.tuned.patch
-    assert isinstance(patch, Deltas)
-    start = len(setup.prompts.prefix)
+    patch, start = deltas_of(setup.move().trace), len(setup.prompts.prefix)
     found: list[Deviation] = []
     for states in tuned_on_base_states(setup.lm, patch, setup.bare, setup.query.ids, start):
         wide = states.double()

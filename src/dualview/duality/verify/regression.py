@@ -270,7 +270,7 @@ def ridge_gradient(problem: Memory, weight: Float[Tensor, "d_v d_k"]) -> float:
 )
 def _mesa(problem: Memory) -> float:
     closed = mesa(problem.keys, problem.values, problem.strength)
-    recursive = mesa_recursion(problem.keys, problem.values, problem.strength).weight
+    recursive = mesa_recursion(problem.keys, problem.values, problem.strength)
     return max(ridge_gradient(problem, closed), relative_error(recursive, closed))
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dualview.duality.theory.features import random_features, taylor_exp, taylor_features, taylor_remainder
 from dualview.duality.theory.kernel import (
-    Fold,
     Head,
     KernelModel,
     augmented,
@@ -149,28 +148,17 @@ def _random_features(draws: Draws) -> float:
     return abs(prf_slope(draws) + 0.5)
 
 
-@dataclass(frozen=True)
-class ReluLayer:
-    """A random feed-forward layer over d_v: W_2 relu(W_1 h + b_1) + b_2."""
-
-    w_1: Float[Tensor, "d_ff d_v"]
-    b_1: Float[Tensor, " d_ff"]
-    w_2: Float[Tensor, "d_out d_ff"]
-    b_2: Float[Tensor, " d_out"]
-
-    def __call__(self, h: Float[Tensor, " d_v"], act: Callable[[Tensor], Tensor] = torch.relu) -> Tensor:
-        """The layer's output at h (with another activation, if given)."""
-        return self.w_2 @ act(self.w_1 @ h + self.b_1) + self.b_2
-
-    def fold(self, h: Float[Tensor, " d_v"]) -> Fold:
-        """The matrix and offset that the layer is at h."""
-        return relu_fold(self.w_1, self.b_1, self.w_2, self.b_2, h)
-
-
-def relu_layer(draws: Draws, d_v: int, width: int | None = None) -> ReluLayer:
-    """Random sizes (or the given width), biases included."""
+def relu_layer(draws: Draws, d_v: int, width: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W_1, b_1, W_2 and b_2 of a random feed-forward layer over d_v, of random sizes (or the given width)."""
     d_ff, d_out = draws.size(6, 16) if width is None else width, draws.size(3, 8)
-    return ReluLayer(draws.matrix(d_ff, d_v), draws.normal(d_ff), draws.matrix(d_out, d_ff), draws.normal(d_out))
+    return draws.matrix(d_ff, d_v), draws.normal(d_ff), draws.matrix(d_out, d_ff), draws.normal(d_out)
+
+
+def feed_forward(
+    h: Tensor, w_1: Tensor, b_1: Tensor, w_2: Tensor, b_2: Tensor, act: Callable[[Tensor], Tensor] = torch.relu
+) -> Tensor:
+    """W_2 act(W_1 h + b_1) + b_2."""
+    return w_2 @ act(w_1 @ h + b_1) + b_2
 
 
 @identity(
@@ -178,27 +166,27 @@ def relu_layer(draws: Draws, d_v: int, width: int | None = None) -> ReluLayer:
 )
 def _relu(draws: Draws) -> Sides:
     layer = softmax_layer(draws)
-    ffn = relu_layer(draws, layer.w_v.shape[0])
-    fold = ffn.fold(layer.output())
-    folded = kernel_model(augmented(layer.head, on_values=lambda v: fold.matrix @ v))
-    return folded.predict(folded.step(1.0)) + fold.offset, ffn(layer.output())
+    weights, output = relu_layer(draws, layer.w_v.shape[0]), layer.output()
+    matrix, offset = relu_fold(*weights, output)
+    folded = kernel_model(augmented(layer.head, on_values=lambda v: matrix @ v))
+    return folded.predict(folded.step(1.0)) + offset, feed_forward(output, *weights)
 
 
 @_relu.misprint("ReLU fold with S of the zero-shot h", SLIDES)
 def _fold_without_context(draws: Draws) -> Sides:
     layer = softmax_layer(draws)
-    ffn = relu_layer(draws, layer.w_v.shape[0], 400)  # wide, so that some unit surely switches
+    weights = relu_layer(draws, layer.w_v.shape[0], 400)  # wide, so that some unit surely switches
     alone = soft_attn(layer.w_k @ layer.own, layer.w_v @ layer.own, layer.w_q @ layer.x)
-    fold = ffn.fold(alone)
-    return fold.matrix @ layer.output() + fold.offset, ffn(layer.output())
+    matrix, offset = relu_fold(*weights, alone)
+    return matrix @ layer.output() + offset, feed_forward(layer.output(), *weights)
 
 
 @_relu.misprint("ReLU fold for a GELU layer", SLIDES)
 def _fold_gelu(draws: Draws) -> Sides:
     layer = softmax_layer(draws)
-    ffn = relu_layer(draws, layer.w_v.shape[0])
-    fold = ffn.fold(layer.output())
-    return fold.matrix @ layer.output() + fold.offset, ffn(layer.output(), F.gelu)
+    weights, output = relu_layer(draws, layer.w_v.shape[0]), layer.output()
+    matrix, offset = relu_fold(*weights, output)
+    return matrix @ output + offset, feed_forward(output, *weights, F.gelu)
 
 
 def regularised_step(model: KernelModel, rate: float, decay: float) -> Float[Tensor, " d_v"]:

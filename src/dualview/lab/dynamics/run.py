@@ -49,14 +49,11 @@ class DynamicsSettings(LabSettings):
         "auto", "fine-tuning's rate; auto: the best of the grid, at every checkpoint"
     )
 
+    COUNT = "draws"
+
     def __post_init__(self) -> None:
         if self.variant not in NAMES:
             raise ValueError(f"there is no variant {self.variant}; choose from {', '.join(NAMES)}")
-
-    @property
-    def all_seeds(self) -> list[int]:
-        """One for each draw of demonstrations."""
-        return list(range(self.seed, self.seed + self.draws))
 
     def run_options(self, lm: LanguageModel) -> RunOptions:
         """The comparison that every checkpoint goes through."""

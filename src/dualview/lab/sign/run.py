@@ -60,14 +60,11 @@ class SignSettings(LabSettings):
     draws: AtLeastOne = option(2, "draws of demonstrations, from --seed on")
     placebo: Annotated[int, Ge(1)] = option(8, "the token to spare instead of the sink, counted from 0")
 
+    COUNT = "draws"
+
     def __post_init__(self) -> None:
         if self.placebo >= self.length:
             raise ValueError(f"placebo {self.placebo} must be one of the {self.length} tokens of a piece")
-
-    @property
-    def all_seeds(self) -> list[int]:
-        """One for each draw of demonstrations."""
-        return list(range(self.seed, self.seed + self.draws))
 
 
 @dataclass(frozen=True)
