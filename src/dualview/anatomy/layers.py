@@ -161,7 +161,7 @@ def _watch(model: PreTrainedModel, blocks: tuple[nn.Module, ...]) -> tuple[list[
         events.append(_Seen(module, (cut,)))
         return cut.clone()  # some architectures go on to change it in place
 
-    maps = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D)]
+    maps: list[nn.Module] = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D)]
     hooks = [m.register_forward_hook(leaf) for m in maps]
     hooks += [blocks[-1].register_forward_hook(left_last)]
     hooks += [m.register_forward_pre_hook(came_after) for m in model.modules()]
