@@ -187,25 +187,33 @@ def rotation_variance(sides: Sides, dims: Int[np.ndarray, " query"], sample: Int
     the last, and the larger variance counts. NaN where nothing is defined.
     """
     defined = np.isfinite(dot(sides.x, sides.x) * dot(sides.y, sides.y))
-    total, kept = float(defined.sum()), sample.size
+    total, kept, n = float(defined.sum()), sample.size, sides.x.shape[0]
     if not total:
         return float("nan")
-    n, groups = sides.x.shape[0], sides.x.shape[1]
     chosen = [np.where(defined[sample][..., None], side[sample], 0.0).transpose(1, 0, 2) for side in (sides.x, sides.y)]
     layouts = [chosen]
     if np.ptp(dims) > 0:
         layouts.append([_from_the_end(side, dims[sample]) for side in chosen])
-    weight = 1 / np.sqrt(np.outer(dims[sample], dims[sample]))
     largest = 0.0
-    for layout in layouts:
-        flat = [side.reshape(1, groups * kept, -1) for side in layout]
-        grams = [inner_products(side, side).reshape(groups, kept, groups, kept) for side in flat]
-        pairs = np.einsum("giGj,giGj->ij", *grams) * weight
-        own = float(np.trace(pairs))
-        between = max(0.0, float(pairs.sum()) - own)
+    for x, y in layouts:
+        own, everything = _outer_products(x / np.sqrt(dims[sample])[:, None], y)
+        between = max(0.0, everything - own)
         scaled = own * n / kept + (between * n * (n - 1) / (kept * (kept - 1)) if kept > 1 else 0.0)
         largest = max(largest, scaled)
     return largest / total**2
+
+
+def _outer_products(
+    x: Float[np.ndarray, "group member dim"], y: Float[np.ndarray, "group member dim"]
+) -> tuple[float, float]:
+    """Σ_i ‖C_i‖² and ‖Σ_i C_i‖², with C_i = Σ_heads x_i y_iᵀ: from the C_i, or from inner products if they are fewer."""
+    groups, kept, dim = x.shape
+    if dim < groups * kept:
+        outer = x.transpose(1, 2, 0) @ y.transpose(1, 0, 2)
+        return float(np.vdot(outer, outer)), float(np.square(outer.sum(axis=0)).sum())
+    flat = [side.reshape(1, groups * kept, dim) for side in (x, y)]
+    products = np.multiply(*(inner_products(side, side)[0] for side in flat)).reshape(groups, kept, groups, kept)
+    return float(np.einsum("giGi->", products)), float(products.sum())
 
 
 def _from_the_end(

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from dualview.metrics.cosine import Form, defined_mean, dot, layer_of, long_enough, norm, ratio
+from dualview.metrics.cosine import Form, defined_mean, dot, each_layer, layer_of, long_enough, norm, ratio
 from dualview.metrics.null_updates import (
     LayerVectors,
     Sides,
@@ -203,8 +203,9 @@ def record_floors(
     blocks = [b for b in (map_blocks(dims, seed) if array == "m" else output_blocks(n, seed)) if b.size > 1]
     sample = generator(seed, "rotated").permutation(n)[:_ROTATION_SAMPLE]
     collected: dict[Form, _Collected] = {form: _Collected.empty(n, layers, blocks) for form in forms}
-    with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities, which become NaN
-        for index in range(layers):
+
+    def fill(index: int) -> None:
+        with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
             z, p, f = (layer_of(stack, index, columns) for stack in (zsl, icl, ft))
             for form, into in collected.items():
                 layer = LayerVectors.of(form, z, p, f)
@@ -215,6 +216,8 @@ def record_floors(
                 into.fill_blocks(index, layer, blocks)
                 if form == "update":
                     into.fill_rotated(index, layer, blocks, dims, sample)
+
+    each_layer(fill, layers)
     return {form: _finish(into, blocks, seed, f"{array}/{form}") for form, into in collected.items()}
 
 
