@@ -15,6 +15,8 @@ from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Plan, ask
 from dualview.tasks.prompts import Query
 
+_COPY_BYTES = 1 << 30
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -57,4 +59,8 @@ def _scores(
     deltas = [p for p in patches if isinstance(p, Deltas)]
     if len(deltas) < len(patches):
         return [ask(lm, queries, how, p, advance).settings[0].log_probs for p in patches]
-    return [s.log_probs for s in ask(lm, queries, how, Deltas.side_by_side(deltas), advance).settings]
+    # Side by side they are copied, which large ones have no room for.
+    together = max(1, _COPY_BYTES // max(1, deltas[0].nbytes))
+    parts = [deltas[start : start + together] for start in range(0, len(deltas), together)]
+    settings = [s for part in parts for s in ask(lm, queries, how, Deltas.side_by_side(part), advance).settings]
+    return [setting.log_probs for setting in settings]

@@ -119,7 +119,6 @@ def similarity_table(
 ) -> Float[np.ndarray, "query layer"]:
     """`similarity` of every layer of `h` or `m`, averaged over the heads that are defined."""
 
-
     def of_layer(layer: int) -> np.ndarray:
         return defined_mean(similarity(form, *(layer_of(array, layer, columns) for array in (zsl, icl, ft))), axis=1)
 

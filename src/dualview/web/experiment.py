@@ -17,8 +17,9 @@ from dualview.comparison.controls.settings import control_settings
 from dualview.comparison.finetuning import recipe_of
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.io.errors import UserError
-from dualview.learning.finetune import Tape, Tuned, Watch, finetune, steps_of
+from dualview.learning.finetune import Tuned, Watch, finetune, steps_of
 from dualview.learning.selection import status_of
+from dualview.learning.training_step import Tape
 from dualview.metrics.predictions import candidate_distribution, predictions
 from dualview.metrics.summary import plain
 from dualview.models.language_model import LanguageModel
@@ -128,7 +129,7 @@ def _fine_tune(prepared: Prepared, emit: Emit) -> Tuned:
     bare = replace(prepared.zero_shot, record=False)
     done = 0
 
-    def told(tape: Tape, _signals: list[Float[Tensor, "rate_or_1 token row"]]) -> None:
+    def told(tape: Tape, _signals: list[Float[Tensor, "row token d_out"]], _rows: list[int]) -> None:
         nonlocal done
         if tape.worn is not None:  # the weights before this step: those after the one before
             asked = ask(lm, prompts.queries, bare, tape.worn.moved_to(lm.anatomy))
@@ -146,8 +147,7 @@ def _likeness(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: Emi
         prepared,
         lr,
         recipe_of(prepared.options),
-        full=False,
-        grid=lambda _rule: (),  # only the full controls train by other rules
+        full=None,
         progress=Telling(emit),
     )
     records = Records(
