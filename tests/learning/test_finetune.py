@@ -240,9 +240,9 @@ def test_trainings_together_are_trainings_apart(name: str, loss: Any, rule: Any)
     longer = [TrainingSequence((*s.ids, *s.ids[1:4]), s.label_start) for s in shown[:2]]
     rows = [(shown, 0.01), (shown, -0.01), (shown[::-1], 0.01), (other, 0.02), (longer, 0.01), (shown[:1], 0.03)]
     trainings = [Training(tuple(sequences), rate) for sequences, rate in rows]
-    for training, tuned in zip(trainings, train(lm, trainings, recipe), strict=True):
-        [alone] = train(lm, [training], recipe)
-        assert len(tuned.losses) == 2 * len(training.sequences)
+    for each, tuned in zip(trainings, train(lm, trainings, recipe), strict=True):
+        [alone] = train(lm, [each], recipe)
+        assert len(tuned.losses) == 2 * len(each.sequences)
         assert cases.worst(tuned.losses, alone.losses) < 1e-12
         alike(deltas(tuned.patch), deltas(alone.patch), tolerance=1e-11)
 

@@ -206,7 +206,7 @@ def rotation_variance(sides: Sides, dims: Int[np.ndarray, " query"], sample: Int
 def _outer_products(
     x: Float[np.ndarray, "group member dim"], y: Float[np.ndarray, "group member dim"]
 ) -> tuple[float, float]:
-    """Σ_i ‖C_i‖² and ‖Σ_i C_i‖², with C_i = Σ_heads x_i y_iᵀ: from the C_i, or from inner products if they are fewer."""
+    """Σ_i ‖C_i‖² and ‖Σ_i C_i‖², with C_i = Σ_heads x_i y_iᵀ: from the C_i, or from inner products if that is less."""
     groups, kept, dim = x.shape
     if dim < groups * kept:
         outer = x.transpose(1, 2, 0) @ y.transpose(1, 0, 2)
