@@ -19,8 +19,7 @@ import zoo
 from close import assert_close
 from dualview.io.errors import UserError
 from dualview.learning import finetune as module
-from dualview.learning.finetune import Recipe, Training, Watch, finetune, steps_of, train
-from dualview.learning.training_step import Tape
+from dualview.learning.finetune import Recipe, Step, Training, Watch, finetune, steps_of, train
 from dualview.learning.weight_patches import Deltas, Parameters
 from dualview.models.loading import adopt
 from dualview.models.scoring import Plan, ask
@@ -123,7 +122,7 @@ def test_training_everything_reports_divergence_too() -> None:
 def test_groups_of_rates_make_no_difference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = cases.lm(name)
     whole = finetune(lm, cases.SEQUENCES, RATES)
-    monkeypatch.setattr(module, "_LOGIT_BYTES", 1)  # one rate at a time
+    monkeypatch.setitem(module._LOGIT_BYTES, "cpu", 1)  # one rate at a time
     for a, b in zip(finetune(lm, cases.SEQUENCES, RATES), whole, strict=True):
         alike(deltas(a.patch), deltas(b.patch))
 
@@ -156,10 +155,10 @@ def test_the_watched_signals_are_the_update() -> None:
     total: dict[str, torch.Tensor] = {}
     bias: dict[str, torch.Tensor] = {}
 
-    def told(tape: Tape, signals: list[torch.Tensor], rows: list[int]) -> None:
-        for (index, x, _), g in zip(tape.calls, signals, strict=True):
+    def told(step: Step) -> None:
+        for (index, x, _), g in zip(step.tape.calls, step.signals, strict=True):
             assert x.shape[:2] == g.shape[:2]
-            name = tape.projections[index].name
+            name = step.tape.projections[index].name
             total[name] = total.get(name, 0.0) - rate * torch.einsum("tr,td->rd", g[0], x[0])
             bias[name] = bias.get(name, 0.0) - rate * g[0].sum(0)
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dualview.anatomy.layers import Projection, Role
 from dualview.io.errors import UserError
+from dualview.learning.captured_step import captured
 from dualview.learning.training_step import Loss, Rule, Shown, Tape, step_logits
 from dualview.learning.weight_patches import Deltas, Linearised, Parameters
 from dualview.models.language_model import LanguageModel
@@ -38,7 +39,7 @@ Status = Literal["ok", "diverged", "collapsed"]
 ROLES_OF: dict[str, tuple[Role, ...]] = {"kv": ("k", "v"), "qkv": ("q", "k", "v"), "v": ("v",)}
 # What one batch may take besides the weights: logits of all rows and (layer-causal) layers together, and the changes of
 # all rows, which may also be a quarter of the weights.
-_LOGIT_BYTES = 1 << 29
+_LOGIT_BYTES = {"cpu": 1 << 29, "cuda": 1 << 31}
 _DELTA_BYTES = 1 << 31
 
 
@@ -81,14 +82,24 @@ class Tuned:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One step of a batch of trainings, when it has been taken; the next overwrites its tensors."""
+
+    number: int
+    tape: Tape
+    signals: list[Float[Tensor, "row token d_out"]]
+    """g_t of each of the tape's calls."""
+    deltas: Deltas
+    """The changes that it leaves."""
+    rows: list[int]
+    """Which row of the tape and of the signals is each training's: the first step may show a sequence once for all."""
+
+
+@dataclass(frozen=True)
 class Watch:
-    """Follows a batch of trainings: `told` gets each step's tape and, for each of its calls, the signals g_t.
+    """Follows a batch of trainings."""
 
-    The first step shows each distinct sequence once: its tape and signals then have fewer rows than there are
-    trainings, and `rows` says which of them is each training's.
-    """
-
-    told: Callable[[Tape, list[Float[Tensor, "row token d_out"]], list[int]], None]
+    told: Callable[[Step], None]
     taps: tuple[Projection, ...] = ()
     """Projections whose inputs and outputs the tape also keeps, as they are at the weights of the step."""
 
@@ -137,7 +148,9 @@ def batches(lm: LanguageModel, trainings: Sequence[Training], recipe: Recipe) ->
     layers = len(lm.anatomy.blocks) if recipe.rule == "layer-causal" else 1
     delta = sum(4 * p.d_out * p.d_in for p in _projections(lm, recipe))
     weights = sum(p.numel() * p.element_size() for p in lm.model.parameters())
-    room = min(_LOGIT_BYTES // (4 * lm.vocab * longest * layers), max(_DELTA_BYTES, weights // 4) // max(1, delta))
+    logits = 4 * lm.vocab * longest * layers
+    by_logits = _LOGIT_BYTES.get(lm.device.type, _LOGIT_BYTES["cpu"]) // logits
+    room = min(by_logits, max(_DELTA_BYTES, weights // 4) // max(1, delta))
     # Where positions are scaled by the length of what is read, padding would change a shorter row.
     mixed = lm.shares_prefix(0, longest)
     found: list[list[Training]] = []
@@ -169,72 +182,91 @@ def _train_batch(
     progress: Callable[[int], None] | None,
     watch: Watch | None,
 ) -> list[Tuned]:
-    projections = _projections(lm, recipe)
-    exact = lm.dtype if lm.dtype in (torch.float32, torch.float64) else torch.float32
-    deltas = Deltas.zero(projections, len(trainings), exact)
-    lr = torch.tensor([training.rate for training in trainings], dtype=exact, device=lm.device)
-    alive = torch.ones_like(lr, dtype=torch.bool)
     steps = [steps_of(training.sequences, recipe) for training in trainings]
+    batch = _Batch(lm, [training.rate for training in trainings], recipe, () if watch is None else watch.taps)
     history: list[Float[Tensor, " row"]] = []
-    for step in range(max(map(len, steps))):
-        # A training that has ended is shown its last sequence again and stays where it is.
-        sequences = [own[min(step, len(own) - 1)] for own in steps]
-        rows = list(range(len(steps)))
-        if step == 0:  # all trainings are still the same model: each sequence is shown once
-            distinct = list(dict.fromkeys(sequences))
-            rows, sequences = [distinct.index(sequence) for sequence in sequences], distinct
-        shown = Shown.of(sequences, recipe.loss, lm)
-        tape, losses, signals = _descend(lm, shown, recipe, deltas, step, projections, watch)
-        if watch is not None:
-            watch.told(tape, signals, rows)
-        each = rows if step == 0 else slice(None)
-        alive &= _finite(losses, signals)[each]
-        moving = alive & torch.tensor([step < len(own) for own in steps], device=lm.device)
-        for (index, x, _), g in zip(tape.calls, signals, strict=True):
-            # e_t = −lr · g_t, the error signals; a diverged row stops moving, its neighbours in the batch go on
-            e = -lr.to(g.device)[:, None, None] * g[each].to(exact)
-            e = torch.where(moving.to(g.device)[:, None, None], e, 0.0)
-            deltas.weights[index].baddbmm_(e.mT, x[each].to(exact))
-            bias = deltas.biases[index]
-            if bias is not None:
-                bias.add_(e.sum(1))
-        history.append(losses[each])
-        if progress is not None:
-            progress(len(trainings))
+    shape, count = Shown.widest(steps, recipe.loss), max(map(len, steps))
+    still = Shown.of([own[0] for own in steps], recipe.loss, lm, [False] * len(steps), **shape)
+    with captured(batch.step, still, count, lm) as replay:
+        for number in range(count):
+            # A training that has ended is shown its last sequence again and stays where it is.
+            sequences = [own[min(number, len(own) - 1)] for own in steps]
+            moving = [number < len(own) for own in steps]
+            rows = list(range(len(steps)))
+            if replay is not None:
+                tape, losses, signals = replay(Shown.of(sequences, recipe.loss, lm, moving, **shape))
+            else:
+                if number == 0:  # all trainings are still the same model: each sequence is shown once
+                    distinct = list(dict.fromkeys(sequences))
+                    rows, sequences = [distinct.index(sequence) for sequence in sequences], distinct
+                shown = Shown.of(sequences, recipe.loss, lm, moving)
+                tape, losses, signals = batch.step(shown, rows if number == 0 else None)
+            if watch is not None:
+                watch.told(Step(number, tape, signals, batch.deltas, rows))
+            history.append(losses[rows] if number == 0 else losses.clone())
+            if progress is not None:
+                progress(len(trainings))
+    deltas = batch.deltas
     if recipe.rule == "linearised":
         deltas = Linearised(deltas.projections, deltas.weights, deltas.biases)
     losses = torch.stack(history, 1).tolist()  # once, at the end: reading a number makes a GPU wait
     return [
         Tuned(training.rate, deltas.pick(r), tuple(losses[r][: len(steps[r])]), "ok" if well else "diverged")
-        for r, (training, well) in enumerate(zip(trainings, alive.tolist(), strict=True))
+        for r, (training, well) in enumerate(zip(trainings, batch.alive.tolist(), strict=True))
     ]
 
 
-def _descend(
-    lm: LanguageModel,
-    shown: Shown,
-    recipe: Recipe,
-    deltas: Deltas,
-    step: int,
-    projections: tuple[Projection, ...],
-    watch: Watch | None,
-) -> tuple[Tape, Float[Tensor, " row"], list[Float[Tensor, "row token d_out"]]]:
-    """The pass of one step, its losses, and every projection's error signals."""
-    linearised = recipe.rule == "linearised"
-    tape = Tape(projections, deltas if step and not linearised else None, () if watch is None else watch.taps)
-    if not (linearised and step):
-        with torch.enable_grad(), tape.running():
-            losses = shown.losses(step_logits(lm, shown, recipe.rule))
-        return tape, losses.detach(), tape.signals(losses.sum())
-    # The gradient at the base weights, along what the loss of the first-order expansion asks of the logits there.
-    with torch.no_grad(), Linearised(deltas.projections, deltas.weights, deltas.biases).applied():
-        expanded = first_order(step_logits(lm, shown, recipe.rule))
-    with torch.enable_grad():
-        losses = shown.losses(expanded.requires_grad_())
-        [pull] = torch.autograd.grad(losses.sum(), [expanded])
-        with tape.running():
-            logits = step_logits(lm, shown, recipe.rule)
-    return tape, losses.detach(), tape.signals((logits * pull).sum())
+class _Batch:
+    """Several trainings as rows of one batch: their changes so far, and the step that moves them on."""
+
+    def __init__(
+        self, lm: LanguageModel, rates: Sequence[float], recipe: Recipe, taps: tuple[Projection, ...] = ()
+    ) -> None:
+        self.lm, self.recipe, self.taps = lm, recipe, taps
+        self.exact = torch.promote_types(lm.dtype, torch.float32)
+        self.deltas = Deltas.zero(_projections(lm, recipe), len(rates), self.exact)
+        self.lr = torch.tensor(rates, dtype=self.exact, device=lm.device)
+        self.alive = torch.ones_like(self.lr, dtype=torch.bool)
+
+    def step(
+        self, shown: Shown, rows: list[int] | None = None
+    ) -> tuple[Tape, Float[Tensor, " row"], list[Float[Tensor, "row token d_out"]]]:
+        """One step of every training; the tape, the losses before it, and every projection's error signals.
+
+        `rows`, at the first step, says which row of what is shown is each training's.
+        """
+        tape, losses, signals = self._descend(shown, at_base=rows is not None)
+        each = slice(None) if rows is None else rows
+        self.alive &= _finite(losses, signals)[each]
+        moving = self.alive & shown.moving
+        for (index, x, _), g in zip(tape.calls, signals, strict=True):
+            # e_t = −lr · g_t, the error signals; a diverged row stops moving, its neighbours in the batch go on
+            e = -self.lr.to(g.device)[:, None, None] * g[each].to(self.exact)
+            e = torch.where(moving.to(g.device)[:, None, None], e, 0.0)
+            self.deltas.weights[index].baddbmm_(e.mT, x[each].to(self.exact))
+            bias = self.deltas.biases[index]
+            if bias is not None:
+                bias.add_(e.sum(1))
+        return tape, losses, signals
+
+    def _descend(
+        self, shown: Shown, *, at_base: bool
+    ) -> tuple[Tape, Float[Tensor, " row"], list[Float[Tensor, "row token d_out"]]]:
+        lm, rule, deltas = self.lm, self.recipe.rule, self.deltas
+        tape = Tape(deltas.projections, None if at_base or rule == "linearised" else deltas, self.taps)
+        if at_base or rule != "linearised":
+            with torch.enable_grad(), tape.running():
+                losses = shown.losses(step_logits(lm, shown, rule))
+            return tape, losses.detach(), tape.signals(losses.sum())
+        # The gradient at the base weights, along what the loss of the first-order expansion asks of the logits there.
+        with torch.no_grad(), Linearised(deltas.projections, deltas.weights, deltas.biases).applied():
+            expanded = first_order(step_logits(lm, shown, rule))
+        with torch.enable_grad():
+            losses = shown.losses(expanded.requires_grad_())
+            [pull] = torch.autograd.grad(losses.sum(), [expanded])
+            with tape.running():
+                logits = step_logits(lm, shown, rule)
+        return tape, losses.detach(), tape.signals((logits * pull).sum())
 
 
 def _finite(losses: Float[Tensor, " row"], signals: Sequence[Float[Tensor, "row token d_out"]]) -> Bool[Tensor, " row"]:

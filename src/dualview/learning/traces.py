@@ -16,8 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.anatomy.layers import Projection
-from dualview.learning.finetune import Recipe, Training, Tuned, Watch, batches, differentiable, train
-from dualview.learning.training_step import Tape
+from dualview.learning.finetune import Recipe, Step, Training, Tuned, Watch, batches, differentiable, steps_of, train
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import TrainingSequence
@@ -83,20 +82,23 @@ def _trace_batch(
     inputs: dict[int, list[Tensor]] = {}
     errors: dict[int, list[Tensor]] = {}
     outputs: dict[str, list[Tensor]] = {p.name: [] for p in taps}
+    steps = steps_of(trainings[0].sequences, recipe)
     factors = [training.rate or 1.0 for training in trainings]
     scale = torch.tensor(factors, dtype=torch.promote_types(lm.dtype, torch.float32), device=lm.device)[:, None, None]
 
-    def told(tape: Tape, signals: list[Tensor], rows: list[int]) -> None:
-        for (index, x, _), g in zip(tape.calls, signals, strict=True):
-            inputs.setdefault(index, []).append(x[rows].to(scale.dtype))
-            errors.setdefault(index, []).append(-scale.to(g.device) * g[rows])
-        for tap in tape.tapped:
-            outputs[tap.projection.name].append(tap.y[rows])
+    def told(step: Step) -> None:
+        length = len(steps[step.number].ids)  # what follows is padding
+        for (index, x, _), g in zip(step.tape.calls, step.signals, strict=True):
+            inputs.setdefault(index, []).append(x[step.rows, :length])
+            errors.setdefault(index, []).append(-scale.to(g.device) * g[step.rows, :length])
+        for tap in step.tape.tapped:
+            outputs[tap.projection.name].append(tap.y[step.rows, :length])
 
     tuned = train(lm, trainings, recipe, progress, Watch(told, taps))
     patch = tuned[0].patch
     assert isinstance(patch, Deltas)
-    x, e = ({index: torch.cat(parts, 1) for index, parts in side.items()} for side in (inputs, errors))
+    # One projection at a time: the parts of all of them and the whole of all of them would be twice the memory.
+    x, e = ({index: torch.cat(side.pop(index), 1) for index in list(side)} for side in (inputs, errors))
     y = [torch.cat(outputs[p.name], 1) for p in taps]
     tokens = _tokens(trainings[0].sequences, recipe.epochs)
     return [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dualview.anatomy.dispatch import run_forward
@@ -37,24 +37,62 @@ class Shown:
     targets: Int[Tensor, "row predicted"]
     weights: Float[Tensor, "row predicted"]
     """One over the number of predicted tokens of the row; 0 for what its loss does not read."""
+    moving: Bool[Tensor, " training"]
+    """Which trainings take this step; the others have ended."""
 
     @classmethod
-    def of(cls, sequences: Sequence[TrainingSequence], loss: Loss, lm: LanguageModel) -> Shown:
-        starts = [sequence.label_start if loss == "label" else 1 for sequence in sequences]
-        longest, first = max(len(sequence.ids) for sequence in sequences), min(starts) - 1
+    def of(
+        cls,
+        sequences: Sequence[TrainingSequence],
+        loss: Loss,
+        lm: LanguageModel,
+        moving: Sequence[bool] = (True,),
+        *,
+        longest: int = 0,
+        first: int | None = None,
+    ) -> Shown:
+        """The sequences as tensors; with `longest` and `first`, of a shape that does not depend on them."""
+        starts = [_first_predicted(sequence, loss) for sequence in sequences]
+        longest = longest or max(len(sequence.ids) for sequence in sequences)
+        first = min(starts) - 1 if first is None else first
         ids = [[*sequence.ids, *[sequence.ids[-1]] * (longest - len(sequence.ids))] for sequence in sequences]
         weights = torch.zeros(len(ids), longest, dtype=torch.float64)
         for row, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
             weights[row, start : len(sequence.ids)] = 1 / (len(sequence.ids) - start)
         tokens = torch.tensor(ids, device=lm.device)
         exact = torch.float64 if lm.dtype == torch.float64 else torch.float32
-        return cls(tokens, first, tokens[:, first + 1 :], weights[:, first + 1 :].to(lm.device, exact))
+        return cls(
+            tokens,
+            first,
+            tokens[:, first + 1 :],
+            weights[:, first + 1 :].to(lm.device, exact),
+            torch.tensor(moving, device=lm.device),
+        )
+
+    @classmethod
+    def widest(cls, steps: Sequence[Sequence[TrainingSequence]], loss: Loss) -> dict[str, int]:
+        """`longest` and `first` that suit every step."""
+        every = [sequence for own in steps for sequence in own]
+        return {
+            "longest": max(len(sequence.ids) for sequence in every),
+            "first": min(_first_predicted(sequence, loss) for sequence in every) - 1,
+        }
+
+    def fill(self, other: Shown) -> None:
+        """Take over the contents of another of the same shape, in place."""
+        for name in ("ids", "targets", "weights", "moving"):
+            getattr(self, name).copy_(getattr(other, name), non_blocking=True)
 
     def losses(self, logits: Float[Tensor, "layer_or_1 row predicted vocab"]) -> Float[Tensor, " row"]:
         """The mean cross-entropy of each row's predicted tokens, summed over layers where there are several."""
         wide = logits.to(self.weights.dtype)
         picked = wide.gather(-1, self.targets[..., None].expand(*wide.shape[:-1], 1))[..., 0]
         return ((torch.logsumexp(wide, -1) - picked) * self.weights).sum((0, -1))
+
+
+def _first_predicted(sequence: TrainingSequence, loss: Loss) -> int:
+    """The first token whose prediction counts."""
+    return sequence.label_start if loss == "label" else 1
 
 
 @dataclass

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from threading import Thread
 
@@ -70,7 +70,10 @@ def hash_weights(weights: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        # On a stream of its own, a copy from a GPU does not wait for the work that goes on there, nor hold it up.
+        with torch.cuda.stream(torch.cuda.Stream(tensor.device)) if tensor.is_cuda else nullcontext():
+            there = tensor.detach().cpu()
+        digest.update(there.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
