@@ -106,6 +106,14 @@ def map_blocks(columns: Int[np.ndarray, " query"], seed: int) -> list[Int[np.nda
     return [block for group in same for block in _split(group, MAP_BLOCK)]
 
 
+def _of_one_size(blocks: Sequence[Int[np.ndarray, " _member"]]) -> list[list[int]]:
+    """The numbers of the blocks, in lists of blocks of one size."""
+    sizes: dict[int, list[int]] = {}
+    for number, block in enumerate(blocks):
+        sizes.setdefault(block.size, []).append(number)
+    return list(sizes.values())
+
+
 def _split(order: Int[np.ndarray, " query"], largest: int) -> list[Int[np.ndarray, " _member"]]:
     return np.array_split(order, -(-order.size // largest))
 
@@ -165,10 +173,11 @@ class _Collected:
             self.tables["before"][:, index] = defined_mean(before, axis=1)
 
     def fill_blocks(self, index: int, layer: LayerVectors, blocks: Sequence[Int[np.ndarray, " _member"]]) -> None:
-        """Compare queries within blocks."""
-        for number, block in enumerate(blocks):
-            part = layer.take(block)
-            self.pairs[number][index], self.centred[number][index] = pair_cosines(part), centred(part).pairs()
+        """Compare queries within blocks, those of one size together."""
+        for numbers in _of_one_size(blocks):
+            part = layer.take(np.stack([blocks[number] for number in numbers]))
+            for number, pairs, rest in zip(numbers, pair_cosines(part), centred(part).pairs(), strict=True):
+                self.pairs[number][index], self.centred[number][index] = pairs, rest
 
     def fill_rotated(
         self,
@@ -180,9 +189,10 @@ class _Collected:
     ) -> None:
         """What is alike beside the ZSL direction and beyond the block's mean, and how far chance alone carries it."""
         rest, away = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan)), beside_zsl(layer)
-        for block in blocks:
-            sides = centred(away.take(block))
-            rest.x[block], rest.y[block] = sides.x, sides.y
+        for numbers in _of_one_size(blocks):
+            several = np.stack([blocks[number] for number in numbers])
+            sides = centred(away.take(several))
+            rest.x[several], rest.y[several] = sides.x, sides.y
         self.tables["beside"][:, index] = defined_mean(dot(rest.x, rest.y), axis=1)
         for name, sides in {"whole": units(layer), "specific": rest}.items():
             self.deviations[name][index] = rotation_variance(sides, dims, sample) ** 0.5

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -221,9 +222,15 @@ def _random_labels(prepared: Prepared) -> PromptSet:
 
 def _other_task(prepared: Prepared) -> PromptSet:
     name = "product" if prepared.task.name == "source" else "source"
-    other = prepared.recall("other task", name, lambda: load_task(name))
+    other = _embedded_task(name)
     seed = control_seeds(prepared)["other_task"]
     return _rebuilt(prepared, sample_demos(other, seed, prepared.prompts.shots_used), other)
+
+
+@cache
+def _embedded_task(name: str) -> Task:
+    """A task whose rows come with the package: they never change, so they are read once."""
+    return load_task(name)
 
 
 def _random_text(prepared: Prepared) -> tuple[int, ...]:
