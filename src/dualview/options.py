@@ -64,6 +64,9 @@ class RunOptions:
     ft_rule: Literal["sgd", "layer-causal", "linearised"] = option(
         "sgd", "the gradient of the model, layer by layer, or of its first-order expansion"
     )
+    ft_precision: Literal["model", "float32"] = option(
+        "model", "differentiate through a half-precision model itself, or through a float32 copy of it"
+    )
     at: Literal["prompt", "label0"] = option("prompt", "record at the last prompt token, or at label 0")
     bos: Literal["auto", "yes", "no"] = option("auto", "begin with BOS; auto: if the tokenizer does")
     separator: str | None = option(None, "between demonstrations: text, or eos; the task's by default")

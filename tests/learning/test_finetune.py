@@ -4,22 +4,56 @@ divergence, precision, and what is left untouched."""
 from __future__ import annotations
 
 import math
+import weakref
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import zoo
 from close import assert_close
 from dualview.io.errors import UserError
 from dualview.learning import finetune as module
-from dualview.learning.finetune import Recipe, Tape, Watch, finetune, steps_of
+from dualview.learning.finetune import Recipe, Step, Training, Watch, finetune, steps_of, train
 from dualview.learning.weight_patches import Deltas, Parameters
 from dualview.models.loading import adopt
 from dualview.models.scoring import Plan, ask
+from dualview.tasks.prompts import TrainingSequence
 from equivalence import cases, training
 
 RATES = (0.001, 0.01, 0.03)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that were made inside it and are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        old = {t.untyped_storage().data_ptr() for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)}
+        for tensor in tree_iter(out):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                place, size = storage.data_ptr(), storage.nbytes()
+                if size and place not in self.known and place not in old:
+                    self.known.add(place)
+                    self.now += size
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(storage, self.gone, place, size)
+        return out
+
+    def gone(self, place: int, size: int) -> None:
+        self.known.discard(place)
+        self.now -= size
 
 
 def deltas(patch: object) -> Deltas:
@@ -88,7 +122,7 @@ def test_training_everything_reports_divergence_too() -> None:
 def test_groups_of_rates_make_no_difference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = cases.lm(name)
     whole = finetune(lm, cases.SEQUENCES, RATES)
-    monkeypatch.setattr(module, "_LOGIT_BYTES", 1)  # one rate at a time
+    monkeypatch.setitem(module._LOGIT_BYTES, "cpu", 1)  # one rate at a time
     for a, b in zip(finetune(lm, cases.SEQUENCES, RATES), whole, strict=True):
         alike(deltas(a.patch), deltas(b.patch))
 
@@ -121,10 +155,10 @@ def test_the_watched_signals_are_the_update() -> None:
     total: dict[str, torch.Tensor] = {}
     bias: dict[str, torch.Tensor] = {}
 
-    def told(tape: Tape, signals: list[torch.Tensor]) -> None:
-        for (index, x, _), g in zip(tape.calls, signals, strict=True):
+    def told(step: Step) -> None:
+        for (index, x, _), g in zip(step.tape.calls, step.signals, strict=True):
             assert x.shape[:2] == g.shape[:2]
-            name = tape.projections[index].name
+            name = step.tape.projections[index].name
             total[name] = total.get(name, 0.0) - rate * torch.einsum("tr,td->rd", g[0], x[0])
             bias[name] = bias.get(name, 0.0) - rate * g[0].sum(0)
 
@@ -138,11 +172,11 @@ def test_the_watched_signals_are_the_update() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "codegen"])
-def test_a_narrow_model_is_trained_in_single_precision(name: str, dtype: torch.dtype) -> None:
+def test_a_narrow_model_can_be_trained_on_a_float32_copy(name: str, dtype: torch.dtype) -> None:
     narrow = zoo.make(name, dtype=dtype)
     before = {key: value.clone() for key, value in narrow.state_dict().items()}
     lm = adopt(narrow, None, name)
-    [tuned] = finetune(lm, cases.SEQUENCES, [0.01])
+    [tuned] = finetune(lm, cases.SEQUENCES, [0.01], Recipe(precision="float32"))
     patch = deltas(tuned.patch)
     assert all(weight.dtype == torch.float32 for weight in patch.weights)
     assert narrow.dtype == dtype
@@ -161,6 +195,68 @@ def test_a_narrow_model_is_trained_in_single_precision(name: str, dtype: torch.d
     assert isinstance(everything.patch, Parameters)
     assert all(value.dtype == dtype for value in everything.patch.values.values())
     assert all(torch.equal(value, before[key]) for key, value in narrow.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "codegen"])
+def test_a_narrow_model_is_trained_without_a_copy(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = adopt(zoo.make(name, dtype=dtype), None, name)
+    [copied] = finetune(lm, cases.SEQUENCES, [0.01], Recipe(precision="float32"))
+    monkeypatch.setattr(module.copy, "deepcopy", lambda _: pytest.fail("the model was copied"))
+    [tuned] = finetune(lm, cases.SEQUENCES, [0.01])
+    patch = deltas(tuned.patch)
+    assert all(weight.dtype == torch.float32 for weight in patch.weights)
+    # Errors of a half-precision pass are independent from token to token: the updates point the same way.
+    for x, y in zip(patch.weights, deltas(copied.patch).weights, strict=True):
+        assert torch.cosine_similarity(x.flatten(), y.flatten(), dim=0) > 0.99
+
+
+def test_training_takes_memory_for_the_changes_and_not_for_the_model() -> None:
+    """A deep model in bfloat16: a float32 copy would take twice its weights, and the gradient of all of them once."""
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 1024}
+    config = LlamaConfig(vocab_size=zoo.VOCAB, num_hidden_layers=24, **shape)
+    lm = adopt(LlamaForCausalLM(config).to(torch.bfloat16), None, "deep")
+    weights = sum(p.numel() * p.element_size() for p in lm.model.parameters())
+    changes = sum(4 * p.d_out * p.d_in for p in lm.anatomy.projections(("k", "v")))
+    with LiveBytes() as live:
+        finetune(lm, cases.SEQUENCES, [0.01, 0.02])
+    assert live.peak < 2 * changes + 0.5 * weights
+    with LiveBytes() as copied:
+        finetune(lm, cases.SEQUENCES, [0.01, 0.02], Recipe(precision="float32"))
+    assert copied.peak > 2 * weights
+
+
+@pytest.mark.parametrize("rule", ["sgd", "layer-causal", "linearised"])
+@pytest.mark.parametrize("loss", ["all", "label"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2-bias", "mixtral"])
+def test_trainings_together_are_trainings_apart(name: str, loss: Any, rule: Any) -> None:
+    """Rows that differ in rate, order, labels, lengths and number of steps."""
+    lm, recipe = cases.lm(name), Recipe(loss=loss, rule=rule, epochs=2)
+    shown = cases.SEQUENCES
+    other = [TrainingSequence((*s.ids[:-1], (s.ids[-1] + 1) % 90), s.label_start) for s in shown]
+    longer = [TrainingSequence((*s.ids, *s.ids[1:4]), s.label_start) for s in shown[:2]]
+    rows = [(shown, 0.01), (shown, -0.01), (shown[::-1], 0.01), (other, 0.02), (longer, 0.01), (shown[:1], 0.03)]
+    trainings = [Training(tuple(sequences), rate) for sequences, rate in rows]
+    for each, tuned in zip(trainings, train(lm, trainings, recipe), strict=True):
+        [alone] = train(lm, [each], recipe)
+        assert len(tuned.losses) == 2 * len(each.sequences)
+        assert cases.worst(tuned.losses, alone.losses) < 1e-12
+        alike(deltas(tuned.patch), deltas(alone.patch), tolerance=1e-11)
+
+
+def test_lengths_are_not_mixed_where_positions_depend_on_them() -> None:
+    lm = cases.lm("llama")
+    trainings = [
+        Training(cases.SEQUENCES, 0.01),
+        Training(cases.SEQUENCES[::-1], 0.01),
+        Training(cases.SEQUENCES, 0.02),
+    ]
+    assert [len(batch) for batch in module.batches(lm, trainings, Recipe())] == [3]
+    scaled = replace(lm, slow_because="its positions are scaled by length")
+    assert [len(batch) for batch in module.batches(scaled, trainings, Recipe())] == [1, 1, 1]
+    assert [len(batch) for batch in module.batches(scaled, trainings[::2], Recipe())] == [2]
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -math.inf])

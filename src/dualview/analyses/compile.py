@@ -203,7 +203,7 @@ def compile_patch(
         ft_status=None if found.tuned is None else found.tuned.status,
         task_vector_layer=found.task_vector_layer,
         bytes=path.stat().st_size,
-        provenance=finished(known, clock),
+        provenance=finished(known, prepared.lm, clock),
     )
     save_json(json, compiled.to_json())
     return compiled

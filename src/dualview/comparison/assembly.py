@@ -37,7 +37,7 @@ def assemble(
     return Result.model_validate(
         {
             "schema": SCHEMA,
-            "provenance": finished(known, clock),
+            "provenance": finished(known, prepared.lm, clock),
             "task": {
                 "name": prepared.task.name,
                 "shots": prompts.shots,

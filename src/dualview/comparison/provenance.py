@@ -33,11 +33,11 @@ def device_name(device: torch.device) -> str:
 def provenance(prepared: Prepared) -> dict[str, Any]:
     """All of the result's `provenance` that is known before the work; `run` is where two equal runs may differ."""
     lm, options = prepared.lm, prepared.options
+    lm.hash_weights_soon()  # takes seconds for a large model; `finished` asks for it
     return {
         "versions": versions(),
         "model": lm.name,
         "architecture": type(lm.model).__name__,
-        "weights_hash": lm.weights_hash,
         "model_commit": lm.commit,
         "code_commits": dict(lm.code_commits),
         "data_commits": dict(prepared.task.commits),
@@ -52,8 +52,8 @@ def provenance(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def finished(known: dict[str, Any], clock: Clock) -> dict[str, Any]:
-    """The same after the work: with the date, and how long each part took."""
+def finished(known: dict[str, Any], lm: LanguageModel, clock: Clock) -> dict[str, Any]:
+    """The same after the work: with the weights' hash, the date, and how long each part took."""
     seconds = {name: round(seconds, 3) for name, seconds in clock.laps.items()}
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {**known, "run": {"date": date, **known["run"], "seconds": seconds}}
+    return {**known, "weights_hash": lm.weights_hash, "run": {"date": date, **known["run"], "seconds": seconds}}

@@ -15,7 +15,7 @@ import numpy as np
 from dualview.comparison.assembly import assemble
 from dualview.comparison.controls.kendall import kendall, taps_of
 from dualview.comparison.controls.sensitivity import norm_curve, order_report, overlap_controls, overlap_report
-from dualview.comparison.controls.settings import RULE_CONTROLS, control_settings
+from dualview.comparison.controls.settings import RULE_CONTROLS, control_settings, full_controls
 from dualview.comparison.finetuning import FineTuning, fine_tune, recipe_of, train_grid
 from dualview.comparison.prepare import Prepared, prepare, selection_queries
 from dualview.comparison.provenance import provenance
@@ -23,7 +23,8 @@ from dualview.comparison.result import AskedPrompts, Result
 from dualview.io.clock import Clock
 from dualview.io.progress import Progress, Silent
 from dualview.learning.calibration import calibrated_accuracy
-from dualview.learning.finetune import Rule, Tuned
+from dualview.learning.finetune import Tuned
+from dualview.learning.training_step import Rule
 from dualview.metrics.controls import MetricControls
 from dualview.metrics.verdict import judge
 from dualview.models.language_model import LanguageModel
@@ -121,13 +122,14 @@ class Controlled:
 
 
 def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked], progress: Progress) -> Controlled:
-    full, lr, recipe = prepared.options.controls == "full", learnt.tuned.lr, recipe_of(prepared.options)
+    lr, recipe = learnt.tuned.lr, recipe_of(prepared.options)
 
     @cache
     def grid(rule: Rule) -> Sequence[Tuned]:
         return learnt.grid if rule == recipe.rule and learnt.grid else train_grid(prepared, rule)
 
-    made = control_settings(prepared, lr, recipe, full=full, grid=grid, progress=progress)
+    full = full_controls(prepared, lr, recipe, grid, progress) if prepared.options.controls == "full" else None
+    made = control_settings(prepared, lr, recipe, full=full, progress=progress)
     report: dict[str, Any] = {}
     again = made.passes.get("icl_reordered")
     with progress.part("attention to training tokens", 1) as advance:
@@ -137,9 +139,9 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
     judged = overlap_controls(passes, again) | ({} if ranks is None else ranks.controls())
     report["overlap"] = overlap_report({**passes, **({} if again is None else {"icl_reordered": again})})
     report["controls_skipped"], report["controls_trained"] = made.skipped, made.trained
-    if full:
+    if full is not None:
         with progress.part("order sensitivity and step size", 2) as advance:
-            report["order_sensitivity"] = order_report(prepared, lr, recipe, passes)
+            report["order_sensitivity"] = order_report(prepared, full.tuned, passes)
             advance(1)
             rules = [recipe.rule, *(rule for rule in RULE_CONTROLS if rule != recipe.rule and recipe.params != "all")]
             grids = {rule: grid(rule) for rule in rules}

@@ -4,57 +4,71 @@ For the projections (k and v, or q, k and v, or v) the update is computed in its
 
     ΔW ← ΔW − lr · Σ_t g_t x_tᵀ,      g_t = ∂loss/∂(W x_t)
 
-so nothing is differentiated that nothing reads, the base weights stay untouched, and every learning rate of a grid is
-one row of the same batch. Dai et al. 2022, appendix B (their release: SGD, batch 1, one epoch, all-token loss).
+so nothing is differentiated that nothing reads and the base weights stay untouched. Trainings are independent small
+changes of shared weights, so they run as rows of one batch, whether they differ in the learning rate, the order or
+the labels. Dai et al. 2022, appendix B (their release: SGD, batch 1, one epoch, all-token loss).
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from jaxtyping import Bool, Float
+from torch import Tensor
 
-from dualview.anatomy.dispatch import run_forward
 from dualview.anatomy.layers import Projection, Role
 from dualview.io.errors import UserError
-from dualview.learning.weight_patches import Deltas, Linearised, Parameters, added
+from dualview.learning.captured_step import captured
+from dualview.learning.training_step import Loss, Rule, Shown, Tape, step_logits
+from dualview.learning.weight_patches import Deltas, Linearised, Parameters
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import adopt
-from dualview.models.prefix import Causal, as_row
-from dualview.models.probe import Tap, Whole, first_order, tapping
+from dualview.models.probe import first_order
 from dualview.models.scoring import Patch
 from dualview.tasks.prompts import TrainingSequence
 
 Params = Literal["kv", "qkv", "v", "all"]
-Loss = Literal["all", "label"]
-Rule = Literal["sgd", "layer-causal", "linearised"]
+Precision = Literal["model", "float32"]
 Status = Literal["ok", "diverged", "collapsed"]
 
 ROLES_OF: dict[str, tuple[Role, ...]] = {"kv": ("k", "v"), "qkv": ("q", "k", "v"), "v": ("v",)}
-# Logits of one step, all learning rates and (layer-causal) all layers together, stay below this.
-_LOGIT_BYTES = 1 << 29
+# What one batch may take besides the weights: logits of all rows and (layer-causal) layers together, and the changes of
+# all rows, which may also be a quarter of the weights.
+_LOGIT_BYTES = {"cpu": 1 << 29, "cuda": 1 << 31}
+_DELTA_BYTES = 1 << 31
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to fine-tune; the learning rate comes apart, since a grid of them shares the work."""
+    """How to fine-tune; what is shown and the learning rate are each row's own."""
 
     params: Params = "kv"
     loss: Loss = "all"
     epochs: int = 1
     rule: Rule = "sgd"
+    precision: Precision = "model"
+    """`model`: differentiate through the model's own weights, whatever their dtype, with changes and error signals in
+    float32 at least. `float32`: through a float32 copy of a narrower model."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One row of a batch of trainings."""
+
+    sequences: Sequence[TrainingSequence]
+    """What is shown, one a step; each epoch again."""
+    rate: float
+    """A negative rate climbs the loss."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """One fine-tuned model: the patch to wear, and how training went."""
+    """One fine-tuned model: the patch to apply, and how training went."""
 
     lr: float
     patch: Patch
@@ -62,14 +76,32 @@ class Tuned:
     """The loss before each step."""
     status: Status = "ok"
 
+    def alone(self) -> Tuned:
+        """The same without the memory of the batch that it was a row of."""
+        return replace(self, patch=self.patch.copy()) if isinstance(self.patch, Deltas) else self
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a batch of trainings, when it has been taken; the next overwrites its tensors."""
+
+    number: int
+    tape: Tape
+    signals: list[Float[Tensor, "row token d_out"]]
+    """g_t of each of the tape's calls."""
+    deltas: Deltas
+    """The changes that it leaves."""
+    rows: list[int]
+    """Which row of the tape and of the signals is each training's: the first step may show a sequence once for all."""
+
 
 @dataclass(frozen=True)
 class Watch:
-    """Tells of a training run as it goes: `told` gets each step's tape and, for each of its calls, the signals g_t."""
+    """Follows a batch of trainings."""
 
-    told: Callable[[Tape, list[Float[Tensor, "rate_or_1 token row"]]], None]
+    told: Callable[[Step], None]
     taps: tuple[Projection, ...] = ()
-    """Projections whose inputs and outputs the tape keeps besides, as they are at the weights of the step."""
+    """Projections whose inputs and outputs the tape also keeps, as they are at the weights of the step."""
 
 
 def finetune(
@@ -80,33 +112,55 @@ def finetune(
     progress: Callable[[int], None] | None = None,
     watch: Watch | None = None,
 ) -> list[Tuned]:
-    """Train from the base weights once for each learning rate; `lm` itself is not changed.
+    """Train on the same sequences once for each learning rate; `lm` itself is not changed."""
+    return train(lm, [Training(sequences, rate) for rate in rates], recipe, progress, watch)
 
-    A negative rate climbs the loss. With `watch` (not for params `all`) the rates must fit one batch: `rate_groups`.
+
+def train(
+    lm: LanguageModel,
+    trainings: Sequence[Training],
+    recipe: Recipe = Recipe(),
+    progress: Callable[[int], None] | None = None,
+    watch: Watch | None = None,
+) -> list[Tuned]:
+    """Every training from the base weights, as many at once as memory allows; `lm` itself is not changed.
+
+    With `watch` (not for params `all`) the trainings must be one batch: `batches`.
     """
-    for rate in rates:
-        if not math.isfinite(rate):
-            raise UserError(f"The learning rate must be a finite number, not {rate}.")
+    for training in trainings:
+        if not math.isfinite(training.rate):
+            raise UserError(f"The learning rate must be a finite number, not {training.rate}.")
     if recipe.epochs < 1:
         raise UserError(f"--epochs must be at least 1, not {recipe.epochs}.")
-    wide = in_single_precision(lm)
+    wide = differentiable(lm, recipe)
     if recipe.params == "all":
-        tuned = [_train_parameters(wide, sequences, rate, recipe, progress) for rate in rates]
+        tuned = [_train_parameters(wide, training, recipe, progress) for training in trainings]
     else:
-        groups = rate_groups(lm, sequences, rates, recipe)
-        assert watch is None or len(groups) == 1, "one batch of learning rates can be watched at a time"
-        tuned = [t for group in groups for t in _train_projections(wide, sequences, group, recipe, progress, watch)]
+        together = batches(wide, trainings, recipe)
+        assert watch is None or len(together) == 1, "one batch of trainings can be watched at a time"
+        tuned = [t for batch in together for t in _train_batch(wide, batch, recipe, progress, watch)]
     return tuned if wide is lm else [replace(t, patch=_moved(t.patch, lm)) for t in tuned]
 
 
-def rate_groups(
-    lm: LanguageModel, sequences: Sequence[TrainingSequence], rates: Sequence[float], recipe: Recipe
-) -> list[Sequence[float]]:
-    """The learning rates in batches whose logits fit in memory together."""
-    longest = max(len(sequence.ids) for sequence in sequences)
+def batches(lm: LanguageModel, trainings: Sequence[Training], recipe: Recipe) -> list[Sequence[Training]]:
+    """The trainings, in order, in batches that fit in memory."""
+    longest = max(len(sequence.ids) for training in trainings for sequence in training.sequences)
     layers = len(lm.anatomy.blocks) if recipe.rule == "layer-causal" else 1
-    together = max(1, _LOGIT_BYTES // (4 * lm.vocab * longest * layers))
-    return [rates[start : start + together] for start in range(0, len(rates), together)]
+    delta = sum(4 * p.d_out * p.d_in for p in _projections(lm, recipe))
+    weights = sum(p.numel() * p.element_size() for p in lm.model.parameters())
+    logits = 4 * lm.vocab * longest * layers
+    by_logits = _LOGIT_BYTES.get(lm.device.type, _LOGIT_BYTES["cpu"]) // logits
+    room = min(by_logits, max(_DELTA_BYTES, weights // 4) // max(1, delta))
+    # Where positions are scaled by the length of what is read, padding would change a shorter row.
+    mixed = lm.shares_prefix(0, longest)
+    found: list[list[Training]] = []
+    for training in trainings:
+        last = found[-1] if found else []
+        if last and len(last) < room and (mixed or last[0].sequences == training.sequences):
+            last.append(training)
+        else:
+            found.append([training])
+    return list(found)
 
 
 def steps_of(sequences: Sequence[TrainingSequence], recipe: Recipe) -> list[TrainingSequence]:
@@ -114,198 +168,125 @@ def steps_of(sequences: Sequence[TrainingSequence], recipe: Recipe) -> list[Trai
     return [sequence for _ in range(recipe.epochs) for sequence in sequences]
 
 
-def _train_projections(
+def _projections(lm: LanguageModel, recipe: Recipe) -> tuple[Projection, ...]:
+    projections = lm.anatomy.projections(ROLES_OF[recipe.params])
+    if not projections:
+        raise UserError(f"dualview found no {recipe.params} projections to train in {lm.name}.")
+    return projections
+
+
+def _train_batch(
     lm: LanguageModel,
-    sequences: Sequence[TrainingSequence],
-    rates: Sequence[float],
+    trainings: Sequence[Training],
     recipe: Recipe,
     progress: Callable[[int], None] | None,
     watch: Watch | None,
 ) -> list[Tuned]:
-    projections = lm.anatomy.projections(ROLES_OF[recipe.params])
-    if not projections:
-        raise UserError(f"dualview found no {recipe.params} projections to train in {lm.name}.")
-    deltas = Deltas.zero(projections, len(rates), lm.dtype)
-    lr = torch.tensor(rates, dtype=lm.dtype, device=lm.device)
-    alive = torch.ones_like(lr, dtype=torch.bool)
-    history: list[list[float]] = []
-    for step, sequence in enumerate(steps_of(sequences, recipe)):
-        # Before the first step all learning rates are the same model: one row does for all.
-        rows = 1 if step == 0 else len(rates)
-        worn = deltas if step and recipe.rule != "linearised" else None
-        tape = Tape(projections, worn, () if watch is None else watch.taps)
-        with torch.enable_grad(), tape.running():
-            logits = sequence_logits(lm, sequence, recipe, rows)
-        if recipe.rule == "linearised" and step:
-            losses, pull = _at_first_order(lm, sequence, recipe, deltas)
-            signals = tape.signals((logits * pull).sum())
-        else:
-            losses = token_losses(logits, sequence, recipe)
-            signals = tape.signals(losses.sum())
-        if watch is not None:
-            watch.told(tape, signals)
-        alive &= torch.isfinite(losses.detach()).to(alive.device)
-        for g in signals:
-            alive &= torch.isfinite(g.sum((1, 2))).to(alive.device)
-        for (index, x, _), g in zip(tape.calls, signals, strict=True):
-            # e_t = −lr · g_t, the error signals; a diverged row stops moving, its neighbours in the batch go on
-            e = torch.where(alive.to(g.device)[:, None, None], -lr.to(g.device)[:, None, None] * g, 0.0)
-            deltas.weights[index].baddbmm_(e.mT, x.to(e.dtype).expand(len(rates), -1, -1))
-            bias = deltas.biases[index]
-            if bias is not None:
-                bias.add_(e.sum(1))
-        history.append(losses.detach().expand(len(rates)).tolist())
-        if progress is not None:
-            progress(len(rates))
+    steps = [steps_of(training.sequences, recipe) for training in trainings]
+    batch = _Batch(lm, [training.rate for training in trainings], recipe, () if watch is None else watch.taps)
+    history: list[Float[Tensor, " row"]] = []
+    shape, count = Shown.widest(steps, recipe.loss), max(map(len, steps))
+    still = Shown.of([own[0] for own in steps], recipe.loss, lm, [False] * len(steps), **shape)
+    with captured(batch.step, still, count, lm) as replay:
+        for number in range(count):
+            # A training that has ended is shown its last sequence again and stays where it is.
+            sequences = [own[min(number, len(own) - 1)] for own in steps]
+            moving = [number < len(own) for own in steps]
+            rows = list(range(len(steps)))
+            if replay is not None:
+                tape, losses, signals = replay(Shown.of(sequences, recipe.loss, lm, moving, **shape))
+            else:
+                if number == 0:  # all trainings are still the same model: each sequence is shown once
+                    distinct = list(dict.fromkeys(sequences))
+                    rows, sequences = [distinct.index(sequence) for sequence in sequences], distinct
+                shown = Shown.of(sequences, recipe.loss, lm, moving)
+                tape, losses, signals = batch.step(shown, rows if number == 0 else None)
+            if watch is not None:
+                watch.told(Step(number, tape, signals, batch.deltas, rows))
+            history.append(losses[rows] if number == 0 else losses.clone())
+            if progress is not None:
+                progress(len(trainings))
+    deltas = batch.deltas
     if recipe.rule == "linearised":
         deltas = Linearised(deltas.projections, deltas.weights, deltas.biases)
+    losses = torch.stack(history, 1).tolist()  # once, at the end: reading a number makes a GPU wait
     return [
-        Tuned(rate, deltas.pick(r), tuple(row[r] for row in history), "ok" if bool(alive[r]) else "diverged")
-        for r, rate in enumerate(rates)
+        Tuned(training.rate, deltas.pick(r), tuple(losses[r][: len(steps[r])]), "ok" if well else "diverged")
+        for r, (training, well) in enumerate(zip(trainings, batch.alive.tolist(), strict=True))
     ]
 
 
-@dataclass
-class Tape:
-    """Watches the projections of one training pass: their inputs x_t, and, once the loss is known, the g_t."""
+class _Batch:
+    """Several trainings as rows of one batch: their changes so far, and the step that moves them on."""
 
-    projections: tuple[Projection, ...]
-    worn: Deltas | None = None
-    """The change of the steps so far, if the pass is at the tuned weights."""
-    taps: tuple[Projection, ...] = ()
-    tapped: list[Tap] = field(default_factory=list[Tap])
-    calls: list[tuple[int, Tensor, Tensor]] = field(default_factory=list[tuple[int, Tensor, Tensor]])
-    """(projection, its input, its output), in the order of the pass."""
+    def __init__(
+        self, lm: LanguageModel, rates: Sequence[float], recipe: Recipe, taps: tuple[Projection, ...] = ()
+    ) -> None:
+        self.lm, self.recipe, self.taps = lm, recipe, taps
+        self.exact = torch.promote_types(lm.dtype, torch.float32)
+        self.deltas = Deltas.zero(_projections(lm, recipe), len(rates), self.exact)
+        self.lr = torch.tensor(rates, dtype=self.exact, device=lm.device)
+        self.alive = torch.ones_like(self.lr, dtype=torch.bool)
 
-    @contextmanager
-    def running(self) -> Generator[None]:
-        def watch(index: int) -> Any:
-            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                x = inputs[0]
-                if self.worn is not None:
-                    output = added(output, self.worn.change(index, x), self.projections[index])
-                if not output.requires_grad:  # nothing before the first projection is trained
-                    output = output.detach().requires_grad_()
-                self.calls.append((index, x.detach().flatten(1, -2), output))
-                return output.clone()  # some architectures (clip_qkv) go on to change it in place
+    def step(
+        self, shown: Shown, rows: list[int] | None = None
+    ) -> tuple[Tape, Float[Tensor, " row"], list[Float[Tensor, "row token d_out"]]]:
+        """One step of every training; the tape, the losses before it, and every projection's error signals.
 
-            return hook
+        `rows`, at the first step, says which row of what is shown is each training's.
+        """
+        tape, losses, signals = self._descend(shown, at_base=rows is not None)
+        each = slice(None) if rows is None else rows
+        self.alive &= _finite(losses, signals)[each]
+        moving = self.alive & shown.moving
+        for (index, x, _), g in zip(tape.calls, signals, strict=True):
+            # e_t = −lr · g_t, the error signals; a diverged row stops moving, its neighbours in the batch go on
+            e = -self.lr.to(g.device)[:, None, None] * g[each].to(self.exact)
+            e = torch.where(moving.to(g.device)[:, None, None], e, 0.0)
+            self.deltas.weights[index].baddbmm_(e.mT, x[each].to(self.exact))
+            bias = self.deltas.biases[index]
+            if bias is not None:
+                bias.add_(e.sum(1))
+        return tape, losses, signals
 
-        hooks = [p.module.register_forward_hook(watch(i)) for i, p in enumerate(self.projections)]
-        try:
-            with tapping(self.taps, self.tapped):  # after the others, so that a tap sees the change
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def signals(self, total: Float[Tensor, ""]) -> list[Float[Tensor, "rate token row"]]:
-        """g_t of every call on the tape; each row's loss depends on its own row alone, so their sum serves all."""
-        outputs = [output for _, _, output in self.calls]
-        found = torch.autograd.grad(total, outputs, materialize_grads=True)
-        signals: list[Tensor] = []
-        for (index, _, _), gradient in zip(self.calls, found, strict=True):
-            rows = self.projections[index].rows
-            signals.append((gradient if rows is None else gradient[..., rows]).flatten(1, -2))
-        return signals
-
-
-def _at_first_order(
-    lm: LanguageModel, sequence: TrainingSequence, recipe: Recipe, deltas: Deltas
-) -> tuple[Float[Tensor, " rate"], Float[Tensor, "1 rate token vocab"]]:
-    """The losses of the model's first-order expansion at the base weights, and their gradient by its logits."""
-    with torch.no_grad(), Linearised(deltas.projections, deltas.weights, deltas.biases).applied():
-        logits = first_order(sequence_logits(lm, sequence, recipe, deltas.rows))
-    with torch.enable_grad():
-        losses = token_losses(logits.requires_grad_(), sequence, recipe)
-        [pull] = torch.autograd.grad(losses.sum(), [logits])
-    return losses.detach(), pull
+    def _descend(
+        self, shown: Shown, *, at_base: bool
+    ) -> tuple[Tape, Float[Tensor, " row"], list[Float[Tensor, "row token d_out"]]]:
+        lm, rule, deltas = self.lm, self.recipe.rule, self.deltas
+        tape = Tape(deltas.projections, None if at_base or rule == "linearised" else deltas, self.taps)
+        if at_base or rule != "linearised":
+            with torch.enable_grad(), tape.running():
+                losses = shown.losses(step_logits(lm, shown, rule))
+            return tape, losses.detach(), tape.signals(losses.sum())
+        # The gradient at the base weights, along what the loss of the first-order expansion asks of the logits there.
+        with torch.no_grad(), Linearised(deltas.projections, deltas.weights, deltas.biases).applied():
+            expanded = first_order(step_logits(lm, shown, rule))
+        with torch.enable_grad():
+            losses = shown.losses(expanded.requires_grad_())
+            [pull] = torch.autograd.grad(losses.sum(), [expanded])
+            with tape.running():
+                logits = step_logits(lm, shown, rule)
+        return tape, losses.detach(), tape.signals((logits * pull).sum())
 
 
-def first_predicted(sequence: TrainingSequence, recipe: Recipe) -> int:
-    """The first token whose prediction counts."""
-    return sequence.label_start if recipe.loss == "label" else 1
-
-
-def token_losses(
-    logits: Float[Tensor, "layer_or_1 rate token vocab"], sequence: TrainingSequence, recipe: Recipe
-) -> Float[Tensor, " rate"]:
-    """The loss of one demonstration for each row: the mean cross-entropy of its (or its label's) next tokens."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    targets = torch.tensor(sequence.ids[first_predicted(sequence, recipe) :], device=logits.device)
-    picked = logits.gather(-1, targets[:, None].expand(*logits.shape[:2], -1, 1))[..., 0]
-    return (torch.logsumexp(logits, -1) - picked).mean(-1).sum(0)
-
-
-def sequence_logits(
-    lm: LanguageModel, sequence: TrainingSequence, recipe: Recipe, rows: int
-) -> Float[Tensor, "layer_or_1 rate token vocab"]:
-    """The logits that the loss of one demonstration reads, the same tokens in every row.
-
-    `layer-causal` (Deutch et al. 2024, section 5): every block reads a detached input, the final norm and the
-    unembedding read every block's output, and the layers' losses are summed.
-    """
-    ids = as_row(sequence.ids, lm.device, rows)
-    at = torch.arange(ids.shape[1], device=lm.device)
-    keep = at[first_predicted(sequence, recipe) - 1 : -1]
-    strategy = Causal(at) if lm.fast else Whole(at, range(ids.shape[1]), 0, None)
-    causal = recipe.rule == "layer-causal"
-    with _layer_causal(lm) if causal else nullcontext():
-        try:
-            logits = run_forward(lm.model, strategy, ids, at[None].expand(rows, -1), keep, native=not lm.fast)
-        except RuntimeError as error:
-            if recipe.rule == "sgd":
-                raise
-            why = str(error).splitlines()[0]
-            raise UserError(
-                f"{recipe.rule} fine-tuning cannot follow {type(lm.model).__name__} ({why}); use --ft-rule sgd."
-            ) from error
-    return logits.unflatten(0, (-1, rows))
-
-
-@contextmanager
-def _layer_causal(lm: LanguageModel) -> Generator[None]:
-    outputs: list[Tensor] = []
-
-    def cut(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        detached = tuple(a.detach() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
-        kwargs = {**kwargs, **{k: kwargs[k].detach() for k in ("hidden_states",) if k in kwargs}}
-        return detached, kwargs
-
-    def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        outputs.append(output[0] if isinstance(output, tuple) else output)
-
-    def all_layers(_module: nn.Module, args: tuple[Any, ...]) -> Any:
-        # NanoChat norms its embeddings with the same module, before any block has run.
-        if len(outputs) < len(lm.anatomy.blocks):
-            return None
-        return (torch.cat([output.to(outputs[-1].device) for output in outputs]), *args[1:])
-
-    hooks = [block.register_forward_pre_hook(cut, with_kwargs=True) for block in lm.anatomy.blocks]
-    hooks += [block.register_forward_hook(keep) for block in lm.anatomy.blocks]
-    hooks.append(lm.anatomy.final.register_forward_pre_hook(all_layers))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _finite(losses: Float[Tensor, " row"], signals: Sequence[Float[Tensor, "row token d_out"]]) -> Bool[Tensor, " row"]:
+    """Which rows have a finite loss and finite error signals."""
+    sums = torch.stack([g.sum((1, 2), dtype=losses.dtype).to(losses.device) for g in signals])
+    return torch.isfinite(losses) & torch.isfinite(sums).all(0)
 
 
 def _train_parameters(
-    lm: LanguageModel,
-    sequences: Sequence[TrainingSequence],
-    rate: float,
-    recipe: Recipe,
-    progress: Callable[[int], None] | None,
+    lm: LanguageModel, training: Training, recipe: Recipe, progress: Callable[[int], None] | None
 ) -> Tuned:
     """SGD on every parameter of the model, on a copy of them."""
     values = {name: p.detach().clone().requires_grad_() for name, p in lm.model.named_parameters()}
     patch = Parameters(lm.model, values)
     history: list[float] = []
     status: Status = "ok"
-    for sequence in steps_of(sequences, recipe):
+    for sequence in steps_of(training.sequences, recipe):
+        shown = Shown.of([sequence], recipe.loss, lm)
         with torch.enable_grad(), patch.applied():
-            loss = token_losses(sequence_logits(lm, sequence, recipe, 1), sequence, recipe).sum()
+            loss = shown.losses(step_logits(lm, shown, recipe.rule)).sum()
         history.append(float(loss.detach()))
         if not math.isfinite(history[-1]):
             status = "diverged"
@@ -313,15 +294,18 @@ def _train_parameters(
         gradients = torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
         with torch.no_grad():
             for value, gradient in zip(values.values(), gradients, strict=True):
-                value.sub_(rate * gradient)
+                value.sub_(training.rate * gradient)
         if progress is not None:
             progress(1)
-    return Tuned(rate, Parameters(lm.model, {n: v.detach() for n, v in values.items()}), tuple(history), status)
+    return Tuned(
+        training.rate, Parameters(lm.model, {n: v.detach() for n, v in values.items()}), tuple(history), status
+    )
 
 
-def in_single_precision(lm: LanguageModel) -> LanguageModel:
-    """Training needs at least float32: a narrower model is copied for it."""
-    if lm.dtype in (torch.float32, torch.float64):
+def differentiable(lm: LanguageModel, recipe: Recipe) -> LanguageModel:
+    """The model to differentiate: itself, or a float32 copy of a narrower one, if asked for or if the weights
+    themselves are trained (half precision would round most steps away)."""
+    if lm.dtype in (torch.float32, torch.float64) or (recipe.precision == "model" and recipe.params != "all"):
         return lm
     return adopt(copy.deepcopy(lm.model).float(), lm.tokenizer, lm.name)
 

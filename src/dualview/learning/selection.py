@@ -13,7 +13,10 @@ from dualview.learning.weight_patches import Deltas
 from dualview.metrics.predictions import accuracy, predictions
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Plan, ask
+from dualview.records import Setting
 from dualview.tasks.prompts import Query
+
+_COPY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,10 @@ def judge_rates(
 ) -> list[Trial]:
     """Zero-shot accuracy of each fine-tuned model on the selection rows, all of one batch together."""
     gold = np.array([query.gold for query in queries])
-    scores = _scores(lm, tuned, queries, replace(how, record=False, demo_logits=False), advance)
+    asked = ask_each(lm, queries, replace(how, record=False, demo_logits=False), tuned, advance)
     return [
-        Trial(t.lr, None if t.status == "diverged" else accuracy(s, gold), status_of(t, s))
-        for t, s in zip(tuned, scores, strict=True)
+        Trial(t.lr, None if t.status == "diverged" else accuracy(s.log_probs, gold), status_of(t, s.log_probs))
+        for t, s in zip(tuned, asked, strict=True)
     ]
 
 
@@ -50,11 +53,15 @@ def best(trials: Sequence[Trial]) -> int:
     return max(order, key=lambda i: -1.0 if trials[i].accuracy is None else (trials[i].accuracy or 0.0))
 
 
-def _scores(
-    lm: LanguageModel, tuned: Sequence[Tuned], queries: Sequence[Query], how: Plan, advance: Advance | None
-) -> list[np.ndarray]:
+def ask_each(
+    lm: LanguageModel, queries: Sequence[Query], how: Plan, tuned: Sequence[Tuned], advance: Advance | None = None
+) -> list[Setting]:
+    """The queries asked of each fine-tuned model: as rows of one batch, where there is room for them."""
     patches = [t.patch for t in tuned]
     deltas = [p for p in patches if isinstance(p, Deltas)]
     if len(deltas) < len(patches):
-        return [ask(lm, queries, how, p, advance).settings[0].log_probs for p in patches]
-    return [s.log_probs for s in ask(lm, queries, how, Deltas.side_by_side(deltas), advance).settings]
+        return [ask(lm, queries, how, p, advance).settings[0] for p in patches]
+    # Side by side they are copied, which large ones have no room for.
+    together = max(1, _COPY_BYTES // max(1, deltas[0].nbytes))
+    parts = [deltas[start : start + together] for start in range(0, len(deltas), together)]
+    return [s for part in parts for s in ask(lm, queries, how, Deltas.side_by_side(part), advance).settings]

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.anatomy.layers import Projection
-from dualview.learning.finetune import Recipe, Tape, Tuned, Watch, finetune, in_single_precision, rate_groups
+from dualview.learning.finetune import Recipe, Step, Training, Tuned, Watch, batches, differentiable, steps_of, train
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import TrainingSequence
@@ -65,17 +65,16 @@ def trace_training(
     At a rate of 0 the weights stay the base's and the error signals are those of a rate of 1: what the gradient says
     at the first pass. `progress` hears of every step, once for each rate.
     """
-    wide = in_single_precision(lm)  # a narrower model is copied here, so that its copy is what is watched
+    wide = differentiable(lm, recipe)  # if a copy is trained, it is the copy that is watched
     own = {p.name: p.module for p in wide.anatomy.projections(("q", "k", "v"))}
     tapped = tuple(Projection(p.name, own[p.name], p.rows) for p in taps)
-    groups = rate_groups(wide, sequences, rates, recipe)
-    return [trace for group in groups for trace in _trace_group(wide, sequences, group, recipe, tapped, progress)]
+    together = batches(wide, [Training(sequences, rate) for rate in rates], recipe)
+    return [trace for batch in together for trace in _trace_batch(wide, batch, recipe, tapped, progress)]
 
 
-def _trace_group(
+def _trace_batch(
     lm: LanguageModel,
-    sequences: Sequence[TrainingSequence],
-    rates: Sequence[float],
+    trainings: Sequence[Training],
     recipe: Recipe,
     taps: tuple[Projection, ...],
     progress: Callable[[int], None] | None,
@@ -83,21 +82,25 @@ def _trace_group(
     inputs: dict[int, list[Tensor]] = {}
     errors: dict[int, list[Tensor]] = {}
     outputs: dict[str, list[Tensor]] = {p.name: [] for p in taps}
-    scale = torch.tensor([rate if rate else 1.0 for rate in rates], dtype=lm.dtype, device=lm.device)[:, None, None]
+    steps = steps_of(trainings[0].sequences, recipe)
+    factors = [training.rate or 1.0 for training in trainings]
+    scale = torch.tensor(factors, dtype=torch.promote_types(lm.dtype, torch.float32), device=lm.device)[:, None, None]
 
-    def told(tape: Tape, signals: list[Tensor]) -> None:
-        for (index, x, _), g in zip(tape.calls, signals, strict=True):
-            inputs.setdefault(index, []).append(x.expand(len(rates), -1, -1))
-            errors.setdefault(index, []).append(-scale.to(g.device) * g)
-        for tap in tape.tapped:
-            outputs[tap.projection.name].append(tap.y.expand(len(rates), -1, -1))
+    def told(step: Step) -> None:
+        length = len(steps[step.number].ids)  # what follows is padding
+        for (index, x, _), g in zip(step.tape.calls, step.signals, strict=True):
+            inputs.setdefault(index, []).append(x[step.rows, :length])
+            errors.setdefault(index, []).append(-scale.to(g.device) * g[step.rows, :length])
+        for tap in step.tape.tapped:
+            outputs[tap.projection.name].append(tap.y[step.rows, :length])
 
-    tuned = finetune(lm, sequences, rates, recipe, progress, Watch(told, taps))
+    tuned = train(lm, trainings, recipe, progress, Watch(told, taps))
     patch = tuned[0].patch
     assert isinstance(patch, Deltas)
-    x, e = ({index: torch.cat(parts, 1) for index, parts in side.items()} for side in (inputs, errors))
+    # One projection at a time: the parts of all of them and the whole of all of them would be twice the memory.
+    x, e = ({index: torch.cat(side.pop(index), 1) for index in list(side)} for side in (inputs, errors))
     y = [torch.cat(outputs[p.name], 1) for p in taps]
-    tokens = _tokens(sequences, recipe.epochs)
+    tokens = _tokens(trainings[0].sequences, recipe.epochs)
     return [
         TrainingTrace(
             tuned[r],
@@ -105,7 +108,7 @@ def _trace_group(
             tuple(Factors(patch.projections[index], x[index][r], e[index][r]) for index in x),
             tuple(output[r] for output in y),
         )
-        for r in range(len(rates))
+        for r in range(len(trainings))
     ]
 
 

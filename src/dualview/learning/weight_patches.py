@@ -51,9 +51,20 @@ class Deltas:
             tuple(None if b is None else b[rate : rate + 1] for b in self.biases),
         )
 
+    def copy(self) -> Deltas:
+        """The same in memory of its own: what `pick` gives shares that of all learning rates."""
+        biases = tuple(None if b is None else b.clone() for b in self.biases)
+        return type(self)(self.projections, tuple(w.clone() for w in self.weights), biases)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(w.nbytes for w in self.weights)
+
     @classmethod
     def side_by_side(cls, several: Sequence[Deltas]) -> Deltas:
         """Changes of the same projections, to be worn by one batch row each."""
+        if len(several) == 1:
+            return several[0]
         return type(several[0])(
             several[0].projections,
             tuple(torch.cat(weights) for weights in zip(*(d.weights for d in several), strict=True)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 from scipy import special  # pyright: ignore[reportMissingTypeStubs]
 
 _special = cast("Any", special)
@@ -11,10 +12,17 @@ _special = cast("Any", special)
 
 def hypergeometric_tail(at_least: int, population: int, successes: int, draws: int) -> float:
     """P(X ≥ at_least) for `draws` drawn without replacement from `population` of which `successes` count."""
-    # Imported here because scipy.stats takes half a second, which commands that test nothing need not wait for.
-    from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
+    # Written out because importing scipy.stats takes most of a second.
+    least, most = max(at_least, 0, draws - (population - successes)), min(draws, successes)
+    if least > most:
+        return 0.0
+    x = np.arange(least, most + 1)
+    ways = _log_choose(successes, x) + _log_choose(population - successes, draws - x) - _log_choose(population, draws)
+    return min(1.0, float(np.exp(_special.logsumexp(ways))))
 
-    return float(cast("Any", stats).hypergeom.sf(at_least - 1, population, successes, draws))
+
+def _log_choose(n: int, k: np.ndarray | int) -> np.ndarray:
+    return _special.gammaln(n + 1) - _special.gammaln(np.asarray(k) + 1) - _special.gammaln(n - np.asarray(k) + 1)
 
 
 def normal_cdf(x: float) -> float:

@@ -6,10 +6,16 @@ attention outputs. All arithmetic is float64, whatever the records were stored i
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
+
+T = TypeVar("T")
+_THREADS = 8  # each holds some ten arrays of one layer in double precision
 
 UNDEFINED_BELOW = 1e-4
 """A cosine either of whose vectors is shorter than this fraction of the ZSL vector is rounding, hence undefined."""
@@ -31,6 +37,12 @@ def ratio(a: Float[np.ndarray, "*_shape"], b: Float[np.ndarray, "*_shape"]) -> F
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         quotient = a / b
     return np.where(np.isfinite(quotient), quotient, np.nan)
+
+
+def each_layer(work: Callable[[int], T], layers: int) -> list[T]:
+    """`work` on every layer, on several threads: nearly all of it is numpy's, which lets threads run."""
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+        return list(pool.map(work, range(layers)))
 
 
 def layer_of(
@@ -106,13 +118,11 @@ def similarity_table(
     columns: Int[np.ndarray, " query"] | None = None,
 ) -> Float[np.ndarray, "query layer"]:
     """`similarity` of every layer of `h` or `m`, averaged over the heads that are defined."""
-    return np.stack(
-        [
-            defined_mean(similarity(form, *(layer_of(array, layer, columns) for array in (zsl, icl, ft))), axis=1)
-            for layer in range(zsl.shape[1])
-        ],
-        axis=1,
-    )
+
+    def of_layer(layer: int) -> np.ndarray:
+        return defined_mean(similarity(form, *(layer_of(array, layer, columns) for array in (zsl, icl, ft))), axis=1)
+
+    return np.stack(each_layer(of_layer, zsl.shape[1]), axis=1)
 
 
 def layer_means(values: Float[np.ndarray, "query layer"]) -> Float[np.ndarray, " layer"]:

@@ -14,17 +14,17 @@ _SERIAL = 64**3
 
 
 def inner_products(
-    a: Float[np.ndarray, "group left dim"], b: Float[np.ndarray, "group right dim"]
-) -> Float[np.ndarray, "group left right"]:
-    """a_i·b_j for each group.
+    a: Float[np.ndarray, "*batch left dim"], b: Float[np.ndarray, "*batch right dim"]
+) -> Float[np.ndarray, "*batch left right"]:
+    """a_i·b_j for each group (and block, where there are several).
 
     In slices too small for BLAS to start its threads: there are thousands of these little products, and on a busy
     machine waking the threads for each cost ten times the products themselves.
     """
-    step = max(8, _SERIAL // (a.shape[1] * b.shape[1]))
-    total = np.zeros((a.shape[0], a.shape[1], b.shape[1]))
-    for start in range(0, a.shape[2], step):
-        total += a[:, :, start : start + step] @ b[:, :, start : start + step].transpose(0, 2, 1)
+    step = max(8, _SERIAL // (a.shape[-2] * b.shape[-2]))
+    total = np.zeros((*a.shape[:-1], b.shape[-2]))
+    for start in range(0, a.shape[-1], step):
+        total += a[..., start : start + step] @ b[..., start : start + step].swapaxes(-1, -2)
     return total
 
 
@@ -54,23 +54,27 @@ def cosine_with_update(
 
 @dataclass(frozen=True)
 class LayerVectors:
-    """One layer's vectors for one form, with the lengths and products that everything else is made from."""
+    """One layer's vectors for one form, with the lengths and products that everything else is made from.
+
+    `query` is all of them, or (`take`) blocks of equally many: then there is one more axis in front, and what compares
+    queries compares those of a block.
+    """
 
     form: Form
-    z: Float[np.ndarray, "query group dim"]
+    z: Float[np.ndarray, "*block query group dim"]
     """The ZSL vectors."""
-    x: Float[np.ndarray, "query group dim"]
+    x: Float[np.ndarray, "*block query group dim"]
     """What is compared of ICL."""
-    y: Float[np.ndarray, "query group dim"]
+    y: Float[np.ndarray, "*block query group dim"]
     """What is compared of FT."""
-    b: Float[np.ndarray, "query group dim"]
+    b: Float[np.ndarray, "*block query group dim"]
     """FT's update, whatever the form."""
-    z_norm: Float[np.ndarray, "query group"]
-    x_norm: Float[np.ndarray, "query group"]
+    z_norm: Float[np.ndarray, "*block query group"]
+    x_norm: Float[np.ndarray, "*block query group"]
     """‖x‖, NaN where it makes the cosine undefined; y_norm alike."""
-    y_norm: Float[np.ndarray, "query group"]
-    b_norm: Float[np.ndarray, "query group"]
-    x_z: Float[np.ndarray, "query group"]
+    y_norm: Float[np.ndarray, "*block query group"]
+    b_norm: Float[np.ndarray, "*block query group"]
+    x_z: Float[np.ndarray, "*block query group"]
 
     @classmethod
     def of(cls, form: Form, z: np.ndarray, icl: np.ndarray, ft: np.ndarray) -> LayerVectors:
@@ -80,7 +84,7 @@ class LayerVectors:
         x_norm, y_norm = long_enough(norm(x), reference), long_enough(norm(y), reference)
         return cls(form, z, x, y, b, z_norm, x_norm, y_norm, y_norm if form == "update" else norm(b), dot(x, z))
 
-    def take(self, block: Int[np.ndarray, " member"]) -> LayerVectors:
+    def take(self, block: Int[np.ndarray, "*block member"]) -> LayerVectors:
         z, x, y, z_norm, x_norm, y_norm, b_norm, x_z = (
             side[block]
             for side in (self.z, self.x, self.y, self.z_norm, self.x_norm, self.y_norm, self.b_norm, self.x_z)
@@ -123,31 +127,31 @@ def gaussian(
     return defined_mean(cosines, axis=0)
 
 
-def pair_cosines(layer: LayerVectors) -> Float[np.ndarray, "member member"]:
+def pair_cosines(layer: LayerVectors) -> Float[np.ndarray, "*block member member"]:
     """cos between query i's ICL and query j's FT update applied to i, averaged over heads; NaN where undefined."""
-    z, x, b = (side.transpose(1, 0, 2) for side in (layer.z, layer.x, layer.b))
+    z, x, b = (side.swapaxes(-3, -2) for side in (layer.z, layer.x, layer.b))
     cosines = cosine_with_update(
         layer.form,
         x_b=inner_products(x, b),
         z_b=np.zeros(1) if layer.form == "update" else inner_products(z, b),
-        b_norm=layer.b_norm.T[:, None, :],
-        x_z=layer.x_z.T[:, :, None],
-        x_norm=layer.x_norm.T[:, :, None],
-        z_norm=layer.z_norm.T[:, :, None],
+        b_norm=layer.b_norm.swapaxes(-2, -1)[..., None, :],
+        x_z=layer.x_z.swapaxes(-2, -1)[..., None],
+        x_norm=layer.x_norm.swapaxes(-2, -1)[..., None],
+        z_norm=layer.z_norm.swapaxes(-2, -1)[..., None],
     )
-    return defined_mean(cosines, axis=0)
+    return defined_mean(cosines, axis=-3)
 
 
 @dataclass(frozen=True)
 class Sides:
     """ICL's and FT's vectors, scaled so that their inner products are cosines or parts of them; NaN where undefined."""
 
-    x: Float[np.ndarray, "query group dim"]
-    y: Float[np.ndarray, "query group dim"]
+    x: Float[np.ndarray, "*block query group dim"]
+    y: Float[np.ndarray, "*block query group dim"]
 
-    def pairs(self) -> Float[np.ndarray, "query query"]:
+    def pairs(self) -> Float[np.ndarray, "*block query query"]:
         """x_i·y_j, averaged over the heads where it is defined."""
-        return defined_mean(inner_products(self.x.transpose(1, 0, 2), self.y.transpose(1, 0, 2)), axis=0)
+        return defined_mean(inner_products(self.x.swapaxes(-3, -2), self.y.swapaxes(-3, -2)), axis=-3)
 
 
 def units(layer: LayerVectors) -> Sides:
@@ -161,12 +165,12 @@ def centred(layer: LayerVectors) -> Sides:
     The factor makes the products of a query's own two sides an unbiased covariance.
     """
     usable = np.isfinite(layer.x_norm) & np.isfinite(layer.y_norm)
-    count: np.ndarray = usable.sum(axis=0).astype(np.float64)
+    count: np.ndarray = usable.sum(axis=-2, keepdims=True).astype(np.float64)
     factor = np.sqrt(ratio(count, count - 1))
     sides: list[np.ndarray] = []
     for side, length in ((layer.x, layer.x_norm), (layer.y, layer.y_norm)):
-        total: np.ndarray = np.where(usable[..., None], side, 0.0).sum(axis=0)
-        sides.append((side - ratio(total, count[:, None])) * (factor / length)[..., None])
+        total: np.ndarray = np.where(usable[..., None], side, 0.0).sum(axis=-3, keepdims=True)
+        sides.append((side - ratio(total, count[..., None])) * (factor / length)[..., None])
     return Sides(sides[0], sides[1])
 
 
@@ -187,25 +191,33 @@ def rotation_variance(sides: Sides, dims: Int[np.ndarray, " query"], sample: Int
     the last, and the larger variance counts. NaN where nothing is defined.
     """
     defined = np.isfinite(dot(sides.x, sides.x) * dot(sides.y, sides.y))
-    total, kept = float(defined.sum()), sample.size
+    total, kept, n = float(defined.sum()), sample.size, sides.x.shape[0]
     if not total:
         return float("nan")
-    n, groups = sides.x.shape[0], sides.x.shape[1]
     chosen = [np.where(defined[sample][..., None], side[sample], 0.0).transpose(1, 0, 2) for side in (sides.x, sides.y)]
     layouts = [chosen]
     if np.ptp(dims) > 0:
         layouts.append([_from_the_end(side, dims[sample]) for side in chosen])
-    weight = 1 / np.sqrt(np.outer(dims[sample], dims[sample]))
     largest = 0.0
-    for layout in layouts:
-        flat = [side.reshape(1, groups * kept, -1) for side in layout]
-        grams = [inner_products(side, side).reshape(groups, kept, groups, kept) for side in flat]
-        pairs = np.einsum("giGj,giGj->ij", *grams) * weight
-        own = float(np.trace(pairs))
-        between = max(0.0, float(pairs.sum()) - own)
+    for x, y in layouts:
+        own, everything = _outer_products(x / np.sqrt(dims[sample])[:, None], y)
+        between = max(0.0, everything - own)
         scaled = own * n / kept + (between * n * (n - 1) / (kept * (kept - 1)) if kept > 1 else 0.0)
         largest = max(largest, scaled)
     return largest / total**2
+
+
+def _outer_products(
+    x: Float[np.ndarray, "group member dim"], y: Float[np.ndarray, "group member dim"]
+) -> tuple[float, float]:
+    """Σ_i ‖C_i‖² and ‖Σ_i C_i‖², with C_i = Σ_heads x_i y_iᵀ: from the C_i, or from inner products if that is less."""
+    groups, kept, dim = x.shape
+    if dim < groups * kept:
+        outer = x.transpose(1, 2, 0) @ y.transpose(1, 0, 2)
+        return float(np.vdot(outer, outer)), float(np.square(outer.sum(axis=0)).sum())
+    flat = [side.reshape(1, groups * kept, dim) for side in (x, y)]
+    products = np.multiply(*(inner_products(side, side)[0] for side in flat)).reshape(groups, kept, groups, kept)
+    return float(np.einsum("giGi->", products)), float(products.sum())
 
 
 def _from_the_end(

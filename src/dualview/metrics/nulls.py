@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from dualview.metrics.cosine import Form, defined_mean, dot, layer_of, long_enough, norm, ratio
+from dualview.metrics.cosine import Form, defined_mean, dot, each_layer, layer_of, long_enough, norm, ratio
 from dualview.metrics.null_updates import (
     LayerVectors,
     Sides,
@@ -106,6 +106,14 @@ def map_blocks(columns: Int[np.ndarray, " query"], seed: int) -> list[Int[np.nda
     return [block for group in same for block in _split(group, MAP_BLOCK)]
 
 
+def _of_one_size(blocks: Sequence[Int[np.ndarray, " _member"]]) -> list[list[int]]:
+    """The numbers of the blocks, in lists of blocks of one size."""
+    sizes: dict[int, list[int]] = {}
+    for number, block in enumerate(blocks):
+        sizes.setdefault(block.size, []).append(number)
+    return list(sizes.values())
+
+
 def _split(order: Int[np.ndarray, " query"], largest: int) -> list[Int[np.ndarray, " _member"]]:
     return np.array_split(order, -(-order.size // largest))
 
@@ -165,10 +173,11 @@ class _Collected:
             self.tables["before"][:, index] = defined_mean(before, axis=1)
 
     def fill_blocks(self, index: int, layer: LayerVectors, blocks: Sequence[Int[np.ndarray, " _member"]]) -> None:
-        """Compare queries within blocks."""
-        for number, block in enumerate(blocks):
-            part = layer.take(block)
-            self.pairs[number][index], self.centred[number][index] = pair_cosines(part), centred(part).pairs()
+        """Compare queries within blocks, those of one size together."""
+        for numbers in _of_one_size(blocks):
+            part = layer.take(np.stack([blocks[number] for number in numbers]))
+            for number, pairs, rest in zip(numbers, pair_cosines(part), centred(part).pairs(), strict=True):
+                self.pairs[number][index], self.centred[number][index] = pairs, rest
 
     def fill_rotated(
         self,
@@ -180,9 +189,10 @@ class _Collected:
     ) -> None:
         """What is alike beside the ZSL direction and beyond the block's mean, and how far chance alone carries it."""
         rest, away = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan)), beside_zsl(layer)
-        for block in blocks:
-            sides = centred(away.take(block))
-            rest.x[block], rest.y[block] = sides.x, sides.y
+        for numbers in _of_one_size(blocks):
+            several = np.stack([blocks[number] for number in numbers])
+            sides = centred(away.take(several))
+            rest.x[several], rest.y[several] = sides.x, sides.y
         self.tables["beside"][:, index] = defined_mean(dot(rest.x, rest.y), axis=1)
         for name, sides in {"whole": units(layer), "specific": rest}.items():
             self.deviations[name][index] = rotation_variance(sides, dims, sample) ** 0.5
@@ -203,8 +213,9 @@ def record_floors(
     blocks = [b for b in (map_blocks(dims, seed) if array == "m" else output_blocks(n, seed)) if b.size > 1]
     sample = generator(seed, "rotated").permutation(n)[:_ROTATION_SAMPLE]
     collected: dict[Form, _Collected] = {form: _Collected.empty(n, layers, blocks) for form in forms}
-    with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities, which become NaN
-        for index in range(layers):
+
+    def fill(index: int) -> None:
+        with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
             z, p, f = (layer_of(stack, index, columns) for stack in (zsl, icl, ft))
             for form, into in collected.items():
                 layer = LayerVectors.of(form, z, p, f)
@@ -215,6 +226,8 @@ def record_floors(
                 into.fill_blocks(index, layer, blocks)
                 if form == "update":
                     into.fill_rotated(index, layer, blocks, dims, sample)
+
+    each_layer(fill, layers)
     return {form: _finish(into, blocks, seed, f"{array}/{form}") for form, into in collected.items()}
 
 

@@ -4,7 +4,6 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dualview.anatomy.layers import Anatomy
+from dualview.models.weights_hash import WeightsHash
 from dualview.variants.registry import VARIANTS, implementation
 
 
@@ -31,7 +31,7 @@ class LanguageModel:
     """The hub's commit that it was read from; None if it did not come from the hub."""
     code_commits: Mapping[str, str] = field(default_factory=dict[str, str])
     """Other repositories of the hub that its Python code was taken from, each with its commit."""
-    _hash: list[str] = field(default_factory=list[str], repr=False, compare=False)
+    _hash: WeightsHash = field(default_factory=WeightsHash, repr=False, compare=False)
 
     @property
     def whole_because(self) -> str | None:
@@ -82,14 +82,12 @@ class LanguageModel:
 
     @property
     def weights_hash(self) -> str:
-        """sha256 over every parameter's name, shape, dtype and bytes; computed once."""
-        if not self._hash:
-            digest = hashlib.sha256()
-            for name, tensor in sorted(self.model.state_dict().items()):
-                digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-            self._hash.append(digest.hexdigest())
-        return self._hash[0]
+        """sha256 over every weight's name, shape, dtype and bytes; computed once."""
+        return self._hash.value(self.model.state_dict())
+
+    def hash_weights_soon(self) -> None:
+        """Begin to compute `weights_hash` while other work goes on."""
+        self._hash.start(self.model.state_dict())
 
 
 def replaced_attention(model: PreTrainedModel) -> str | None:

@@ -26,6 +26,7 @@ from dualview.models.amx_workaround import mind_amx
 from dualview.models.hub import Snapshot, fetch_code, fetch_model
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing_check import slow_because
+from dualview.models.weights_hash import WeightsHash
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 BALANCED = "balanced"
@@ -87,7 +88,14 @@ def load_model(
         model.to(where)  # pyright: ignore[reportArgumentType]
     if dtype == "float64" and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the grouped product of a mixture of experts has no float64
-    return replace(adopt(model, tokenizer, name, conversion), commit=hub.commit, code_commits=hub.code)
+    lm = adopt(model, tokenizer, name, conversion)
+    return replace(lm, commit=hub.commit, code_commits=hub.code, _hash=WeightsHash(_weight_files(conversion or source)))
+
+
+def _weight_files(source: str | Path) -> tuple[Path, ...]:
+    """The files that decide a model's weights: those of its folder, or its GGUF file."""
+    path = Path(source)
+    return (path,) if path.is_file() else tuple(sorted([*path.glob("*.safetensors"), path / "config.json"]))
 
 
 def _snapshot(source: str | HubName, trust_remote_code: bool) -> Snapshot:

@@ -258,7 +258,12 @@ class _Sink:
 
 def _put(into: Float[np.ndarray, "batch query layer ..."], members: list[int], layers: Layers) -> None:
     """Lay what was recorded of some queries at their places."""
-    host = _host(layers.array.movedim(0, 2))
+    found = layers.array.movedim(0, 2)
+    if found.is_cuda and found.shape == into.shape:  # all of them: put in order there, copied once
+        order = torch.argsort(torch.tensor(members, device=found.device))
+        torch.from_numpy(into).copy_(found.index_select(1, order))
+        return
+    host = _host(found)
     into[(slice(None), members, slice(None), *(slice(width) for width in host.shape[3:]))] = host
 
 

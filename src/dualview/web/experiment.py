@@ -10,14 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
 from dualview.comparison.controls.settings import control_settings
 from dualview.comparison.finetuning import recipe_of
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.io.errors import UserError
-from dualview.learning.finetune import Tape, Tuned, Watch, finetune, steps_of
+from dualview.learning.finetune import Step, Tuned, Watch, finetune, steps_of
 from dualview.learning.selection import status_of
 from dualview.metrics.predictions import candidate_distribution, predictions
 from dualview.metrics.summary import plain
@@ -126,14 +124,12 @@ def _fine_tune(prepared: Prepared, emit: Emit) -> Tuned:
     recipe = recipe_of(options)
     total = len(steps_of(prompts.training_sequences, recipe))
     bare = replace(prepared.zero_shot, record=False)
-    done = 0
 
-    def told(tape: Tape, _signals: list[Float[Tensor, "rate_or_1 token row"]]) -> None:
-        nonlocal done
-        if tape.worn is not None:  # the weights before this step: those after the one before
-            asked = ask(lm, prompts.queries, bare, tape.worn.moved_to(lm.anatomy))
+    def told(step: Step) -> None:
+        done = step.number + 1
+        if done < total:  # the weights after the last step are asked with everything else
+            asked = ask(lm, prompts.queries, bare, step.deltas.moved_to(lm.anatomy))
             emit({"event": "step", "step": done, "total": total, **_scores(asked)})
-        done += 1
 
     assert not isinstance(options.lr, str)
     emit({"event": "part", "part": "fine-tuning, a step for each demonstration", "done": 0, "total": total})
@@ -146,8 +142,7 @@ def _likeness(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: Emi
         prepared,
         lr,
         recipe_of(prepared.options),
-        full=False,
-        grid=lambda _rule: (),  # only the full controls train by other rules
+        full=None,
         progress=Telling(emit),
     )
     records = Records(

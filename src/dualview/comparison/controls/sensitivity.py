@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from dualview.comparison.controls.settings import reordered
+from dualview.comparison.controls.settings import PERMUTATIONS, reordered
 from dualview.comparison.prepare import Prepared
-from dualview.learning.finetune import Recipe, Tuned, finetune
+from dualview.learning.finetune import Tuned
+from dualview.learning.selection import ask_each
 from dualview.metrics.controls import MetricControls
 from dualview.metrics.predictions import TopK, order_sensitivity, overlap_cosine, token_overlap
 from dualview.metrics.summary import compute_metrics
@@ -22,24 +23,25 @@ from dualview.models.scoring import Asked, ask
 from dualview.records import Records, Setting
 
 QUERIES = 64
-PERMUTATIONS = 5
 
 
-def order_report(prepared: Prepared, lr: float, recipe: Recipe, passes: Mapping[str, Asked]) -> dict[str, Any]:
+def order_report(prepared: Prepared, tuned: Mapping[str, Tuned], passes: Mapping[str, Asked]) -> dict[str, Any]:
     """How much ICL's, and fine-tuning's, answers vary over orders of the same demonstrations (Shen et al. 2024).
 
-    The first order is the prompt's own, whose `passes` there are.
+    The first order is the prompt's own, whose `passes` there are; `tuned` has the others by name, as
+    `control_trainings` calls them.
     """
     lm, queries = prepared.lm, prepared.prompts.queries[:QUERIES]
     if prepared.prompts.shots_used < 2:
         return {"permutations": 0, "queries": len(queries), "icl": None, "ft": None}
     widest = max(len(query.candidates) for query in queries)
     icl, ft = ([passes[name].settings[0].log_probs[: len(queries), :widest]] for name in ("icl", "ft"))
-    for order in (reordered(prepared.prompts, f"order {i}") for i in range(1, PERMUTATIONS)):
-        context = replace(prepared.in_context, prefix=order.prefix, record=False)
+    orders = [f"order {i}" for i in range(1, PERMUTATIONS)]
+    for name in orders:
+        context = replace(prepared.in_context, prefix=reordered(prepared.prompts, name).prefix, record=False)
         icl.append(ask(lm, queries, context).settings[0].log_probs)
-        patch = finetune(lm, order.training_sequences, [lr], recipe)[0].patch
-        ft.append(ask(lm, queries, replace(prepared.zero_shot, record=False), patch).settings[0].log_probs)
+    bare = replace(prepared.zero_shot, record=False)
+    ft += [setting.log_probs for setting in ask_each(lm, queries, bare, [tuned[name] for name in orders])]
     return {
         "permutations": PERMUTATIONS,
         "queries": len(queries),
@@ -61,9 +63,13 @@ def norm_curve(
     widest = max(len(query.candidates) for query in queries)
     base = {"zsl": _first(zsl, columns, widest), "icl": _first(icl, columns, widest)}
     points: list[dict[str, Any]] = []
-    for rule, tuned in ((rule, tuned) for rule, grid in grids.items() for tuned in grid):
-        ft = ask(prepared.lm, queries, prepared.zero_shot, tuned.patch)
-        found: Any = compute_metrics(Records(gold, {**base, "ft": ft.settings[0]}, columns)).to_json()
+    asked = [
+        (rule, tuned, setting)
+        for rule, grid in grids.items()
+        for tuned, setting in zip(grid, ask_each(prepared.lm, queries, prepared.zero_shot, grid), strict=True)
+    ]
+    for rule, tuned, ft in asked:
+        found: Any = compute_metrics(Records(gold, {**base, "ft": ft}, columns)).to_json()
         points.append(
             {
                 "rule": rule,

@@ -17,8 +17,9 @@ import numpy as np
 from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
-from dualview.learning.finetune import Recipe, Rule, Tuned, finetune
+from dualview.learning.finetune import Recipe, Training, Tuned, finetune, steps_of, train
 from dualview.learning.selection import best, judge_rates
+from dualview.learning.training_step import Rule
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, Plan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
@@ -30,6 +31,49 @@ from dualview.tasks.task import Task, load_task, shuffled
 
 Grid = Callable[[Rule], Sequence[Tuned]]
 """Trains a rule at every learning rate of the grid."""
+PERMUTATIONS = 5
+"""Orders of the demonstrations that order sensitivity compares, the prompt's own included."""
+
+
+@dataclass(frozen=True)
+class FullControls:
+    """What the full controls need besides the quick ones."""
+
+    grid: Grid
+    tuned: Mapping[str, Tuned]
+    """The trainings of `control_trainings`, by name."""
+    problems: Mapping[str, UserError]
+    """Why some of them could not be run."""
+
+
+def control_trainings(prepared: Prepared, lr: float) -> dict[str, Callable[[], Training]]:
+    """Every control that is fine-tuning at the run's own rate on other demonstrations, by name."""
+    prompts = prepared.prompts
+
+    def on(made: Callable[[], PromptSet], rate: float = lr) -> Callable[[], Training]:
+        return lambda: Training(made().training_sequences, rate)
+
+    return {
+        "ft_sign_flipped": on(lambda: prompts, -lr),
+        "ft_random_labels": on(lambda: _random_labels(prepared)),
+        "ft_other_task": on(lambda: _other_task(prepared)),
+        **{f"order {i}": on(lambda i=i: reordered(prompts, f"order {i}")) for i in range(1, PERMUTATIONS)},
+    }
+
+
+def full_controls(prepared: Prepared, lr: float, recipe: Recipe, grid: Grid, progress: Progress) -> FullControls:
+    """Train every control of `control_trainings`, all as rows of one batch."""
+    trainings: dict[str, Training] = {}
+    problems: dict[str, UserError] = {}
+    for name, make in control_trainings(prepared, lr).items():
+        try:
+            trainings[name] = make()
+        except UserError as error:
+            problems[name] = error
+    steps = sum(len(steps_of(training.sequences, recipe)) for training in trainings.values())
+    with progress.part(f"fine-tuning {len(trainings)} controls", steps) as advance:
+        tuned = train(prepared.lm, list(trainings.values()), recipe, advance)
+    return FullControls(grid, dict(zip(trainings, tuned, strict=True)), problems)
 
 
 @dataclass(frozen=True)
@@ -46,11 +90,11 @@ class Controls:
 
 
 def control_settings(
-    prepared: Prepared, lr: float, recipe: Recipe, *, full: bool, grid: Grid, progress: Progress
+    prepared: Prepared, lr: float, recipe: Recipe, *, full: FullControls | None, progress: Progress
 ) -> Controls:
     """Run the quick controls, or all of them."""
     found = Controls()
-    for name, run in _controls(prepared, lr, recipe, full=full, grid=grid, trained=found.trained):
+    for name, run in _controls(prepared, lr, recipe, full, found.trained):
         with progress.part(f"control {name}", 1) as advance:
             try:
                 made = run()
@@ -68,7 +112,7 @@ Control = Callable[[], dict[str, Asked]]
 
 
 def _controls(
-    prepared: Prepared, lr: float, recipe: Recipe, *, full: bool, grid: Grid, trained: dict[str, dict[str, Any]]
+    prepared: Prepared, lr: float, recipe: Recipe, full: FullControls | None, trained: dict[str, dict[str, Any]]
 ) -> Iterator[tuple[str, Control]]:
     lm, prompts = prepared.lm, prepared.prompts
 
@@ -83,29 +127,32 @@ def _controls(
         trained[name] = {"lr": tuned.lr, "status": tuned.status}
         return {"": ask(lm, prompts.queries, prepared.zero_shot, tuned.patch)}
 
-    def training(
-        name: str, on: Callable[[], PromptSet] = lambda: prompts, rate: float = lr, how: Recipe = recipe
-    ) -> tuple[str, Control]:
-        return name, lambda: wearing(name, finetune(lm, on().training_sequences, [rate], how)[0])
-
-    other_task = cache(lambda: _other_task(prepared))
     shift = len(prompts.prefix) - len(prompts.zero_prefix)
     yield context("icl_reordered", lambda: reordered(prompts, REORDERED).prefix, demo_logits=True)
     yield untouched("zsl_shifted", lambda: replace(prepared.zero_shot, shift=shift))
-    if not full:
+    if full is None:
         return
+
+    def training(name: str) -> dict[str, Asked]:
+        if name in full.problems:
+            raise full.problems[name]
+        return wearing(name, full.tuned[name])
+
     yield context("icl_other_demos", lambda: _other_demos(prepared).prefix)
     yield context("icl_random_labels", lambda: _random_labels(prepared).prefix)
-    yield context("icl_other_task", lambda: other_task().prefix)
+    yield context("icl_other_task", lambda: _other_task(prepared).prefix)
     yield context("icl_random_text", lambda: _random_text(prepared))
-    yield training("ft_sign_flipped", rate=-lr)
-    yield training("ft_random_labels", lambda: _random_labels(prepared))
-    yield training("ft_other_task", other_task)
+    for name in ("ft_sign_flipped", "ft_random_labels", "ft_other_task"):
+        yield name, lambda name=name: training(name)
     if recipe.params != "all":
-        yield training("ft_all_params", how=replace(recipe, params="all", rule="sgd"))
+        whole = replace(recipe, params="all", rule="sgd")
+        yield (
+            "ft_all_params",
+            lambda: wearing("ft_all_params", finetune(lm, prompts.training_sequences, [lr], whole)[0]),
+        )
         for rule, name in RULE_CONTROLS.items():
             if rule != recipe.rule:
-                yield name, lambda rule=rule, name=name: wearing(name, _best(prepared, grid(rule)))
+                yield name, lambda rule=rule, name=name: wearing(name, _best(prepared, full.grid(rule)))
     for name, keep in (("untrained", False), ("untrained_but_embeddings", True)):
         yield name, lambda name=name, keep=keep: _untrained(prepared, lr, recipe, trained, name, keep=keep)
 
@@ -175,9 +222,15 @@ def _random_labels(prepared: Prepared) -> PromptSet:
 
 def _other_task(prepared: Prepared) -> PromptSet:
     name = "product" if prepared.task.name == "source" else "source"
-    other = prepared.recall("other task", name, lambda: load_task(name))
+    other = _embedded_task(name)
     seed = control_seeds(prepared)["other_task"]
     return _rebuilt(prepared, sample_demos(other, seed, prepared.prompts.shots_used), other)
+
+
+@cache
+def _embedded_task(name: str) -> Task:
+    """A task whose rows come with the package: they never change, so they are read once."""
+    return load_task(name)
 
 
 def _random_text(prepared: Prepared) -> tuple[int, ...]:

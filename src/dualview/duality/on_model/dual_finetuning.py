@@ -33,8 +33,8 @@ from dualview.duality.theory.linalg import norm
 from dualview.duality.theory.linear import DualForm, Residual, TokenIndex, summing_error
 from dualview.duality.theory.toy_attention import lin_attn, relative_error
 from dualview.io.errors import UserError
-from dualview.learning.finetune import Tape
 from dualview.learning.traces import Factors, TrainingTokens, TrainingTrace
+from dualview.learning.training_step import Tape
 from dualview.learning.weight_patches import Deltas, Linearised, added
 from dualview.models.language_model import LanguageModel
 
