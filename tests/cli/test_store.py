@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dualview.cli import main as cli
-from dualview.io.download import sha256_of
+from dualview.io.hashing import sha256_of
 from dualview.store.cell import ROWS, FileNote, stamp_of
 from dualview.store.store import Store
 from dualview.store.tables import TABLES

@@ -89,7 +89,7 @@ def left_in_cache() -> list[str]:
 def downloaded(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The toy's archive, with pip's part skipped: for tests of what comes after the download."""
     archive = sdist(shelf / "toyasset-1.0.tar.gz")
-    monkeypatch.setattr(assets, "pip_download", lambda pin, workshop: archive)
+    monkeypatch.setattr(assets, "pip_download", lambda pin, scratch: archive)
     return archive
 
 

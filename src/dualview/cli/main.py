@@ -48,7 +48,7 @@ def main() -> None:
     # costs most of a second.
     gc.set_threshold(100_000, 20, 100)
     try:
-        with terminal.failed_extras_said():
+        with terminal.warnings_as_sentences():
             app()
     except UserError as error:
         print(f"dualview: {error}", file=sys.stderr)

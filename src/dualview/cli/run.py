@@ -11,9 +11,10 @@ import typer
 
 from dualview.cli.options import given, json_option, with_options
 from dualview.io import terminal
+from dualview.io.errors import cause_of
 from dualview.io.json_files import is_stdout
 from dualview.io.progress import for_stream
-from dualview.io.saving import cause_of, rescued
+from dualview.io.saving import save_to_temporary
 from dualview.options import RunOptions
 
 
@@ -55,7 +56,7 @@ def _present(table: Callable[[], Any], written: Sequence[Path], name: str, save:
         sys.stdout.flush()
     except Exception as error:
         terminal.forget_output()
-        kept = f"the result is in {written[0]}" if written else rescued(name, save)
+        kept = f"the result is in {written[0]}" if written else save_to_temporary(name, save)
         terminal.say(f"dualview: warning: The table could not be printed ({cause_of(error)}); {kept}.")
 
 

@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dualview.io.download import sha256_of
-from dualview.store.cell_key import file_stamp
+from dualview.io.hashing import file_stamp, sha256_of
 
 VERSION = 1
 _WAIT_SECONDS = 60.0

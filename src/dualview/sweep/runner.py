@@ -14,9 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, cause_of
 from dualview.io.progress import Progress, Silent
-from dualview.io.saving import cause_of
 from dualview.options import RunOptions
 from dualview.store.cell import NewCell, NoRecords
 from dualview.store.cell_key import CellIdentity, Fingerprints

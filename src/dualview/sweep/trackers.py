@@ -13,8 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from dualview.io.errors import UserError
-from dualview.io.saving import cause_of
+from dualview.io.errors import UserError, cause_of
 from dualview.store.cell import NewCell
 from dualview.store.cell_key import asked_id
 from dualview.store.store import Store

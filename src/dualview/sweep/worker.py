@@ -19,8 +19,8 @@ from dualview.comparison.cache import LastOfEach
 from dualview.comparison.prepare import Prepared, load, prepare
 from dualview.comparison.result import Result
 from dualview.comparison.run import measure
-from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
+from dualview.io.hashing import sha256_of
 from dualview.io.progress import Silent
 from dualview.models.language_model import LanguageModel
 from dualview.options import RunOptions
