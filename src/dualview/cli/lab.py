@@ -20,13 +20,13 @@ from dualview.io.progress import for_stream
 from dualview.lab import LABS
 
 
-def add(app: typer.Typer) -> None:
-    """Add `lab` with one command per lab."""
-    labs = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+def labs() -> typer.Typer:
+    """`lab` with one command per lab."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
     for name, summary in LABS.items():
         everything = {"allow_extra_args": True, "ignore_unknown_options": True}
-        labs.command(name, short_help=summary, add_help_option=False, context_settings=everything)(_caller(name))
-    app.add_typer(labs, name="lab", help="Train the small models that show it.")
+        app.command(name, short_help=summary, add_help_option=False, context_settings=everything)(_caller(name))
+    return app
 
 
 def _caller(name: str) -> Callable[[typer.Context], None]:

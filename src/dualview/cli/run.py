@@ -58,7 +58,3 @@ def _present(table: Callable[[], Any], written: Sequence[Path], name: str, save:
         terminal.forget_output()
         kept = f"the result is in {written[0]}" if written else save_to_temporary(name, save)
         terminal.say(f"dualview: warning: The table could not be printed ({cause_of(error)}); {kept}.")
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(run)

@@ -51,7 +51,3 @@ def serve(
         device=device,
         no_browser=no_browser,
     )
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(serve)

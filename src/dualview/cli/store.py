@@ -100,8 +100,3 @@ def query(
     rows: Any = api.query(sql, store, json=json, say=say)
     if not is_stdout(json):
         print_table(rows_table(rows), width=WIDTH)
-
-
-def add(app: typer.Typer) -> None:
-    for verb in (ls, show, diff, export, query):
-        app.command()(verb)

@@ -138,7 +138,3 @@ def _summary_json(summary: Any) -> dict[str, Any]:
         "problems": [str(problem) for problem in summary.problems],
         "seconds": round(summary.seconds, 3),
     }
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(sweep)

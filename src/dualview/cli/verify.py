@@ -36,7 +36,3 @@ def verify(
         what = "misprints passed" if wrong else "identities failed"
         terminal.say(f"{len(unexpected)} of {len(checks)} {what}")
         raise typer.Exit(1)
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(verify)

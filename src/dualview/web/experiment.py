@@ -25,7 +25,7 @@ from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, ask
 from dualview.options import RunOptions
 from dualview.records import Records
-from dualview.tasks.show_prompt import describe_prompt
+from dualview.tasks.show_prompt import ShownPrompt
 from dualview.web.attention import attention_json, attention_steps
 from dualview.web.jobs import Emit, Telling
 from dualview.web.model_cache import Shelf
@@ -86,7 +86,7 @@ def _prompt(prepared: Prepared, state: State, shelf: Shelf) -> dict[str, Any]:
         "shots_used": prompts.shots_used,
         "prefix_tokens": len(prompts.prefix),
         "query_tokens": len(asked.ids),
-        "tokens": describe_prompt(prompts, prepared.lm.tokenizer),
+        "tokens": ShownPrompt(prompts, prepared.lm.tokenizer).tokens,
         "steps": len(steps_of(prompts.training_sequences, recipe_of(prepared.options))),
         "layers": len(prepared.lm.anatomy.layers),
         "heads": [layer.heads for layer in prepared.lm.anatomy.layers],
