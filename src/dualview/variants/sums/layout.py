@@ -19,7 +19,7 @@ from dualview.io.errors import UserError
 
 @dataclass(frozen=True)
 class Layout:
-    """`batch` is 1 where all sequences of the batch look alike. Rows that see nothing (left padding) point at key 0."""
+    """`batch` is 1 where all sequences have the same layout. Rows that see nothing (left padding) point at key 0."""
 
     first: Int[Tensor, "batch query"]
     """Index of the first key the row reads."""
@@ -52,8 +52,8 @@ class Layout:
         return self.before.gather(1, self.own) - self.before.gather(1, self.first) + 1
 
 
-# The softmax rounds to 0 from about −100 on, whatever was meant; a sum over the keys that are read has to know.
-# People hide keys with −10⁴ (−9984 in bfloat16), −10⁹, the dtype's minimum or −∞.
+# The softmax rounds to 0 from about −100 on, so there the difference does not matter; a sum over the keys that are read
+# must know it. Models hide keys with −10⁴ (−9984 in bfloat16), −10⁹, the dtype's minimum or −∞.
 _HIDES, _READS = -9000.0, -1000.0
 
 
