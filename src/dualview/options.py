@@ -69,7 +69,7 @@ class RunOptions:
     calibrate: bool = option(False, "add contextual calibration of the label prior")
     controls: Literal["none", "quick", "full"] = option("quick", "floors, ceilings and the verdict: how many controls")
     protocol: Protocol = option("modern", "presets: modern (these defaults), dai, deutch")
-    weights: Weights = option("trained", "as they are, or drawn anew: all of them, or all but embeddings and norms")
+    weights: Weights = option("trained", "trained, or drawn at random: all of them, or all but embeddings and norms")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = option("float32", "of the model")
     device: str = option("auto", "cpu, cuda, cuda:1 …; auto: a GPU if there is one; balanced: layers spread over all")
     batch_size: AtLeastOne | None = option(None, "queries per forward pass; chosen by size if not given")
@@ -115,7 +115,7 @@ class RunOptions:
 
     @property
     def changed(self) -> dict[str, Any]:
-        """What differs from the defaults, as JSON can hold it: enough to repeat the run."""
+        """The options that differ from the defaults, as JSON: enough to repeat the run."""
         own = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
         return {name: _plain(value) for name, (value, default) in own.items() if value != default}
 
@@ -127,7 +127,7 @@ QUERIES_ONLY = ("queries", "n_queries")
 
 
 def refuse_options(verb: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse options that would change nothing: whoever gives one is mistaken about the verb."""
+    """Refuse options that would change nothing in this verb."""
     for name in names:
         if given.get(name) is not None:
             raise UserError(f"{verb} does not take the option {name}: it would change nothing; leave it out.")

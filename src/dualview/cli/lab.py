@@ -1,6 +1,6 @@
 """`dualview lab NAME`: each lab's command, built from its settings when it is called.
 
-A lab's module imports torch sooner or later, so none is imported to list the labs.
+A lab's module imports torch, so none is imported to list the labs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def labs() -> typer.Typer:
 
 
 def _caller(name: str) -> Callable[[typer.Context], None]:
-    """Hand everything after the lab's name to its own command."""
+    """Pass everything after the lab's name to its own command."""
 
     def call(context: typer.Context) -> None:
         own = typer.main.get_command(lab_app(name))

@@ -38,7 +38,7 @@ app = typer.Typer(
 _STORE = (store.ls, store.show, store.diff, store.export, store.query)
 for _verb in (run, prompt, metrics, verify, explain, heads, compile_, tasks, assets, report, sweep, *_STORE):
     app.command(_verb.__name__.rstrip("_"))(_verb)  # in this order in `--help`
-app.add_typer(labs(), name="lab", help="Train the small models that show it.")
+app.add_typer(labs(), name="lab", help="Train small models that test the papers' claims.")
 app.command()(serve)
 
 

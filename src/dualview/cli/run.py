@@ -28,7 +28,7 @@ def run(
     seeds: Annotated[
         str | None, typer.Option(help="repeat over several draws: 1:5, or 1,3,7", metavar="<int>:<int>|<int>,…")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="count tokens and estimate the time, no more")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only count tokens and estimate the time")] = False,
     **options: Any,
 ) -> None:
     """Compare zero-shot, in-context and fine-tuned on one task."""
@@ -48,7 +48,7 @@ def run(
 
 
 def _present(table: Callable[[], Any], written: Sequence[Path], name: str, save: Callable[[Path], None]) -> None:
-    """Print a result's table and its files. A table that cannot be printed must not cost a result of minutes."""
+    """Print a result's table and its files. A table that cannot be printed must not lose the result."""
     try:
         terminal.show(table())
         for path in written:

@@ -22,7 +22,7 @@ WIDTH = 160
 def ls(
     store: StoreOption,
     all: AllOption = False,
-    limit: Annotated[int, typer.Option(min=1, metavar="<int>", help="show at most so many")] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="<int>", help="show at most this many")] = 100,
     json: Annotated[Path | None, json_option("all cells and failures")] = None,
 ) -> None:
     """List the cells of a store, and what failed."""
@@ -62,7 +62,7 @@ def diff(
     store: Annotated[Path | None, typer.Option(help="the store both cells are in")] = None,
     json: Annotated[Path | None, json_option("the differences")] = None,
 ) -> None:
-    """Say where two cells, or two stores, differ.
+    """Show where two cells, or two stores, differ.
 
     The exit code is 1 if they do.
     """

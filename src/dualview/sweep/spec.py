@@ -89,7 +89,7 @@ class Spec(RootModel[dict[str, tuple[Any, ...]]]):
             ) from error
         except RecursionError:
             raise UserError(
-                f"The spec {path} is nested without end, or an alias (*) stands inside of what it repeats; "
+                f"The spec {path} is nested without end, or an alias (*) contains itself; "
                 "write each option as a value or a list."
             ) from None
         if keys is None:

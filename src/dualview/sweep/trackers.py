@@ -1,4 +1,4 @@
-"""Logging finished cells to an experiment tracker: TensorBoard, trackio or Weights & Biases, if asked for.
+"""Logs finished cells to an experiment tracker: TensorBoard, trackio or Weights & Biases, with --track.
 
 Each cell is one run there: its options are the run's configuration, the numbers of its row the run's metrics. If a
 tracker fails, the sweep goes on and the store is complete.

@@ -1,4 +1,4 @@
-"""Computes cells one after another, with one model in memory and the last passes kept for the next cell.
+"""Computes cells one after another, with one model in memory and the last passes cached for the next cell.
 
 The same worker runs in process and in a Ray actor. A cell's numbers do not depend on the cells before it.
 """
