@@ -5,6 +5,7 @@ Nothing heavy is imported before a verb runs, so that `dualview --help` answers 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 
@@ -46,8 +47,9 @@ def main() -> None:
     """Run a verb; a user's mistake is one sentence on standard error and exit code 2."""
     terminal.open_streams()
     # Importing torch and transformers makes millions of objects that stay. Searching them for garbage again and again
-    # costs most of a second.
+    # costs most of a second, and searching them once more at the end another.
     gc.set_threshold(100_000, 20, 100)
+    atexit.register(gc.freeze)
     try:
         with terminal.warnings_as_sentences():
             app()
