@@ -121,14 +121,14 @@ def test_the_watched_signals_are_the_update() -> None:
     total: dict[str, torch.Tensor] = {}
     bias: dict[str, torch.Tensor] = {}
 
-    def told(tape: Tape, signals: list[torch.Tensor]) -> None:
+    def keep(tape: Tape, signals: list[torch.Tensor]) -> None:
         for (index, x, _), g in zip(tape.calls, signals, strict=True):
             assert x.shape[:2] == g.shape[:2]
             name = tape.projections[index].name
             total[name] = total.get(name, 0.0) - rate * torch.einsum("tr,td->rd", g[0], x[0])
             bias[name] = bias.get(name, 0.0) - rate * g[0].sum(0)
 
-    [tuned] = finetune(lm, cases.SEQUENCES[:2], [rate], watch=Watch(told))
+    [tuned] = finetune(lm, cases.SEQUENCES[:2], [rate], watch=Watch(keep))
     patch = deltas(tuned.patch)
     for index, projection in enumerate(patch.projections):
         assert cases.worst(patch.weights[index][0], total[projection.name]) < 1e-12

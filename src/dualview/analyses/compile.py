@@ -212,8 +212,7 @@ def compile_patch(
 def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Query, ...]]:
     """Selection rows to fit on and others to choose on, in the split's order, without those too long."""
     rows = encode_queries(prepared.task, prepared.lm.tokenizer, selection_rows(prepared.task, 2 * fit_rows))
-    limits = [limit for limit in (prepared.lm.context, prepared.options.max_context) if limit is not None]
-    room = min(limits, default=None)
+    room = prepared.lm.room(prepared.options.max_context)
     if room is not None:
         rows = tuple(q for q in rows if len(prepared.prompts.prefix) + q.longest <= room)
     half = min(fit_rows, len(rows) // 2)

@@ -6,8 +6,8 @@ Softmax attention over [demonstrations, query tokens] is the mass-weighted mean 
 
 (the exact form of Dai et al. 2022, section 3.2, for softmax). Every function here therefore returns an output together
 with the log-sum-exp of its logits, so that a prefix shared by all queries is attended to once, densely, and the
-queries' own tokens apart. No function builds a full query × key map of logits for more than a bounded slice of queries;
-of layers with a window, or chunks, the mask is built whole.
+queries' own tokens separately. No function builds a full query × key map of logits for more than a bounded slice of
+queries; of layers with a window, or chunks, the mask is built whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# Rows of logits the portable kernel holds at once: bounds its memory, not its result.
+# Rows of logits that the portable kernel computes at once: limits its memory, not its result.
 _LOGITS_AT_ONCE = 1 << 24
 
 
@@ -41,7 +41,7 @@ class Rule:
     """An additive bias that depends on the key's position alone, up to the softmax's shift."""
 
     def visible(self, query_at: Int[Tensor, " query"], key_at: Int[Tensor, " key"]) -> Bool[Tensor, "query key"] | None:
-        """Which keys a window or chunk leaves in sight; None when all of them. Causality is not its business."""
+        """Which keys a window or chunk leaves in sight; None when all of them. Causality is handled elsewhere."""
         if self.window is None and self.chunk is None:
             return None
         if not query_at.numel() or not key_at.numel():
@@ -118,7 +118,7 @@ def with_sinks(part: Part, sinks: Float[Tensor, " head"] | None) -> Part:
 
 
 def by_token(part: Part) -> Float[Tensor, "batch query head d_value"]:
-    """The output as architectures expect it, in one piece: some of them go on to view it in another shape."""
+    """The output as architectures expect it, contiguous: some of them view it in another shape."""
     return part.out.transpose(1, 2).contiguous()
 
 
@@ -148,7 +148,7 @@ def _bias(
 
 
 # Kernels: (q, k, v, rule, bias, causal) -> Part. The compiled ones are torch's own but not public, because the public
-# function does not return the log-sum-exp; `_portable` needs nothing but matmul and is their fallback and their twin.
+# function does not return the log-sum-exp; `_portable` needs only matmul; it is their fallback and their reference.
 Kernel = Callable[[Tensor, Tensor, Tensor, Rule, Tensor | None, bool], Part]
 
 

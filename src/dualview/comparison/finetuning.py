@@ -14,7 +14,7 @@ from dualview.options import RunOptions
 
 @dataclass(frozen=True)
 class FineTuning:
-    """The fine-tuned model that is reported, and how its learning rate was come by."""
+    """The fine-tuned model that is reported, and how its learning rate was chosen."""
 
     tuned: Tuned
     trials: list[Trial]
@@ -39,7 +39,7 @@ def fine_tune(prepared: Prepared, progress: Progress) -> FineTuning:
 
 
 def train_grid(prepared: Prepared, rule: Rule, advance: Advance | None = None) -> Sequence[Tuned]:
-    """A rule at every rate of the grid; trained once for runs that differ in the rule they report."""
+    """A rule at every rate of the grid; trained once for runs that differ only in the rule they report."""
     options = prepared.options
 
     def train() -> Sequence[Tuned]:

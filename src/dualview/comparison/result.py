@@ -26,7 +26,7 @@ SCHEMA = "dualview.result/1"
 class TaskPart(ResultPart):
     name: str
     shots: int
-    """Demonstrations asked for."""
+    """Demonstrations requested."""
     shots_used: int
     """Demonstrations that fit the context."""
     n_queries: int
@@ -59,13 +59,13 @@ class QueryPart(ResultPart):
 
 
 class DrawSeeds(ResultPart):
-    """What every draw was seeded with; the controls' stand under their own names."""
+    """The seed of every draw; those of the controls have their own names."""
 
     demos: int | None
 
 
 class RunPart(ResultPart):
-    """When, where and how long: no part of any comparison of results."""
+    """When, where and how long: not part of any comparison of results."""
 
     date: str
     host: str

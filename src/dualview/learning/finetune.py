@@ -1,11 +1,11 @@
-"""Fine-tuning as the comparison means it: plain SGD on the demonstrations, one a step, in the order of the prompt.
+"""Fine-tuning in the comparison: plain SGD on the demonstrations, one per step, in the order of the prompt.
 
 For the projections (k and v, or q, k and v, or v) the update is computed in its dual form,
 
     ΔW ← ΔW − lr · Σ_t g_t x_tᵀ,      g_t = ∂loss/∂(W x_t)
 
-so nothing is differentiated that nothing reads, the base weights stay untouched, and every learning rate of a grid is
-one row of the same batch. Dai et al. 2022, appendix B (their release: SGD, batch 1, one epoch, all-token loss).
+so no unused gradient is computed, the base weights stay unchanged, and every learning rate of a grid is one row of the
+same batch. Dai et al. 2022, appendix B (their release: SGD, batch 1, one epoch, all-token loss).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dualview.anatomy.dispatch import run_forward
+from dualview.anatomy.hooks import hooked
 from dualview.anatomy.layers import Projection, Role
 from dualview.io.errors import UserError
 from dualview.learning.weight_patches import Deltas, Linearised, Parameters, added
@@ -54,7 +55,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Tuned:
-    """One fine-tuned model: the patch to wear, and how training went."""
+    """One fine-tuned model: its patch, and how training went."""
 
     lr: float
     patch: Patch
@@ -65,11 +66,11 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Watch:
-    """Tells of a training run as it goes: `told` gets each step's tape and, for each of its calls, the signals g_t."""
+    """Follows a training run: `on_step` gets each step's tape and, for each of its calls, the signals g_t."""
 
-    told: Callable[[Tape, list[Float[Tensor, "rate_or_1 token row"]]], None]
+    on_step: Callable[[Tape, list[Float[Tensor, "rate_or_1 token row"]]], None]
     taps: tuple[Projection, ...] = ()
-    """Projections whose inputs and outputs the tape keeps besides, as they are at the weights of the step."""
+    """Further projections whose inputs and outputs the tape keeps, at the weights of the step."""
 
 
 def finetune(
@@ -132,8 +133,8 @@ def _train_projections(
     for step, sequence in enumerate(steps_of(sequences, recipe)):
         # Before the first step all learning rates are the same model: one row does for all.
         rows = 1 if step == 0 else len(rates)
-        worn = deltas if step and recipe.rule != "linearised" else None
-        tape = Tape(projections, worn, () if watch is None else watch.taps)
+        so_far = deltas if step and recipe.rule != "linearised" else None
+        tape = Tape(projections, so_far, () if watch is None else watch.taps)
         with torch.enable_grad(), tape.running():
             logits = sequence_logits(lm, sequence, recipe, rows)
         if recipe.rule == "linearised" and step:
@@ -143,7 +144,7 @@ def _train_projections(
             losses = token_losses(logits, sequence, recipe)
             signals = tape.signals(losses.sum())
         if watch is not None:
-            watch.told(tape, signals)
+            watch.on_step(tape, signals)
         alive &= torch.isfinite(losses.detach()).to(alive.device)
         for g in signals:
             alive &= torch.isfinite(g.sum((1, 2))).to(alive.device)
@@ -167,10 +168,10 @@ def _train_projections(
 
 @dataclass
 class Tape:
-    """Watches the projections of one training pass: their inputs x_t, and, once the loss is known, the g_t."""
+    """Records the projections of one training pass: their inputs x_t and, once the loss is known, the g_t."""
 
     projections: tuple[Projection, ...]
-    worn: Deltas | None = None
+    patch: Deltas | None = None
     """The change of the steps so far, if the pass is at the tuned weights."""
     taps: tuple[Projection, ...] = ()
     tapped: list[Tap] = field(default_factory=list[Tap])
@@ -182,22 +183,18 @@ class Tape:
         def watch(index: int) -> Any:
             def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
                 x = inputs[0]
-                if self.worn is not None:
-                    output = added(output, self.worn.change(index, x), self.projections[index])
+                if self.patch is not None:
+                    output = added(output, self.patch.change(index, x), self.projections[index])
                 if not output.requires_grad:  # nothing before the first projection is trained
                     output = output.detach().requires_grad_()
                 self.calls.append((index, x.detach().flatten(1, -2), output))
-                return output.clone()  # some architectures (clip_qkv) go on to change it in place
+                return output.clone()  # some architectures (clip_qkv) then change it in place
 
             return hook
 
-        hooks = [p.module.register_forward_hook(watch(i)) for i, p in enumerate(self.projections)]
-        try:
-            with tapping(self.taps, self.tapped):  # after the others, so that a tap sees the change
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        own = [p.module.register_forward_hook(watch(i)) for i, p in enumerate(self.projections)]
+        with hooked(own), tapping(self.taps, self.tapped):  # taps come last, so that they see the change
+            yield
 
     def signals(self, total: Float[Tensor, ""]) -> list[Float[Tensor, "rate token row"]]:
         """g_t of every call on the tape; each row's loss depends on its own row alone, so their sum serves all."""
@@ -284,11 +281,8 @@ def _layer_causal(lm: LanguageModel) -> Generator[None]:
     hooks = [block.register_forward_pre_hook(cut, with_kwargs=True) for block in lm.anatomy.blocks]
     hooks += [block.register_forward_hook(keep) for block in lm.anatomy.blocks]
     hooks.append(lm.anatomy.final.register_forward_pre_hook(all_layers))
-    try:
+    with hooked(hooks):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _train_parameters(

@@ -18,7 +18,7 @@ from dualview.tasks.prompts import Query
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate's showing on the selection rows."""
+    """One candidate's accuracy on the selection rows."""
 
     value: float
     accuracy: float | None

@@ -1,4 +1,4 @@
-"""What fine-tuning left behind, token by token: the factors of every projection's update.
+"""The factors of every projection's update in fine-tuning, token by token.
 
     ΔW = Σ_t e_t x_tᵀ,      e_t = −lr · ∂loss/∂(W x_t)
 
@@ -63,9 +63,9 @@ def trace_training(
     """Fine-tune once more, keeping every projection's inputs and error signals; one trace for each rate.
 
     At a rate of 0 the weights stay the base's and the error signals are those of a rate of 1: what the gradient says
-    at the first pass. `progress` hears of every step, once for each rate.
+    at the first pass. `progress` is called for every step, once for each rate.
     """
-    wide = in_single_precision(lm)  # a narrower model is copied here, so that its copy is what is watched
+    wide = in_single_precision(lm)  # a half-precision model is copied here, and the copy is traced
     own = {p.name: p.module for p in wide.anatomy.projections(("q", "k", "v"))}
     tapped = tuple(Projection(p.name, own[p.name], p.rows) for p in taps)
     groups = rate_groups(wide, sequences, rates, recipe)
@@ -85,14 +85,14 @@ def _trace_group(
     outputs: dict[str, list[Tensor]] = {p.name: [] for p in taps}
     scale = torch.tensor([rate if rate else 1.0 for rate in rates], dtype=lm.dtype, device=lm.device)[:, None, None]
 
-    def told(tape: Tape, signals: list[Tensor]) -> None:
+    def keep(tape: Tape, signals: list[Tensor]) -> None:
         for (index, x, _), g in zip(tape.calls, signals, strict=True):
             inputs.setdefault(index, []).append(x.expand(len(rates), -1, -1))
             errors.setdefault(index, []).append(-scale.to(g.device) * g)
         for tap in tape.tapped:
             outputs[tap.projection.name].append(tap.y.expand(len(rates), -1, -1))
 
-    tuned = finetune(lm, sequences, rates, recipe, progress, Watch(told, taps))
+    tuned = finetune(lm, sequences, rates, recipe, progress, Watch(keep, taps))
     patch = tuned[0].patch
     assert isinstance(patch, Deltas)
     x, e = ({index: torch.cat(parts, 1) for index, parts in side.items()} for side in (inputs, errors))

@@ -1,8 +1,8 @@
 """Queries as trees of tokens, packed side by side into one row.
 
 A query is a chain of tokens; its candidate answers branch off its last token. Every token is run once: candidates
-that begin alike share their beginning, and the pack holds no padding. Each token attends to its ancestors (and to a
-prefix that lies before all queries), so the scores are those of running every prompt and candidate apart.
+with the same beginning share it, and the pack has no padding. Each token attends to its ancestors (and to a
+prefix that lies before all queries), so the scores equal those of running every prompt and candidate separately.
 """
 
 from __future__ import annotations

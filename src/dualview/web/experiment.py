@@ -128,16 +128,16 @@ def _fine_tune(prepared: Prepared, emit: Emit) -> Tuned:
     bare = replace(prepared.zero_shot, record=False)
     done = 0
 
-    def told(tape: Tape, _signals: list[Float[Tensor, "rate_or_1 token row"]]) -> None:
+    def on_step(tape: Tape, _signals: list[Float[Tensor, "rate_or_1 token row"]]) -> None:
         nonlocal done
-        if tape.worn is not None:  # the weights before this step: those after the one before
-            asked = ask(lm, prompts.queries, bare, tape.worn.moved_to(lm.anatomy))
+        if tape.patch is not None:  # the weights before this step: those after the one before
+            asked = ask(lm, prompts.queries, bare, tape.patch.moved_to(lm.anatomy))
             emit({"event": "step", "step": done, "total": total, **_scores(asked)})
         done += 1
 
     assert not isinstance(options.lr, str)
     emit({"event": "part", "part": "fine-tuning, a step for each demonstration", "done": 0, "total": total})
-    return finetune(lm, prompts.training_sequences, [options.lr], recipe, watch=Watch(told))[0]
+    return finetune(lm, prompts.training_sequences, [options.lr], recipe, watch=Watch(on_step))[0]
 
 
 def _likeness(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: Emit) -> None:

@@ -28,7 +28,7 @@ PERMUTATIONS = 5
 def order_report(prepared: Prepared, lr: float, recipe: Recipe, passes: Mapping[str, Asked]) -> dict[str, Any]:
     """How much ICL's, and fine-tuning's, answers vary over orders of the same demonstrations (Shen et al. 2024).
 
-    The first order is the prompt's own, whose `passes` there are.
+    The first order is the prompt's own: its `passes` exist already.
     """
     lm, queries = prepared.lm, prepared.prompts.queries[:QUERIES]
     if prepared.prompts.shots_used < 2:

@@ -1,7 +1,7 @@
 """Asking the same queries again under a control: another context, another fine-tuning, another model.
 
-Each control is one more `Setting` beside zsl, icl and ft, under the name by which `metrics.controls` knows it. `quick`
-takes two more passes: the demonstrations in another order (the ceiling), and the query moved to its in-context
+Each control is one more `Setting`, next to zsl, icl and ft, under the name by which `metrics.controls` knows it.
+`quick` takes two more passes: the demonstrations in another order (the ceiling), and the query moved to its in-context
 position without them. `full` takes the rest.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dualview.comparison.prepare import Prepared, selection_queries
+from dualview.comparison.prepare import Prepared, make_prompts, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
 from dualview.learning.finetune import Recipe, Rule, Tuned, finetune
@@ -23,7 +23,7 @@ from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, Plan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
 from dualview.records import Setting
-from dualview.tasks.prompts import PromptSet, build_prompts
+from dualview.tasks.prompts import PromptSet
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import sample_demos
 from dualview.tasks.task import Task, load_task, shuffled
@@ -79,14 +79,14 @@ def _controls(
     def context(name: str, prefix: Callable[[], tuple[int, ...]], *, demo_logits: bool = False) -> tuple[str, Control]:
         return untouched(name, lambda: replace(prepared.in_context, prefix=prefix(), demo_logits=demo_logits))
 
-    def wearing(name: str, tuned: Tuned) -> dict[str, Asked]:
+    def patched(name: str, tuned: Tuned) -> dict[str, Asked]:
         trained[name] = {"lr": tuned.lr, "status": tuned.status}
         return {"": ask(lm, prompts.queries, prepared.zero_shot, tuned.patch)}
 
     def training(
         name: str, on: Callable[[], PromptSet] = lambda: prompts, rate: float = lr, how: Recipe = recipe
     ) -> tuple[str, Control]:
-        return name, lambda: wearing(name, finetune(lm, on().training_sequences, [rate], how)[0])
+        return name, lambda: patched(name, finetune(lm, on().training_sequences, [rate], how)[0])
 
     other_task = cache(lambda: _other_task(prepared))
     shift = len(prompts.prefix) - len(prompts.zero_prefix)
@@ -105,7 +105,7 @@ def _controls(
         yield training("ft_all_params", how=replace(recipe, params="all", rule="sgd"))
         for rule, name in RULE_CONTROLS.items():
             if rule != recipe.rule:
-                yield name, lambda rule=rule, name=name: wearing(name, _best(prepared, grid(rule)))
+                yield name, lambda rule=rule, name=name: patched(name, _best(prepared, grid(rule)))
     for name, keep in (("untrained", False), ("untrained_but_embeddings", True)):
         yield name, lambda name=name, keep=keep: _untrained(prepared, lr, recipe, trained, name, keep=keep)
 
@@ -115,7 +115,7 @@ RULE_CONTROLS: Mapping[Rule, str] = {
     "layer-causal": "ft_layer_causal",
     "linearised": "ft_linearised",
 }
-"""The other rules beside the one that was run, each at its own best learning rate."""
+"""The other rules, each at its own best learning rate."""
 REORDERED = "reordered"
 
 
@@ -143,18 +143,9 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
 
 
 def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
-    options, lm = prepared.options, prepared.lm
-    limits = [limit for limit in (lm.context, options.max_context) if limit is not None]
-    made = build_prompts(
-        task or prepared.task,
-        lm.tokenizer,
-        rows,
-        rows[:1],
-        bos=options.bos,
-        separator=options.separator or prepared.task.separator,
-        max_context=min(limits, default=None),
-        room_for=prepared.prompts.queries,
-    )
+    options, task = prepared.options, task or prepared.task
+    options = replace(options, separator=options.separator or prepared.task.separator)
+    made = make_prompts(options, prepared.lm, task, rows, rows[:1], prepared.prompts.queries)
     return made.with_queries(prepared.prompts.queries)
 
 
