@@ -251,7 +251,7 @@ def test_how_to_go_on_is_a_command_for_a_shell(
             "other is not a store: it has no store.json; name a store or an empty",
         ),
         (("ls", "--store", "other"), "other is not a store: it has no store.json; name a folder that"),
-        (("sweep", "zero.yaml", "--store", "new", "--dry-run"), "seeds is 0, which is no draw"),
+        (("sweep", "zero.yaml", "--store", "new", "--dry-run"), "seeds is 0, which is not a draw"),
         (("sweep", "many.yaml", "--store", "new", "--dry-run"), "--shots is 500 but task"),
         (("sweep", "many.yaml", "--store", "new"), "--shots is 500 but task"),
         (("sweep", "{study}", "--store", "{store}", "--retries", "3"), "--retries is for Ray"),

@@ -129,7 +129,7 @@ class Compiled:
         table.caption = f"ridge {self.ridge:g}, fitted on {self.fitted} selection rows, {self.bytes / 2**20:.1f} MiB"
         if self.ft_status not in (None, "ok"):
             table.caption += (
-                f"\n! fine-tuning at rate {self.lr:g} {self.ft_status}: its row is no baseline; give a smaller --lr"
+                f"\n! fine-tuning at rate {self.lr:g} {self.ft_status}: its row is not a baseline; give a smaller --lr"
             )
         return table
 
@@ -171,7 +171,7 @@ def compile_patch(
     must_be_writable(Path(out))
     check_place(json)
     if json is not None and Path(json).resolve() == Path(out).resolve():
-        raise UserError(f"--out and --json both name {out}; give each a file of its own.")
+        raise UserError(f"--out and --json both name {out}; give each its own file.")
     clock = Clock()
     loaded = None if isinstance(model, str) else model
     chosen = RunOptions.make(model=model if isinstance(model, str) else model.name, **options)

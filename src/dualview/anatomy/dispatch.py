@@ -171,7 +171,7 @@ def _rule(module: nn.Module, query: Tensor, kwargs: dict[str, Any]) -> Rule:
 
 
 def _native(inner: Callable[..., Any] | None) -> Callable[..., Any]:
-    """An attention function under watch; None stands for the architecture's eager one."""
+    """An attention function that reports to the current pass; None means the architecture's eager one."""
 
     def function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any

@@ -32,7 +32,7 @@ class Rule:
     window: int | None = None
     """A key is seen only if it is fewer than `window` positions back."""
     chunk: int | None = None
-    """A key is seen only if it lies in the same chunk of this many positions."""
+    """A key is seen only if it is in the same chunk of this many positions."""
     softcap: float | None = None
     """logit ← softcap · tanh(logit / softcap) (Gemma 2)."""
     sinks: Float[Tensor, " head"] | None = None
@@ -83,7 +83,8 @@ def attend(
     if k.shape[0] != q.shape[0]:
         k, v = k.expand(q.shape[0], *k.shape[1:]), v.expand(q.shape[0], *v.shape[1:])
     bias = _bias(q, rule, allowed, key_at)
-    # The compiled kernels know no soft-cap and no tangents, and their log-sum-exp, which sinks need, has no gradient.
+    # The compiled kernels support neither soft-cap nor tangents, and their log-sum-exp, which sinks need, has no
+    # gradient.
     portable = rule.softcap is not None or (rule.sinks is not None and torch.is_grad_enabled())
     portable = (
         portable or forward_ad.unpack_dual(q).tangent is not None or forward_ad.unpack_dual(k).tangent is not None
@@ -125,7 +126,7 @@ def by_token(part: Part) -> Float[Tensor, "batch query head d_value"]:
 def final_logits(
     logits: Float[Tensor, "batch head query key"], rule: Rule, key_at: Int[Tensor, " key"]
 ) -> Float[Tensor, "batch head query key"]:
-    """Scaled q·k as the softmax sees it: soft-capped, biased; windows and causality apart."""
+    """Scaled q·k as the softmax sees it: soft-capped and biased, without windows and causality."""
     if rule.softcap is not None:
         logits = rule.softcap * torch.tanh(logits / rule.softcap)
     if rule.alibi is not None:
@@ -227,5 +228,5 @@ def _portable(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, 
 
 
 def _later(q: Tensor, k: Tensor, start: int) -> Bool[Tensor, "query key"]:
-    """Which keys come after each query, the first of which stands at `start`."""
+    """Which keys come after each query, the first of which is at `start`."""
     return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(start + 1)

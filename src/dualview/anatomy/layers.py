@@ -2,7 +2,7 @@
 
 Found by watching, not by names. One pass over a few tokens shows, in order, every linear map and every attention; the
 gradient of an attention's k with respect to a map's output says which of the map's rows make k. So fused matrices,
-whatever their layout (GPT-2's thirds, GPT-NeoX's interleaving, Falcon's groups), need no table of architectures.
+in any layout (GPT-2's thirds, GPT-NeoX's interleaving, Falcon's groups), need no table of architectures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROLES: tuple[Role, ...] = ("q", "k", "v")
 
 @dataclass(frozen=True)
 class Projection:
-    """Rows of a linear map (`nn.Linear` or GPT-2's `Conv1D`) that make q, k or v; `rows` None stands for all."""
+    """Rows of a linear map (`nn.Linear` or GPT-2's `Conv1D`) that make q, k or v; `rows` None means all."""
 
     name: str
     module: nn.Module
@@ -179,7 +179,7 @@ def _unweighted(maps: Sequence[nn.Module]) -> Generator[None]:
     """Let each linear map answer with random numbers of the right shape.
 
     Which map feeds which head does not depend on the weights, and reading all of them is most of a pass over a few
-    tokens. A map with a `forward` of its own (layers spread over devices move their inputs there) keeps it.
+    tokens. A map with its own `forward` (layers spread over devices move their inputs there) keeps it.
     """
     generator = torch.Generator().manual_seed(0)
 

@@ -116,7 +116,7 @@ def _home(module: nn.Module) -> Any:
 
 
 def _alibi_table(self: Any, factor: float, at: Tensor) -> Tensor:
-    """ALiBi as Bloom and Falcon build it, looked up by position (both round it to a dtype of their own)."""
+    """ALiBi as Bloom and Falcon build it, looked up by position (both round it to their own dtype)."""
     dtype = self.dense.weight.dtype
     seen = torch.ones(1, int(at.max()) + 1, dtype=torch.long, device=at.device)
     table = _home(self).build_alibi_tensor(seen, self.num_heads, dtype=dtype).view(self.num_heads, -1)

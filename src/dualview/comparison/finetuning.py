@@ -45,7 +45,7 @@ def train_grid(prepared: Prepared, rule: Rule, advance: Advance | None = None) -
     def train() -> Sequence[Tuned]:
         return _train(prepared, options.lr_grid, rule, advance)
 
-    if options.controls != "full":  # no other run asks for it
+    if options.controls != "full":  # no other run needs it
         return train()
     recipe = replace(recipe_of(options), rule=rule)
     key = (prepared.prompts.training_sequences, options.lr_grid, recipe, options.batch_size)

@@ -1,5 +1,9 @@
 """Errors that the user can fix, and other errors in one line."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class UserError(Exception):
     """A mistake the user can fix, in one sentence that names what is wrong and what to do.
@@ -19,3 +23,9 @@ def cause_of(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+
+
+def first_problem(error: Any) -> tuple[str, str]:
+    """Where pydantic found the first problem, as a dotted path (empty: in the whole), and its message."""
+    first = error.errors()[0]
+    return ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")

@@ -45,7 +45,7 @@ _LOGIT_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to fine-tune; the learning rate comes apart, since a grid of them shares the work."""
+    """How to fine-tune; the learning rate is separate, because a grid of rates shares the work."""
 
     params: Params = "kv"
     loss: Loss = "all"

@@ -38,7 +38,7 @@ CHECK_VERSION = 1
 """Raise it when the check can give another outcome for the same model: cached outcomes are then ignored."""
 HALF = (torch.bfloat16, torch.float16)
 ALLOWED = 16.0
-"""How many times further than the measured rounding packed and whole prompts may lie apart."""
+"""How many times the measured rounding packed and whole prompts may differ by."""
 _PREFIX, _QUERY = 5, 8  # tokens; few, so that a trial is cheap and fits the shortest context
 _TOKENS = _PREFIX + _QUERY + (_QUERY + 1) + 2
 _TEXT = (
@@ -51,7 +51,7 @@ CANNOT_RUN = (Unsupported, RuntimeError, ValueError, TypeError, IndexError)
 
 @dataclass(frozen=True)
 class Gap:
-    """How far apart two ways to compute the same thing lie, in log-probability, and how far rounding could put them."""
+    """How far two ways to compute the same thing differ, in log-probability, and how far rounding alone could."""
 
     found: float
     rounding: float

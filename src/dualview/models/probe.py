@@ -59,7 +59,7 @@ class Trace:
     demo_mass: Layers
     """[batch, query, head] each."""
     demo_logits: Layers | None = None
-    """Σ over heads of the scaled logits against the prefix's tokens, [batch, query, key] each, if wanted."""
+    """Σ over heads of the scaled logits against the prefix's tokens, [batch, query, key] each, if requested."""
     taps: list[Tap] = field(default_factory=list[Tap])
     """What went into and came out of the projections that were tapped, in the order in which they ran."""
 
@@ -157,7 +157,7 @@ class Packed:
             trace.demo_logits.append(_summed_logits(q, self.prefix.keys[layer], call.rule.scale))
 
     def _special_mass(self, layer: int, rule: Rule, q: Tensor, lse: Tensor) -> Float[Tensor, "batch head query"]:
-        """The softmax mass on the prefix's first tokens that are no demonstration."""
+        """The softmax mass on the prefix's first tokens, which are not demonstrations."""
         at = self.prefix_at[: self.prefix.special]
         keys = self.prefix.keys[layer][:, :, : len(at), None].transpose(2, 3).expand(-1, -1, q.shape[2], -1, -1)
         logits = _row_logits(q, keys.expand(q.shape[0], *keys.shape[1:]), rule.scale).transpose(1, 2)

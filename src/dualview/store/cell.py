@@ -22,11 +22,11 @@ import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, first_problem
 from dualview.io.hashing import FileNote, notes_of, sha256_of
-from dualview.options import RunOptions
+from dualview.options import RunOptions, plain
 from dualview.records import Records, save_records
-from dualview.store.cell_key import CellIdentity, asked_id, plain
+from dualview.store.cell_key import CellIdentity, asked_id
 from dualview.store.tables import TABLES, KeyedResult, tables_of
 
 SCHEMA = "dualview.cell/1"
@@ -165,8 +165,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise Damage(f"{MANIFEST}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise Damage(f"{MANIFEST}: {': '.join(first_problem(error))}") from error
 
 
 def checked(folder: Path) -> Manifest:

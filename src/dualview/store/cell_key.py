@@ -27,7 +27,7 @@ from dualview.io.hashing import digest, file_stamp, sha256_of
 from dualview.io.hub import HubName, Kind
 from dualview.io.versions import UNKNOWN, version_of
 from dualview.models.hub import code_commits
-from dualview.options import RunOptions
+from dualview.options import RunOptions, plain
 from dualview.store.fingerprint import remote_code_hash, tokenizer_hash
 from dualview.tasks.hub import find, hub_addresses
 from dualview.tasks.task import SPLITS, Task, list_tasks, load_task
@@ -49,11 +49,6 @@ HashFile = Callable[[Path], str]
 @lru_cache(maxsize=100_000, typed=True)
 def _fragment(name: str, value: Any) -> str:
     return f"{name}={json.dumps(plain(value), ensure_ascii=False)}"
-
-
-def plain(value: Any) -> Any:
-    """An option's value as JSON holds it."""
-    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
 
 
 def canonical(options: RunOptions) -> str:

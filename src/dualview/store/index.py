@@ -179,7 +179,7 @@ class Index:
                     self._remove_pack(row[0])
 
     def current(self) -> dict[str, str]:
-        """What was asked for, and the cell that answers it now; an older one may be of other weights or versions."""
+        """The current cell of every set of options; older ones may be of other weights or versions."""
         return dict(self.connection.execute("SELECT asked, key FROM current JOIN cells USING (key)"))
 
     def set_current(self, cells: Mapping[str, str]) -> None:

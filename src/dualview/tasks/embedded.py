@@ -106,7 +106,7 @@ def clean(text: str) -> str:
 
 
 def identity(text: str) -> str:
-    """What two copies of one text share: its letters and digits, whatever the case, blanks and punctuation.
+    """What two copies of one text share: its letters and digits, without case, blanks and punctuation.
 
     >>> identity("So GOOD!!") == identity("so good.")
     True

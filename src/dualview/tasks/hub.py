@@ -1,6 +1,6 @@
 """Rows of a data set on the hub, read with the `datasets` package from one commit.
 
-After almost any failure `datasets` returns the copy of the data set that it prepared last, from whatever commit. Here
+After almost any failure `datasets` returns the copy of the data set that it prepared last, from any commit. Here
 the commit is resolved first, and only rows of that commit are used.
 """
 
@@ -110,7 +110,7 @@ def read_hub(source: str) -> HubRows:
 def _read(datasets: Any, address: HubAddress, repo: Repo) -> HubRows:
     script = f"{repo.id.rpartition('/')[2]}.py"
     # The card shows whether the data set may be read, and names its configurations. A script is fetched but never
-    # run, so that an offline run knows of it too.
+    # run, so that it is in the cache for offline runs.
     hub.fetch(repo, [file for file in (_CARD, script) if file in repo.files])
     if script in repo.files:
         if address.revision is not None:

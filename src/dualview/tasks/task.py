@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, first_problem
 from dualview.tasks.rows import Row, RowShape, parse_row
 from dualview.tasks.sources import read_file, read_source
 
@@ -247,8 +247,7 @@ def _parse(text: str, where: str) -> Task:
 
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
-    message = problem["msg"].removeprefix("Value error, ")
-    place = ".".join(str(part) for part in problem["loc"])
+    place, message = first_problem(error)
     if problem["type"] == "string_type" and isinstance(problem["input"], bool | int | float):
         message = f"is {problem['input']!r} to YAML; put it in quotes"
     elif problem["type"] == "missing":

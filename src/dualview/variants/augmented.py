@@ -6,7 +6,7 @@ Self-supervised learning augments both sides of its pairs; in their dual loss th
 
 g1 and g2 are parallel adapters (He et al. 2022, arXiv 2110.04366) with a bottleneck of `rank` units, one pair per
 layer, without biases. W_2 starts at zero, so training starts from the model as it is. c = 0 is softmax attention, to
-the bit that of `sdpa`, whatever the adapters hold.
+the bit that of `sdpa`, for any adapters.
 
 The adapters read the projections' input and act before rotation, key norms and the cache, none of which an attention
 function sees: `attach` hooks them onto the projections themselves, separate or fused, whose weights and names stay as

@@ -155,7 +155,7 @@ def _other_demos(prepared: Prepared) -> PromptSet:
 
 
 def _random_labels(prepared: Prepared) -> PromptSet:
-    """The demonstrations with labels drawn evenly, whatever the text says; again, if they are all the true ones."""
+    """The demonstrations with labels drawn evenly, independent of the text; drawn again if all are the true ones."""
     draw = np.random.default_rng(control_seeds(prepared)["random_labels"])
     true = list(prepared.demos[: prepared.prompts.shots_used])
     rows = true
@@ -172,7 +172,7 @@ def _other_task(prepared: Prepared) -> PromptSet:
 
 
 def _random_text(prepared: Prepared) -> tuple[int, ...]:
-    """As many tokens as the demonstrations have, drawn evenly from the vocabulary but for what begins or ends a text.
+    """As many tokens as the demonstrations have, drawn evenly from the vocabulary without BOS and EOS.
 
     (Which other tokens count as special depends on the version of transformers that reads the tokenizer.)
     """

@@ -135,7 +135,7 @@ def _length(layer: Any) -> int:
 
 
 def _still_valid(layer: Any, variant: Variant) -> Tensor | None:
-    """The sums of the keys that the layer will return in front of new ones, if it still holds what it held."""
+    """The sums of the keys that the layer will return in front of new ones, if it still holds the same keys."""
     kept: _Kept | None = getattr(layer, _KEPT, None)
     length = _length(layer)
     if kept is None or kept.keys is not layer.keys or kept.length != length or kept.variant != variant:

@@ -3,7 +3,7 @@
 Causal, padded, sliding-window, chunked and packed masks all have one form: row t reads the real keys of an interval
 [first_t, own_t], own_t being the token itself. Sums over such rows need no query × key matrix.
 
-Positions are counted in real tokens, so that padding, wherever it stands, changes nothing.
+Positions are counted in real tokens, so that padding changes nothing, wherever it is.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def visible(
     mask: Bool[Tensor, "batch one query key"] | Float[Tensor, "batch one query key"],
 ) -> Bool[Tensor, "batch one query key"]:
     """The mask as booleans, whether it came as booleans or as numbers to add: −9000 and below hides a key, −1000 and
-    above is a bias on a key that is read, and what lies between could be either and is refused."""
+    above is a bias on a key that is read, and anything between could be either and is refused."""
     if mask.dtype == torch.bool:
         return mask
     seen = mask >= _READS

@@ -16,7 +16,7 @@ from dualview.variants.softmax import take_rows
 from dualview.variants.sums.layout import Layout
 
 CHUNK = 64
-"""Tokens whose powers of η are written out as a matrix: T · CHUNK · d operations in all, whatever T is."""
+"""Tokens whose powers of η are written out as a matrix: T · CHUNK · d operations in all, for any T."""
 
 
 def in_chunks(x: Float[Tensor, "batch head token d"], size: int) -> Float[Tensor, "batch head chunk size d"]:
