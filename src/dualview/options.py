@@ -1,7 +1,6 @@
-"""Every option of a run, and how a dataclass of options is made from what was given.
+"""Every option of a run: the command line, `dualview.run` and sweeps all read this list.
 
-The command line, `dualview.run` and sweeps read the fields of `RunOptions`; each lab has a dataclass of its own. Plain
-dataclasses, so that `--help` does not wait for pydantic, which checks the values when the work begins.
+A plain dataclass, so that `--help` does not wait for pydantic, which checks the values when a run begins.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, MinLen
 
 from dualview.io.errors import UserError, first_problem
 
-T = TypeVar("T")
 Protocol = Literal["modern", "dai", "deutch"]
+T = TypeVar("T")
 Weights = Literal["trained", "untrained", "trained-embeddings"]
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
@@ -85,7 +84,18 @@ class RunOptions:
     @classmethod
     def make(cls, **given: Any) -> RunOptions:
         """Options from what was given, the protocol's presets under it; mistakes become one sentence."""
-        return make_options(cls, given, PROTOCOLS.get(str(given.get("protocol") or "modern"), {}))
+        # An option that may be repeated is () on the command line where it is not given.
+        given = {name: value for name, value in given.items() if value is not None and value != ()}
+        unknown = sorted(set(given) - {f.name for f in fields(cls)})
+        if unknown:
+            raise UserError(f"There is no option {unknown[0]}; the options are those of `dualview run --help`.")
+        presets = PROTOCOLS.get(str(given.get("protocol", "modern")), {})
+        both = {**presets, **given}
+        if isinstance(both.get("lr_grid"), str | list | tuple):
+            both["lr_grid"] = split_list(both["lr_grid"])
+            if not both["lr_grid"]:
+                raise UserError("Option --lr-grid is empty; give rates such as 0.001,0.01.")
+        return validated(cls, both)
 
     def __post_init__(self) -> None:
         for flag, rates in (("--lr-grid", self.lr_grid), ("--lr", (self.lr,))):
@@ -117,21 +127,12 @@ def refuse_options(verb: str, given: Mapping[str, Any], names: Sequence[str]) ->
             raise UserError(f"{verb} does not take the option {name}: it would change nothing; leave it out.")
 
 
-def make_options(cls: type[T], given: Mapping[str, Any], presets: Mapping[str, Any] | None = None) -> T:
-    """A dataclass of options from presets and what was given; a mistake becomes a one-sentence error.
-
-    None means not given, and so does (): the command line passes it for an option that may be repeated.
-    """
+def validated(kind: type[T], given: Mapping[str, Any]) -> T:
+    """A settings class from the given values; the first mistake in them becomes a one-sentence error."""
     from pydantic import TypeAdapter, ValidationError
 
-    given = {name: value for name, value in given.items() if value is not None and value != ()}
-    hints = get_type_hints(cls, include_extras=True)
-    known = {field.name for field in fields(cls)}  # pyright: ignore[reportArgumentType]
-    if unknown := sorted(set(given) - known):
-        raise UserError(f"There is no option {unknown[0]}; the options are {', '.join(sorted(known))}.")
-    listed = {name: split_list(value, hints[name]) for name, value in given.items()}
     try:
-        return TypeAdapter(cls).validate_python({**(presets or {}), **listed})
+        return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
         place, problem = first_problem(error)
         if not place:
@@ -140,20 +141,19 @@ def make_options(cls: type[T], given: Mapping[str, Any], presets: Mapping[str, A
         raise UserError(f"Option --{name.replace('_', '-')}: {problem} (given: {given.get(name)!r}).") from error
 
 
-def split_list(value: Any, hint: Any) -> Any:
-    """Split `1,3,5` for an option that is a list of numbers or names; not a path, which may contain a comma."""
-    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    if get_origin(kind) is not tuple:
-        return value
-    parts: list[Any] = [value] if isinstance(value, str | Path) else list(value)
-    if get_args(kind)[0] is Path:
-        return tuple(parts)
-    split = (part.split(",") if isinstance(part, str) else [part] for part in parts)
-    return tuple(part.strip() if isinstance(part, str) else part for piece in split for part in piece if part != "")
+def split_list(given: Any) -> tuple[Any, ...]:
+    """The parts of a list, of `1,3,5`, or of a list of such texts.
+
+    >>> split_list("a, b"), split_list(["1,2", 3])
+    (('a', 'b'), ('1', '2', 3))
+    """
+    texts: Sequence[Any] = [given] if isinstance(given, str) else given
+    pieces = (each.split(",") if isinstance(each, str) else [each] for each in texts)
+    return tuple(part.strip() if isinstance(part, str) else part for piece in pieces for part in piece if part != "")
 
 
 def plain(value: Any) -> Any:
-    """An option's value as JSON holds it."""
+    """A setting as JSON can hold it."""
     if isinstance(value, tuple):
         return [plain(part) for part in value]  # pyright: ignore[reportUnknownVariableType]
     return str(value) if isinstance(value, Path) else value

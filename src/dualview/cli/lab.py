@@ -1,6 +1,6 @@
 """`dualview lab NAME`: each lab's command, built from its settings when it is called.
 
-A lab's module imports torch, so none is imported to list the labs.
+A lab's module imports torch sooner or later, so none is imported to list the labs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from dualview.io.progress import for_stream
 from dualview.lab import LABS
 
 
-def labs() -> typer.Typer:
-    """`lab` with one command per lab."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+def add(app: typer.Typer) -> None:
+    """Add `lab` with one command per lab."""
+    labs = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
     for name, summary in LABS.items():
         everything = {"allow_extra_args": True, "ignore_unknown_options": True}
-        app.command(name, short_help=summary, add_help_option=False, context_settings=everything)(_caller(name))
-    return app
+        labs.command(name, short_help=summary, add_help_option=False, context_settings=everything)(_caller(name))
+    app.add_typer(labs, name="lab", help="Train the small models that show it.")
 
 
 def _caller(name: str) -> Callable[[typer.Context], None]:
-    """Pass everything after the lab's name to its own command."""
+    """Hand everything after the lab's name to its own command."""
 
     def call(context: typer.Context) -> None:
         own = typer.main.get_command(lab_app(name))

@@ -11,12 +11,11 @@ import sys
 
 import typer
 
-from dualview.cli import store
+from dualview.cli import lab, store
 from dualview.cli.assets import assets
 from dualview.cli.compile import compile_
 from dualview.cli.explain import explain
 from dualview.cli.heads import heads
-from dualview.cli.lab import labs
 from dualview.cli.metrics import metrics
 from dualview.cli.prompt import prompt
 from dualview.cli.report import report
@@ -39,7 +38,7 @@ app = typer.Typer(
 _STORE = (store.ls, store.show, store.diff, store.export, store.query)
 for _verb in (run, prompt, metrics, verify, explain, heads, compile_, tasks, assets, report, sweep, *_STORE):
     app.command(_verb.__name__.rstrip("_"))(_verb)  # in this order in `--help`
-app.add_typer(labs(), name="lab", help="Train small models that test the papers' claims.")
+lab.add(app)
 app.command()(serve)
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt
 
 from dualview.io.errors import UserError
-from dualview.options import AtLeastOne, make_options, option, plain
+from dualview.options import AtLeastOne, option, plain, split_list, validated
 
 Seed = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
@@ -38,7 +39,12 @@ class LabSettings:
     @classmethod
     def make(cls, **given: Any) -> Self:
         """Settings from the given values (None: not given); a mistake becomes a one-sentence error."""
-        made = make_options(cls, given)
+        given = {name: value for name, value in given.items() if value is not None}
+        hints = get_type_hints(cls, include_extras=True)
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(given) - known):
+            raise UserError(f"There is no setting {unknown[0]}; the settings are {', '.join(sorted(known))}.")
+        made = validated(cls, {name: _listed(value, hints[name]) for name, value in given.items()})
         for field in fields(cls):
             _check(f"--{field.name.replace('_', '-')}", getattr(made, field.name))
         return made
@@ -61,6 +67,16 @@ class SeveralSeeds(LabSettings):
     @property
     def all_seeds(self) -> list[int]:
         return list(range(self.seed, self.seed + self.seeds))
+
+
+def _listed(value: Any, hint: Any) -> Any:
+    """Split `1,3,5` for a setting that is a list of numbers or names; not a path, which may contain a comma."""
+    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if get_origin(kind) is not tuple:
+        return value
+    if get_args(kind)[0] is Path:
+        return (value,) if isinstance(value, (str, Path)) else tuple(value)
+    return split_list(value)
 
 
 def _check(flag: str, value: Any) -> None:

@@ -212,8 +212,10 @@ def _one(name: str, value: Any, where: str) -> Any:
         return None
     if isinstance(value, bool) and {"yes", "no"} <= set(get_args(_kind(name))):
         value = "yes" if value else "no"
+    if name == "lr_grid" and isinstance(value, str | list | tuple):
+        value = split_list(value)
     try:
-        read = _adapter(name).validate_python(split_list(value, _kind(name)))
+        read = _adapter(name).validate_python(value)
         if isinstance(read, int) and not -_WHOLE <= read < _WHOLE:  # no column of a table holds it
             raise UserError(f"{where}: {name}: a whole number has at most 64 bits (given: {value!r}).")
         return read
