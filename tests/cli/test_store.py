@@ -172,7 +172,7 @@ def test_a_damaged_cell_is_one_sentence(
     (cell / "manifest.json").write_text(damage)
     (cell / "result.json").write_text(damage)
     stamp = stamp_of(str(cell))
-    with Store(store) as opened:  # as if nobody had looked yet
+    with Store(store) as opened:  # as if no one had looked yet
         opened.index.restamp(cell.name, stamp)
     for verb in (("diff", store, finished), ("show", cell.name, "--store", store)):
         capsys.readouterr()

@@ -208,7 +208,7 @@ def test_cache_that_is_a_file(downloaded: Path, monkeypatch: pytest.MonkeyPatch,
         assets.fetch_assets()
 
 
-def test_a_flipped_bit_is_found_and_mended(downloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flipped_bit_is_found_and_repaired(downloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asset = use(toy(downloaded), monkeypatch)
     assets.fetch_assets()
     path = asset.folder / "a.bin"
