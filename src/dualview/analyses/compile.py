@@ -183,7 +183,7 @@ def compile_patch(
     trials, patches = work.fit(tuple(ridges))
     clock.lap("fit")
     best = min(range(len(trials)), key=lambda i: (trials[i].divergence, -trials[i].ridge))
-    found = work.score(patches[best], baselines)
+    settings, tuned, layer = work.score(patches[best], baselines)
     clock.lap("showings")
     # Written last, so that there is no patch without its scores.
     metadata = _metadata(prepared, trials[best], len(fitted))
@@ -197,11 +197,11 @@ def compile_patch(
         fitted=len(fitted),
         ridge=trials[best].ridge,
         trials=trials,
-        settings=found.settings,
+        settings=settings,
         n_queries=len(prompts.queries),
-        lr=None if found.tuned is None else found.tuned.lr,
-        ft_status=None if found.tuned is None else found.tuned.status,
-        task_vector_layer=found.task_vector_layer,
+        lr=None if tuned is None else tuned.lr,
+        ft_status=None if tuned is None else tuned.status,
+        task_vector_layer=layer,
         bytes=path.stat().st_size,
         provenance=finished(known, clock),
     )
@@ -222,15 +222,6 @@ def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Q
             "needs at least two: one to fit on and one to choose the ridge on."
         )
     return rows[:half], rows[half : 2 * half]
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """The scores of every setting, and the baselines behind two of them."""
-
-    settings: dict[str, SettingScore]
-    tuned: Tuned | None
-    task_vector_layer: int | None
 
 
 class _Work:
@@ -265,8 +256,8 @@ class _Work:
                 advance(1)
         return tuple(trials), patches
 
-    def score(self, patch: ReusablePatch, baselines: bool) -> _Scored:
-        """Every setting on the task's queries."""
+    def score(self, patch: ReusablePatch, baselines: bool) -> tuple[dict[str, SettingScore], Tuned | None, int | None]:
+        """Every setting on the task's queries, the fine-tuned baseline, and the task vector's layer."""
         prompts = self.prepared.prompts
         queries = prompts.queries
         scores: dict[str, Scores] = {}
@@ -285,7 +276,7 @@ class _Work:
             scores["ft"] = self.ask(queries, self.bare, tuned.patch)
             scores["task_vector"] = ask_with_vectors(self.lm, queries, self.bare, [vector])[0]
         order = [name for name in _NAMES if name in scores]
-        return _Scored({name: score_setting(scores[name], scores["icl"], queries) for name in order}, tuned, layer)
+        return {name: score_setting(scores[name], scores["icl"], queries) for name in order}, tuned, layer
 
     def task_vector(self) -> TaskVector:
         """The mean in-context state of one layer: the one that answers best on the held-out selection rows."""

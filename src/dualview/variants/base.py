@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_t
 import torch
 from annotated_types import Ge
 from jaxtyping import Float
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dualview.anatomy.layers import Layer
 
 AtLeastOne = Annotated[int, Ge(1)]
+_ANY_TYPE = ConfigDict(arbitrary_types_allowed=True)
 Coefficient = float | Tensor
 """η, α, β or c: a number, or a tensor of shape [] (one per layer) or [kv_head] (one per key/value head)."""
 
@@ -52,11 +53,14 @@ class Variant(ABC):
             raise UserError(f"{self.name}: per='head' is for a coefficient that is learnt; add learnable=True.")
 
     def _check_types(self) -> None:
-        hints = get_type_hints(type(self), include_extras=True)
+        try:
+            hints = get_type_hints(type(self), include_extras=True)
+        except NameError:  # a class whose module cannot be found again, as after `exec`
+            return
         for field in fields(self):
             given = getattr(self, field.name)
             try:
-                TypeAdapter(hints[field.name]).validate_python(given, strict=True)
+                TypeAdapter(hints[field.name], config=_ANY_TYPE).validate_python(given, strict=True)
             except ValidationError as error:
                 problem = error.errors()[0]["msg"].replace("Input should be", "must be")
                 raise UserError(f"{self.name}: {field.name} {problem}, not {given!r}.") from None
