@@ -48,7 +48,7 @@ def main() -> None:
     # Importing torch and transformers makes millions of objects that stay. Searching them for garbage again and again
     # costs most of a second, and searching them once more at the end another.
     gc.set_threshold(100_000, 20, 100)
-    atexit.register(gc.freeze)
+    atexit.register(_skip_last_collection)
     try:
         with terminal.warnings_as_sentences():
             app()
@@ -60,6 +60,11 @@ def main() -> None:
         if left.code == 130 and not isinstance(left, Stopped):
             print("dualview: interrupted.", file=sys.stderr)
         raise
+
+
+def _skip_last_collection() -> None:
+    if "duckdb" not in sys.modules:  # it would report what the last collection leaves
+        gc.freeze()
 
 
 if __name__ == "__main__":
