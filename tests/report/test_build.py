@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dualview.cli.report import add
+from dualview.cli.report import report as verb
 from dualview.io.errors import UserError
 from dualview.report.build import report
 from dualview.sweep import sweep
@@ -27,7 +27,7 @@ from report.test_store_report import planted
 def ask(*words: str | Path) -> str:
     app = typer.Typer()
     app.callback()(lambda: None)
-    add(app)
+    app.command()(verb)
     found = CliRunner().invoke(app, ["report", *map(str, words)])
     if found.exception is not None:
         raise found.exception
