@@ -115,7 +115,7 @@ def test_records_of_another_run_are_refused(run: TinyRun, folder: Path) -> None:
 
 def test_help_is_light() -> None:
     code = (
-        "import sys, typer\nfrom dualview.cli.report import add\nadd(typer.Typer())\n"
+        "import sys, typer\nfrom dualview.cli.report import report\ntyper.Typer().command()(report)\n"
         "print(sorted({'torch', 'matplotlib', 'pandas', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
