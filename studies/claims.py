@@ -30,7 +30,7 @@ SMALL = 0.01
 """Under a tenth of raw SimAOU."""
 OWN_SIZE, MODEST_SIZE = 1.2, 0.5
 """About the size of in-context learning's own update, and of fine-tuning's where it still gains."""
-UNKNOWN = "cannot be told here"
+UNKNOWN = "unclear here"
 
 
 def says(difference: Mean, more: str = "yes", less: str = "no", same: str = "no difference") -> str:
@@ -83,8 +83,8 @@ def claims() -> str:
     shown = grid(["claim", "here", "measured by", *names, "holds too"], rows)
     chance = cells["rec2ftp_p"] < 0.01
     note = (
-        f"{OVER_TASKS} Where that interval holds 0 nothing can be told; where it lies within ±{SMALL:g} (under a tenth "
-        "of raw SimAOU), there is no difference to speak of. *Here* goes by all cells. *Holds too*: with the five "
+        f"{OVER_TASKS} Where that interval contains 0 the answer is unclear; where it lies within ±{SMALL:g} (under a "
+        "tenth of raw SimAOU), the difference is negligible. *Here* goes by all cells. *Holds too*: with the five "
         "tasks about films counted as one (kinds); with Holm's correction for all rows at 5 %. Both learn: in-context "
         "and plainly fine-tuned accuracy each above zero-shot's by the 95 % interval over queries; cells of "
         f"{learning['task'].nunique()} tasks. In single cells at p < .01: Rec2FTP is above chance in {chance.sum()} of "
@@ -117,9 +117,9 @@ def _dai() -> list[Claim]:
         for column, metric in (("sim_aou_raw", "sim_aou"), ("sim_am_delta", "sim_am"), ("rec2ftp_value", "rec2ftp"))
     )
     no_label = {
-        "more": "less alike with random labels",
-        "less": "more alike with random labels",
-        "same": "no: as alike with random labels",
+        "more": "less similar with random labels",
+        "less": "more similar with random labels",
+        "same": "no: as similar with random labels",
     }
     return [
         Claim(
@@ -137,7 +137,7 @@ def _dai() -> list[Claim]:
             "more so with random labels",
         ),
         Claim(
-            "their updates of attention's output are alike, more than random ones (Dai et al., SimAOU)",
+            "their updates of attention's output are similar, more than random ones (Dai et al., SimAOU)",
             "raw SimAOU, less random updates of the same size",
             partial(aou, "gaussian"),
         ),
@@ -159,7 +159,7 @@ def _dai() -> list[Claim]:
             less="the contrary",
         ),
         Claim(
-            "… its changes are alike, more than those of another query",
+            "… its changes are similar, more than those of another query",
             "SimAM of the changes, less another query's",
             partial(am, "shuffled_query"),
         ),
@@ -227,7 +227,7 @@ def _shen() -> list[Claim]:
             "yes, at these step sizes",
         ),
         Claim(
-            "FT's likeliest tokens are less ICL's than those of ICL in another order (Shen et al.)",
+            "FT's most likely tokens are less often ICL's than those of ICL in another order (Shen et al.)",
             "shared of ten, FT less another order",
             partial(less, "overlap_ft_token_overlap", "overlap_icl_reordered_token_overlap"),
             "no",

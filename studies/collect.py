@@ -81,7 +81,7 @@ def merged(parts: Sequence[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
     return tables
 
 
-def showings(path: Path) -> Iterator[dict[str, Any]]:
+def scores_of(path: Path) -> Iterator[dict[str, Any]]:
     """A compiled patch's settings, a row each."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -113,7 +113,7 @@ def add_patches(paths: Sequence[Path]) -> None:
     """Adds to the patches that are there; of the same task and seed the last is kept."""
     kept = RESULTS / "patches.parquet"
     before = [result_file(kept)] if kept.exists() else []
-    rows = pd.concat([*before, *(pd.DataFrame(list(showings(path))) for path in paths)], ignore_index=True)
+    rows = pd.concat([*before, *(pd.DataFrame(list(scores_of(path))) for path in paths)], ignore_index=True)
     rows = rows.drop_duplicates(["task", "seed", "setting"], keep="last").sort_values(["task", "seed"], kind="stable")
     with whole(kept) as temporary:
         rows.to_parquet(temporary, compression="zstd", index=False)

@@ -50,10 +50,10 @@ def rec2ftp() -> str:
     }
     passed = cells["rec2ftp_p"] < 0.01
     where = ", ".join(f"{task} {count}" for task, count in passed.groupby(cells["task"]).sum().items() if count)
-    mended = ", ".join(f"{task} {mean.show(0)}" for task, mean in by_task(cells, cells["rec2ftp_n_ft"]).items())
+    corrected = ", ".join(f"{task} {mean.show(0)}" for task, mean in by_task(cells, cells["rec2ftp_n_ft"]).items())
     note = (
-        f"Above chance at p < .01 in {passed.sum()} of {len(cells)} cells ({where}). Errors that fine-tuning mends: "
-        f"{mended}; under 20 in {(cells['rec2ftp_n_ft'] < 20).sum()} cells. {OTHER_TASK} {SEEDS}"
+        f"Above chance at p < .01 in {passed.sum()} of {len(cells)} cells ({where}). Errors that fine-tuning corrects: "
+        f"{corrected}; under 20 in {(cells['rec2ftp_n_ft'] < 20).sum()} cells. {OTHER_TASK} {SEEDS}"
     )
     return against_papers("rec2ftp", found, note)
 
@@ -230,7 +230,7 @@ def overlap() -> str:
         "zero-shot": by_task(cells, cells["overlap_zsl_token_overlap"]),
         "in-context in another order (ceiling)": by_task(cells, cells["overlap_icl_reordered_token_overlap"]),
     }
-    note = f"How many of the ten likeliest next tokens are also among in-context learning's ten. {SEEDS}"
+    note = f"How many of the ten most likely next tokens are also among in-context learning's ten. {SEEDS}"
     return against_papers("overlap", found, note, "cells.parquet")
 
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from dualview.pieces import ask, build_prompts, finetune, gather, load_result
     from dualview.records import Records, Setting, load_records, save_records
     from dualview.report.build import report
-    from dualview.store.api import export, load
+    from dualview.store.api import diff, export, load, ls, query, show
     from dualview.sweep.runner import sweep
     from dualview.tasks.task import Task, list_tasks, load_task, tasks
-    from dualview.verbs import assets, diff, ls, prompt, query, run, show, verify
+    from dualview.verbs import assets, prompt, run, verify
     from dualview.verbs import run as compare
     from dualview.web.serve import serve
 
@@ -59,9 +59,9 @@ _NAMES = {
     "options": ("RunOptions",),
     "pieces": ("ask", "build_prompts", "finetune", "gather", "load_result"),
     "records": ("Records", "Setting", "load_records", "save_records"),
-    "store.api": ("export", "load"),
+    "store.api": ("diff", "export", "load", "ls", "query", "show"),
     "tasks.task": ("Task", "list_tasks", "load_task"),
-    "verbs": ("assets", "compare=run", "diff", "ls", "prompt", "query", "run", "show", "verify"),
+    "verbs": ("assets", "compare=run", "prompt", "run", "verify"),
     "web.serve": ("serve",),
 }
 """Which module each public name comes from; `public=own` where it has another name there."""

@@ -51,7 +51,6 @@ def build_prompts(
     `demos` and `queries` replace the drawn ones; the queries do not depend on `seed`.
     """
     task = load_task(task) if isinstance(task, str) else task
-    limits = [limit for limit in (lm.context, max_context) if limit is not None]
     return encode(
         task,
         lm.tokenizer,
@@ -59,7 +58,7 @@ def build_prompts(
         sample_queries(task, n_queries) if queries is None else queries,
         bos=bos,
         separator=separator,
-        max_context=min(limits, default=None),
+        max_context=lm.room(max_context),
     )
 
 

@@ -1,20 +1,19 @@
 """The verbs of the command line as functions, with the verb's name and arguments.
 
-Here are those that put several rooms together: `run`, `prompt`, `verify`, `assets` and, with their JSON files, `ls`,
-`show`, `diff` and `query`. The others are functions of one room; `dualview.__init__` lists where each lives. Rooms are
-imported when a verb is called, so that no verb waits for what it does not use.
+Here are those that use several rooms: `run`, `prompt`, `verify` and `assets`. The others are functions of one room;
+`dualview.__init__` lists their modules. Rooms are imported when a verb is called, so that no verb waits for what it
+does not use.
 """
 
 from __future__ import annotations
 
-import json as jsonlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from dualview.io.errors import UserError
-from dualview.io.json_files import Place, check_place, is_stdout, plain, save_json
+from dualview.io.json_files import Place, check_place, is_stdout, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.options import RunOptions
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from dualview.io.assets import AssetStatus
     from dualview.io.gguf_cache import Conversion
     from dualview.models.language_model import LanguageModel
-    from dualview.store.api import Difference, Listing, StoreDifference, Where
-    from dualview.store.folder import Stored
     from dualview.tasks.show_prompt import ShownPrompt
 
 Say = Callable[[str], None]
@@ -91,7 +88,7 @@ def run(
     on_written  is called with every file that was written
     options     the fields of `RunOptions`
 
-    A report or tensors that cannot be written are a warning: they must not cost the result.
+    A report or tensors that cannot be written are a warning: the result is kept.
     """
     chosen, lm = _chosen(model, options)
     folder = None if out is None else Path(out)
@@ -221,61 +218,6 @@ def assets(action: Literal["list", "fetch", "verify", "clear"] = "list", *, say:
     else:
         found = files.verify_assets(say) if action == "verify" else files.list_assets()
     return Assets(found, gguf_cache.conversions())
-
-
-def ls(store: Where, *, all: bool = False, json: Place = None) -> Listing:
-    """The cells of a store, as rows, and what failed; `all`: also cells that were computed again since."""
-    from dualview.store import api
-
-    check_place(json)
-    found = api.ls(store, all=all)
-    failures = [{**vars(failure), "options": jsonlib.loads(failure.options)} for failure in found.failures]
-    save_json(json, plain({"cells": found.cells, "failures": failures}))
-    return found
-
-
-def show(cell: str, store: Where, *, json: Place = None) -> Stored:
-    """One cell's result, by its key or the beginning of it."""
-    from dualview.store import api
-
-    check_place(json)
-    found = api.show(cell, store)
-    save_json(json, plain({"key": found.key, **found.result.to_json()}))
-    return found
-
-
-def diff(
-    left: str, right: str, store: Where | None = None, *, json: Place = None, say: Say | None = None
-) -> list[Difference] | StoreDifference:
-    """How two cells of a store differ, by the beginnings of their keys; without `store`, two whole stores.
-
-    Cells that cannot be read are left out and named: to `say`, or as warnings.
-    """
-    from dualview.store import api
-
-    check_place(json)
-    found = api.diff(left, right, store, **_say(say))
-    content = [asdict(each) for each in found] if isinstance(found, list) else {**asdict(found), "equal": found.equal}
-    save_json(json, plain(content))
-    return found
-
-
-def query(sql: str, store: Where, *, json: Place = None, say: Say | None = None) -> Any:
-    """The answer, an Arrow table, to a SELECT over `cells`, `layers`, `queries`, `controls`, `runs` and `failures`.
-
-    Cells that cannot be read are left out and named: to `say`, or as warnings.
-    """
-    from dualview.store import api
-
-    check_place(json)
-    rows = api.query(sql, store, **_say(say))
-    if json is not None:
-        save_json(json, plain(rows.to_pylist()))
-    return rows
-
-
-def _say(say: Say | None) -> dict[str, Say]:
-    return {} if say is None else {"say": say}
 
 
 def _chosen(model: str | LanguageModel, options: dict[str, Any]) -> tuple[RunOptions, LanguageModel | None]:

@@ -203,7 +203,7 @@ def test_a_diverged_baseline_is_warned_of(place, lm):
     )
     content = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert found.ft_status == content["ft_status"] == "diverged"
-    assert "diverged: its row is no baseline" in shown(found)
+    assert "diverged: its row is not a baseline" in shown(found)
 
 
 def shown(found):
@@ -222,7 +222,7 @@ def call(monkeypatch, *arguments):
 def test_the_patch_and_its_report_need_a_file_each(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, "compile", "--out", "p", "--json", tmp_path / "p") == 2
-    assert "each a file of its own" in capsys.readouterr().err and not (tmp_path / "p").exists()
+    assert "each its own file" in capsys.readouterr().err and not (tmp_path / "p").exists()
 
 
 @pytest.mark.parametrize("name", ["at", "calibrate", "controls", "patch", "save_records"])

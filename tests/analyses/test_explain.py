@@ -135,9 +135,9 @@ def test_what_has_no_dual_form_is_refused(place, lm):
     for options, sentence in (
         ({"ft_params": "all"}, "ft_params all"),
         ({"ft_rule": "linearised"}, "the linearised model has none"),
-        ({"lr": 0.0}, "nothing moves"),
-        ({"lr_grid": (0.0,)}, "nothing moves"),
-        ({"protocol": "dai", "lr": 0.0, "seed": 1}, "nothing moves"),
+        ({"lr": 0.0}, "no weight changes"),
+        ({"lr_grid": (0.0,)}, "no weight changes"),
+        ({"protocol": "dai", "lr": 0.0, "seed": 1}, "no weight changes"),
     ):
         with pytest.raises(UserError, match=sentence):
             explain(query=QUERY, model=lm, task=str(place / "tiny.yaml"), shots=2, **options)

@@ -1,4 +1,4 @@
-"""Architectures whose attention is told in odd ways, against plain forward passes of Hugging Face."""
+"""Architectures with unusual attention arguments, against plain forward passes of Hugging Face."""
 
 from __future__ import annotations
 

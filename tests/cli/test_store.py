@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dualview.cli import main as cli
-from dualview.io.download import sha256_of
+from dualview.io.hashing import sha256_of
 from dualview.store.cell import ROWS, FileNote, stamp_of
 from dualview.store.store import Store
 from dualview.store.tables import TABLES
@@ -172,7 +172,7 @@ def test_a_damaged_cell_is_one_sentence(
     (cell / "manifest.json").write_text(damage)
     (cell / "result.json").write_text(damage)
     stamp = stamp_of(str(cell))
-    with Store(store) as opened:  # as if nobody had looked yet
+    with Store(store) as opened:  # as if no one had looked yet
         opened.index.restamp(cell.name, stamp)
     for verb in (("diff", store, finished), ("show", cell.name, "--store", store)):
         capsys.readouterr()
@@ -251,7 +251,7 @@ def test_how_to_go_on_is_a_command_for_a_shell(
             "other is not a store: it has no store.json; name a store or an empty",
         ),
         (("ls", "--store", "other"), "other is not a store: it has no store.json; name a folder that"),
-        (("sweep", "zero.yaml", "--store", "new", "--dry-run"), "seeds is 0, which is no draw"),
+        (("sweep", "zero.yaml", "--store", "new", "--dry-run"), "seeds is 0, which is not a draw"),
         (("sweep", "many.yaml", "--store", "new", "--dry-run"), "--shots is 500 but task"),
         (("sweep", "many.yaml", "--store", "new"), "--shots is 500 but task"),
         (("sweep", "{study}", "--store", "{store}", "--retries", "3"), "--retries is for Ray"),

@@ -35,7 +35,7 @@ def _sweep(spec: dict[str, Any], store: Path, answer: Path | None) -> None:
     summary = sweep(spec, store)
     if answer is not None:
         told = {name: getattr(summary, name) for name in ("cells", "done_before", "computed", "elsewhere")}
-        told |= {"failed": [given_up.reason for given_up in summary.failed], "problems": len(summary.problems)}
+        told |= {"failed": [cell.reason for cell in summary.failed], "problems": len(summary.problems)}
         answer.write_text(json.dumps(told))
 
 

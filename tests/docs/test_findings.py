@@ -48,8 +48,8 @@ def test_no_more_is_said_than_an_interval_allows() -> None:
     def said(value: float, half: float | None) -> str:
         return claims.says(aggregate.Mean(value, half, 6), "more", "less", "same")
 
-    assert [said(0.2, 0.1), said(-0.2, 0.1), said(0.2, 0.3)] == ["more", "less", "cannot be told here"]
-    assert said(0.004, 0.003) == "same" and said(0.2, None) == "cannot be told here"
+    assert [said(0.2, 0.1), said(-0.2, 0.1), said(0.2, 0.3)] == ["more", "less", "unclear here"]
+    assert said(0.004, 0.003) == "same" and said(0.2, None) == "unclear here"
 
 
 def test_a_curve_is_read_off_between_its_points_alone() -> None:
@@ -295,6 +295,6 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
         aggregate.result_file(tmp_path / "cells.parquet")
     (tmp_path / "patch.json").write_text("{}")
     with pytest.raises(UserError, match="is not what `dualview compile --json` writes"):
-        list(collect.showings(tmp_path / "patch.json"))
+        list(collect.scores_of(tmp_path / "patch.json"))
     with pytest.raises(UserError, match=r"none\.json cannot be read"):
-        list(collect.showings(tmp_path / "none.json"))
+        list(collect.scores_of(tmp_path / "none.json"))

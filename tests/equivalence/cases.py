@@ -32,7 +32,7 @@ QUERIES = (
     Query(tokens(5, 2), ((_A,), (_B,)), 0),
     # Candidates of several tokens: two that part at the second token, one that begins another, one of its own.
     Query(tokens(9, 3), ((_A, _B), (_A, _C), (_A,), (_D, _B, _C)), 1),
-    # A query of one token, longer than its candidates by nothing; two candidates alike.
+    # A query of one token, longer than its candidates by nothing; two equal candidates.
     Query(tokens(1, 4), ((_B, _C), (_D,), (_B, _C)), 2),
     Query(tokens(5, 5), ((_C, _C, _C, _C), (_A,)), 1),
 )

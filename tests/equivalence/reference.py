@@ -46,7 +46,7 @@ class Pass:
 
 @cache
 def triangle(length: int, window: int | None = None, chunk: int | None = None) -> Tensor:
-    """[token, token]: what each token sees of itself and the past, told pair by pair."""
+    """[token, token]: what each token sees of itself and the past, pair by pair."""
     seen = torch.zeros(length, length, dtype=torch.bool)
     for i in range(length):
         for j in range(i + 1):

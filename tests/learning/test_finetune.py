@@ -61,7 +61,7 @@ def deltas(patch: object) -> Deltas:
     return patch
 
 
-def alike(a: Deltas, b: Deltas, tolerance: float = 1e-12) -> None:
+def same_deltas(a: Deltas, b: Deltas, tolerance: float = 1e-12) -> None:
     assert [p.name for p in a.projections] == [p.name for p in b.projections]
     for x, y in zip(a.weights, b.weights, strict=True):
         assert cases.worst(x, y) < tolerance
@@ -82,7 +82,7 @@ def test_rates_together_are_rates_apart(name: str, rule) -> None:
         [alone] = finetune(lm, cases.SEQUENCES, [rate], recipe)
         assert cases.worst(tuned.losses, alone.losses) < 1e-12
         assert tuned.status == alone.status == "ok"
-        alike(deltas(tuned.patch), deltas(alone.patch))
+        same_deltas(deltas(tuned.patch), deltas(alone.patch))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "lfm2-hybrid"])
@@ -96,7 +96,7 @@ def test_a_diverging_rate_is_told_and_harms_nobody(name: str) -> None:
     assert wild[1].losses[0] == wild[0].losses[0], "before the first step they are one model"
     for a, b in zip([wild[0], *wild[2:]], mild, strict=True):
         assert cases.worst(a.losses, b.losses) < 1e-12
-        alike(deltas(a.patch), deltas(b.patch))
+        same_deltas(deltas(a.patch), deltas(b.patch))
 
 
 def test_a_huge_rate_with_finite_losses_is_as_finite_as_alone() -> None:
@@ -105,7 +105,7 @@ def test_a_huge_rate_with_finite_losses_is_as_finite_as_alone() -> None:
     lm = cases.lm("llama")
     found = finetune(lm, cases.SEQUENCES, (0.01, 1e6))
     [alone] = finetune(lm, cases.SEQUENCES, (0.01,))
-    alike(deltas(found[0].patch), deltas(alone.patch))
+    same_deltas(deltas(found[0].patch), deltas(alone.patch))
     assert all(math.isfinite(loss) for loss in found[1].losses)
     scores = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), found[0].patch).settings[0].log_probs
     right = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), alone.patch).settings[0].log_probs
@@ -124,7 +124,7 @@ def test_groups_of_rates_make_no_difference(name: str, monkeypatch: pytest.Monke
     whole = finetune(lm, cases.SEQUENCES, RATES)
     monkeypatch.setitem(module._LOGIT_BYTES, "cpu", 1)  # one rate at a time
     for a, b in zip(finetune(lm, cases.SEQUENCES, RATES), whole, strict=True):
-        alike(deltas(a.patch), deltas(b.patch))
+        same_deltas(deltas(a.patch), deltas(b.patch))
 
 
 def test_rate_zero_changes_nothing_and_a_negative_one_climbs() -> None:
@@ -150,19 +150,19 @@ def test_steps_follow_the_prompts_order_again_each_epoch() -> None:
 
 
 def test_the_watched_signals_are_the_update() -> None:
-    """ΔW = −lr Σ g_t x_tᵀ, Δb = −lr Σ g_t: what a watch is told adds up to the change."""
+    """ΔW = −lr Σ g_t x_tᵀ, Δb = −lr Σ g_t: what a watch receives adds up to the change."""
     lm, rate = cases.lm("qwen2-bias"), 0.02
     total: dict[str, torch.Tensor] = {}
     bias: dict[str, torch.Tensor] = {}
 
-    def told(step: Step) -> None:
+    def keep(step: Step) -> None:
         for (index, x, _), g in zip(step.tape.calls, step.signals, strict=True):
             assert x.shape[:2] == g.shape[:2]
             name = step.tape.projections[index].name
             total[name] = total.get(name, 0.0) - rate * torch.einsum("tr,td->rd", g[0], x[0])
             bias[name] = bias.get(name, 0.0) - rate * g[0].sum(0)
 
-    [tuned] = finetune(lm, cases.SEQUENCES[:2], [rate], watch=Watch(told))
+    [tuned] = finetune(lm, cases.SEQUENCES[:2], [rate], watch=Watch(keep))
     patch = deltas(tuned.patch)
     for index, projection in enumerate(patch.projections):
         assert cases.worst(patch.weights[index][0], total[projection.name]) < 1e-12
@@ -181,16 +181,16 @@ def test_a_narrow_model_can_be_trained_on_a_float32_copy(name: str, dtype: torch
     assert all(weight.dtype == torch.float32 for weight in patch.weights)
     assert narrow.dtype == dtype
     assert all(torch.equal(value, before[key]) for key, value in narrow.state_dict().items())
-    # The patch is worn by the narrow model itself, not by the copy that was trained.
+    # The patch is applied to the narrow model itself, not to the copy that was trained.
     own = set(narrow.modules())
     assert all(projection.module in own for projection in patch.projections)
     wide = zoo.make(name, dtype=dtype).float()
     [same] = finetune(adopt(wide, None, name), cases.SEQUENCES, [0.01])
-    alike(patch, deltas(same.patch), tolerance=1e-7)
+    same_deltas(patch, deltas(same.patch), tolerance=1e-7)
     base = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1)).settings[0].log_probs
     worn = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), patch).settings[0].log_probs
     assert cases.worst(np.exp(base), np.exp(worn)) > 1e-6
-    # Every parameter: the narrow model wears them in its own precision.
+    # Every parameter: the narrow model uses them in its own precision.
     [everything] = finetune(lm, cases.SEQUENCES[:1], [0.01], Recipe("all"))
     assert isinstance(everything.patch, Parameters)
     assert all(value.dtype == dtype for value in everything.patch.values.values())
@@ -243,7 +243,7 @@ def test_trainings_together_are_trainings_apart(name: str, loss: Any, rule: Any)
         [alone] = train(lm, [each], recipe)
         assert len(tuned.losses) == 2 * len(each.sequences)
         assert cases.worst(tuned.losses, alone.losses) < 1e-12
-        alike(deltas(tuned.patch), deltas(alone.patch), tolerance=1e-11)
+        same_deltas(deltas(tuned.patch), deltas(alone.patch), tolerance=1e-11)
 
 
 def test_lengths_are_not_mixed_where_positions_depend_on_them() -> None:

@@ -1,4 +1,4 @@
-"""Patches: worn exactly, side by side, and taken off without a trace."""
+"""Patches: applied exactly, side by side, and removed without a trace."""
 
 from __future__ import annotations
 

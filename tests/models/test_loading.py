@@ -1,4 +1,4 @@
-"""Loading from a folder, and every way it can go wrong, each told in one sentence."""
+"""Loading from a folder, and every way it can fail, each reported in one sentence."""
 
 from __future__ import annotations
 

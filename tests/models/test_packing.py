@@ -1,4 +1,4 @@
-"""Trees and packs: every token once, everybody's ancestors right, nobody lost, budgets kept."""
+"""Trees and packs: every token once, all ancestors right, no query lost, budgets kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dualview.models.packing import Tree, grow, pack, plan
 from dualview.tasks.prompts import Query
 
 FAST = settings(max_examples=80, deadline=None)
-TOKENS = st.integers(0, 3)  # few, so that candidates often begin alike
+TOKENS = st.integers(0, 3)  # few, so that candidates often have the same beginning
 CANDIDATES = st.lists(st.lists(TOKENS, min_size=1, max_size=4).map(tuple), min_size=1, max_size=5).map(tuple)
 QUERIES = st.builds(Query, st.lists(TOKENS, min_size=1, max_size=6).map(tuple), CANDIDATES, st.just(0))
 AT = st.sampled_from(["prompt", "label0"])

@@ -33,7 +33,7 @@ def test_spreading_needs_gpus(folder: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["sgd", "layer-causal", "linearised"])
 def test_a_spread_model_gives_the_same_numbers(folder: Path, tmp_path: Path, rule: str) -> None:
-    """Every block wears the hook that moves its inputs, and the logits are read as a spread model reads them."""
+    """Every block has the hook that moves its inputs, and the logits are read as a spread model reads them."""
     task = str(tiny.save_task(tmp_path))
     whole, spread = (load_model(str(folder), dtype="float64", device="cpu") for _ in range(2))
     for block in spread.anatomy.blocks:
@@ -50,7 +50,7 @@ def test_a_spread_model_gives_the_same_numbers(folder: Path, tmp_path: Path, rul
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
 @pytest.mark.parametrize("rule", ["sgd", "layer-causal", "linearised"])
 def test_layers_on_two_devices(folder: Path, tmp_path: Path, rule: str) -> None:
-    """accelerate's own hooks, the first layer on a GPU and the others beside the processor."""
+    """accelerate's own hooks, the first layer on a GPU and the others on the CPU."""
     whole, loaded = (load_model(str(folder), dtype="float64", device="cpu") for _ in range(2))
     layers = len(loaded.anatomy.blocks)
     places = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": "cpu", "lm_head": "cpu"}

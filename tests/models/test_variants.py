@@ -1,4 +1,4 @@
-"""A model that wears an attention variant is measured with it, whenever it was put on and however it was loaded."""
+"""A model with an attention variant is measured with it, however it was attached or loaded."""
 
 from __future__ import annotations
 

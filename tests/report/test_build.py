@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dualview.cli.report import add
+from dualview.cli.report import report as verb
 from dualview.io.errors import UserError
 from dualview.report.build import report
 from dualview.sweep import sweep
@@ -27,7 +27,7 @@ from report.test_store_report import planted
 def ask(*words: str | Path) -> str:
     app = typer.Typer()
     app.callback()(lambda: None)
-    add(app)
+    app.command()(verb)
     found = CliRunner().invoke(app, ["report", *map(str, words)])
     if found.exception is not None:
         raise found.exception
@@ -115,7 +115,7 @@ def test_records_of_another_run_are_refused(run: TinyRun, folder: Path) -> None:
 
 def test_help_is_light() -> None:
     code = (
-        "import sys, typer\nfrom dualview.cli.report import add\nadd(typer.Typer())\n"
+        "import sys, typer\nfrom dualview.cli.report import report\ntyper.Typer().command()(report)\n"
         "print(sorted({'torch', 'matplotlib', 'pandas', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"

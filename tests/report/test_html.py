@@ -18,7 +18,7 @@ from dualview.options import RunOptions
 from dualview.report.html import render, write_report
 from dualview.report.prompts import Missing, ShownPrompts, prompts_of
 from dualview.report.published import published
-from dualview.tasks.show_prompt import describe_prompt
+from dualview.tasks.show_prompt import ShownPrompt
 from report.made import Bend, TinyRun
 from report.parsed import Element, data_of, parse
 from report.test_figures import with_norms
@@ -117,7 +117,7 @@ def test_prompts_are_those_the_model_saw(run: TinyRun, page: Element) -> None:
     options = RunOptions.make(**{k: v for k, v in run.result.provenance.options.items() if k != "lr_grid"})
     prepared = prepare(options)
     for number in (0, 7, 19):
-        wanted = describe_prompt(prepared.prompts, prepared.lm.tokenizer, number)
+        wanted = ShownPrompt(prepared.prompts, prepared.lm.tokenizer, number).tokens
         got = [(i, p["span"], p["demo"]) for p in shown["prefix"] for i in p["ids"]]
         got += [(i, "query", None) for i in shown["queries"][number]["ids"]]
         got += [(i, "candidate", c) for c, ids in enumerate(shown["queries"][number]["candidates"]) for i in ids]

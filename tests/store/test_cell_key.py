@@ -23,8 +23,15 @@ from dualview.io.errors import UserError
 from dualview.io.hub import HubName
 from dualview.options import RunOptions
 from dualview.store import cell_key
-from dualview.store.cell_key import Fingerprints, asked_id, canonical, code_version, identify, library_hash
-from dualview.store.devices import auto_kind
+from dualview.store.cell_key import (
+    Fingerprints,
+    asked_id,
+    auto_kind,
+    canonical,
+    code_version,
+    identify,
+    library_hash,
+)
 from dualview.store.fingerprint import tokenizer_hash
 from dualview.store.index import Index
 from dualview.tasks.task import list_tasks
@@ -318,10 +325,12 @@ def apart(code: str, *args: str, **environment: str) -> str:
 
 
 def test_planning_waits_for_torch_only_where_a_gpu_may_be() -> None:
-    code = "import sys; from dualview.store import devices; devices._SIGNS = ({}); print(devices.auto_kind()); "
+    code = (
+        "import sys; from dualview.store import cell_key; cell_key._GPU_DEVICES = ({}); print(cell_key.auto_kind()); "
+    )
     code += "print('torch' in sys.modules)"
     assert apart(code.format("")).split() == ["cpu", "False"]
-    assert apart(code.format("devices.Path('/'),")).split()[1] == "True"
+    assert apart(code.format("cell_key.Path('/'),")).split()[1] == "True"
     assert auto_kind() == ("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -68,7 +68,7 @@ def test_a_damaged_cell_is_set_aside_and_computed_again(
     [problem] = summary.problems
     assert said in str(problem) and cell.name[:60] in problem.what and problem.moved_to is not None
     aside = store / problem.moved_to
-    assert (aside / "why.txt").is_file() and (aside / Path(problem.what).name).is_dir()  # nothing is thrown away
+    assert (aside / "why.txt").is_file() and (aside / Path(problem.what).name).is_dir()  # nothing is deleted
     assert rows_on_disk(store) == rows_on_disk(finished)
     assert rows_by_query(store) == rows_by_query(finished)
     assert again().problems == ()
@@ -98,7 +98,7 @@ def test_foreign_files_are_set_aside(store: Path, again: Callable[[], Summary], 
         "stray.parquet",
         "study.yaml",
     ]
-    assert (store / "study.yaml").read_text() == "a: 1"  # beside the cells it does no harm, and stays
+    assert (store / "study.yaml").read_text() == "a: 1"  # next to the cells it does no harm, and stays
     assert [p.read_text() for p in store.glob("quarantine/notes.txt.*/notes.txt")] == ["mine"]
     assert rows_on_disk(store) == rows_on_disk(finished)
 
@@ -173,7 +173,7 @@ def test_what_a_killed_process_left_is_cleared(store: Path, again: Callable[[], 
     left.mkdir(parents=True)
     (left / "result.json").write_text("{")
     probe.write_text("")
-    for name in ("0123456789abcdef", ".0123456789abcdef"):  # packs that nobody knows of
+    for name in ("0123456789abcdef", ".0123456789abcdef"):  # packs that are not in the index
         (pack / name).mkdir(parents=True)
     assert again().problems == ()
     assert not left.exists() and not probe.exists()

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
+from dualview.io.hashing import sha256_of
 from dualview.store import compaction as packs
 from dualview.store.api import diff, export, load, ls
 from dualview.store.api import query as query_of

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dualview.comparison.result import Result
-from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
+from dualview.io.hashing import sha256_of
 from dualview.metrics.predictions import accuracy
 from dualview.options import RunOptions
 from dualview.store import locks

@@ -1,4 +1,4 @@
-"""Trackers are told of every computed cell, for real; whatever befalls one, the sweep goes on."""
+"""Trackers really get every computed cell; if one fails, the sweep continues."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_tensorboard_holds_every_cell(base: dict[str, Any], tmp_path: Path) -> N
         assert f"seed: {row['seed']}" in text.tensor_proto.string_val[0].decode()
     before = sorted(store.rglob("events*"))
     assert sweep(grid(base, seed=[1, 2], controls="quick"), store, track=["tensorboard"]).computed == 0
-    assert sorted(store.rglob("events*")) == before  # only what is computed is told
+    assert sorted(store.rglob("events*")) == before  # only computed cells are logged
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning")
@@ -74,7 +74,7 @@ def test_wandb_writes_the_cell_offline(base: dict[str, Any], tmp_path: Path, mon
     assert b"sim_aou_raw" in content and b"accuracy_icl" in content and b"ft_rule" in content
 
 
-def test_a_tracker_that_fails_is_told_no_more(
+def test_a_tracker_that_fails_is_not_used_again(
     base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []

@@ -26,7 +26,7 @@ from dualview.tasks.prompts import (
     resolve_bos,
 )
 from dualview.tasks.rows import Row
-from dualview.tasks.show_prompt import describe_prompt, render_prompt
+from dualview.tasks.show_prompt import ShownPrompt
 from dualview.tasks.task import Task
 
 BOS, EOS, FIRST_BYTE = 0, 1, 2
@@ -250,8 +250,8 @@ def shown() -> PromptSet:
     return build_prompts(TASK, TOKENIZER, [row("a"), row("é", 1)], [row("c"), row("dd", 1)], bos="yes")
 
 
-def test_describe_prompt(shown: PromptSet) -> None:
-    tokens = describe_prompt(shown, TOKENIZER, 1)
+def test_the_tokens_of_a_prompt(shown: PromptSet) -> None:
+    tokens = ShownPrompt(shown, TOKENIZER, 1).tokens
     query = shown.queries[1]
     prompt = [token for token in tokens if token["span"] != "candidate"]
     assert [token["id"] for token in prompt] == [*shown.prefix, *query.ids]
@@ -266,13 +266,13 @@ def test_describe_prompt(shown: PromptSet) -> None:
     json.dumps(tokens)
     for wrong in (-1, 2):
         with pytest.raises(UserError, match=f"Query {wrong} does not exist; there are 2"):
-            describe_prompt(shown, TOKENIZER, wrong)
+            ShownPrompt(shown, TOKENIZER, wrong)
 
 
-def test_render_prompt(shown: PromptSet) -> None:
+def test_a_prompt_in_colour(shown: PromptSet) -> None:
     console = Console(width=200, file=io.StringIO())
     with console.capture() as capture:
-        console.print(render_prompt(shown, TOKENIZER, 1))
+        console.print(ShownPrompt(shown, TOKENIZER, 1))
     text = capture.get()
     assert "<s>Q: a A: no⏎\nQ: Ã© A: yes!⏎\nQ: dd A:" in text
     assert "candidate 1 (right):  yes!" in text
@@ -285,5 +285,5 @@ def test_brackets_in_texts_are_not_markup() -> None:
     prompts = build_prompts(TASK, TOKENIZER, [row("[red]a[/]")], [row("[/b]")])
     console = Console(width=200, file=io.StringIO())
     with console.capture() as capture:
-        console.print(render_prompt(prompts, TOKENIZER))
+        console.print(ShownPrompt(prompts, TOKENIZER))
     assert "[red]a[/]" in capture.get()

@@ -1,4 +1,4 @@
-"""The papers' six tasks, whole, from the rows kept beside the repository, through the embedded model's tokenizer."""
+"""The papers' six tasks in full, from rows next to the repository, through the embedded model's tokenizer."""
 
 from __future__ import annotations
 

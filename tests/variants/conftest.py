@@ -47,7 +47,7 @@ CONFIGS = {
     "qwen3": lambda: tf.Qwen3Config(**_SHAPE, head_dim=4),
     "mistral": lambda: tf.MistralConfig(**_SHAPE, sliding_window=4),
     "gemma2": lambda: tf.Gemma2Config(**_SHAPE, head_dim=4, sliding_window=4, attn_logit_softcapping=2.0),
-    # All layers sliding here, and it tells its attention use_cache=False whatever it was told.
+    # All layers sliding here, and it passes use_cache=False to its attention in any case.
     "olmo3": lambda: tf.Olmo3Config(**_SHAPE, sliding_window=4),
     "llama4": lambda: tf.Llama4TextConfig(**_SHAPE, attention_chunk_size=4, head_dim=4, **_DENSE),
     "phi3": lambda: tf.Phi3Config(**_SHAPE),

@@ -1,4 +1,4 @@
-"""What `negative` and `token_shift` carry beside a key-value cache: beams, several caches, gradients, copies."""
+"""What `negative` and `token_shift` keep with a key-value cache: beams, several caches, gradients, copies."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dualview.io.errors import UserError
 from dualview.variants import Alibi, Linear, Momentum, Negative, Regularised, Sign, TokenShift, apply
-from dualview.variants.layout import read_layout
-from dualview.variants.scan import CHUNK, moving_sum
+from dualview.variants.sums.layout import read_layout
+from dualview.variants.sums.scan import CHUNK, moving_sum
 
 VARIANTS = [
     Momentum(eta=0.7),

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dualview.variants import Alibi, Linear, Momentum, Negative, Regularised, Sign, TokenShift, apply
-from dualview.variants.layout import read_layout
-from dualview.variants.scan import CHUNK, moving_sum
 from dualview.variants.sign import straight_through_sign
+from dualview.variants.sums.layout import read_layout
+from dualview.variants.sums.scan import CHUNK, moving_sum
 
 SMOOTH = [
     Momentum(),

@@ -129,7 +129,7 @@ class Compiled:
         table.caption = f"ridge {self.ridge:g}, fitted on {self.fitted} selection rows, {self.bytes / 2**20:.1f} MiB"
         if self.ft_status not in (None, "ok"):
             table.caption += (
-                f"\n! fine-tuning at rate {self.lr:g} {self.ft_status}: its row is no baseline; give a smaller --lr"
+                f"\n! fine-tuning at rate {self.lr:g} {self.ft_status}: its row is not a baseline; give a smaller --lr"
             )
         return table
 
@@ -171,7 +171,7 @@ def compile_patch(
     must_be_writable(Path(out))
     check_place(json)
     if json is not None and Path(json).resolve() == Path(out).resolve():
-        raise UserError(f"--out and --json both name {out}; give each a file of its own.")
+        raise UserError(f"--out and --json both name {out}; give each its own file.")
     clock = Clock()
     loaded = None if isinstance(model, str) else model
     chosen = RunOptions.make(model=model if isinstance(model, str) else model.name, **options)
@@ -183,7 +183,7 @@ def compile_patch(
     trials, patches = work.fit(tuple(ridges))
     clock.lap("fit")
     best = min(range(len(trials)), key=lambda i: (trials[i].divergence, -trials[i].ridge))
-    found = work.score(patches[best], baselines)
+    settings, tuned, layer = work.score(patches[best], baselines)
     clock.lap("showings")
     # Written last, so that there is no patch without its scores.
     metadata = _metadata(prepared, trials[best], len(fitted))
@@ -197,11 +197,11 @@ def compile_patch(
         fitted=len(fitted),
         ridge=trials[best].ridge,
         trials=trials,
-        settings=found.settings,
+        settings=settings,
         n_queries=len(prompts.queries),
-        lr=None if found.tuned is None else found.tuned.lr,
-        ft_status=None if found.tuned is None else found.tuned.status,
-        task_vector_layer=found.task_vector_layer,
+        lr=None if tuned is None else tuned.lr,
+        ft_status=None if tuned is None else tuned.status,
+        task_vector_layer=layer,
         bytes=path.stat().st_size,
         provenance=finished(known, prepared.lm, clock),
     )
@@ -212,8 +212,7 @@ def compile_patch(
 def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Query, ...]]:
     """Selection rows to fit on and others to choose on, in the split's order, without those too long."""
     rows = encode_queries(prepared.task, prepared.lm.tokenizer, selection_rows(prepared.task, 2 * fit_rows))
-    limits = [limit for limit in (prepared.lm.context, prepared.options.max_context) if limit is not None]
-    room = min(limits, default=None)
+    room = prepared.lm.room(prepared.options.max_context)
     if room is not None:
         rows = tuple(q for q in rows if len(prepared.prompts.prefix) + q.longest <= room)
     half = min(fit_rows, len(rows) // 2)
@@ -223,15 +222,6 @@ def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Q
             "needs at least two: one to fit on and one to choose the ridge on."
         )
     return rows[:half], rows[half : 2 * half]
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """The scores of every setting, and the baselines behind two of them."""
-
-    settings: dict[str, SettingScore]
-    tuned: Tuned | None
-    task_vector_layer: int | None
 
 
 class _Work:
@@ -266,8 +256,8 @@ class _Work:
                 advance(1)
         return tuple(trials), patches
 
-    def score(self, patch: ReusablePatch, baselines: bool) -> _Scored:
-        """Every setting on the task's queries."""
+    def score(self, patch: ReusablePatch, baselines: bool) -> tuple[dict[str, SettingScore], Tuned | None, int | None]:
+        """Every setting on the task's queries, the fine-tuned baseline, and the task vector's layer."""
         prompts = self.prepared.prompts
         queries = prompts.queries
         scores: dict[str, Scores] = {}
@@ -286,7 +276,7 @@ class _Work:
             scores["ft"] = self.ask(queries, self.bare, tuned.patch)
             scores["task_vector"] = ask_with_vectors(self.lm, queries, self.bare, [vector])[0]
         order = [name for name in _NAMES if name in scores]
-        return _Scored({name: score_setting(scores[name], scores["icl"], queries) for name in order}, tuned, layer)
+        return {name: score_setting(scores[name], scores["icl"], queries) for name in order}, tuned, layer
 
     def task_vector(self) -> TaskVector:
         """The mean in-context state of one layer: the one that answers best on the held-out selection rows."""

@@ -34,7 +34,7 @@ from dualview.comparison.single_query import question
 from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens, ft_shares, icl_mass
 from dualview.duality.on_model.dual_finetuning import ScoreContributions, score_contributions
 from dualview.duality.theory.linear import aggregate
-from dualview.io.json_files import Place, check_place, save_json
+from dualview.io.json_files import Place, check_place, plain, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.learning.traces import TrainingTrace
 from dualview.metrics.kendall import kendall
@@ -101,27 +101,13 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the arrays by head, which are given by layer."""
-        return {
-            "model": self.model,
-            "task": self.task,
-            "query": self.query,
-            "candidates": list(self.candidates),
-            "log_probs": {name: list(scores) for name, scores in self.log_probs.items()},
-            "lr": self.lr,
-            "seed": self.seed,
-            "favoured": self.favoured,
-            "against": self.against,
-            "lead": dict(self.lead),
-            "lead_residual": self.lead_residual,
-            "lead_adds_up": self.lead_adds_up,
-            "demos": [vars(part) for part in self.demos],
-            "labels": [vars(part) for part in self.labels],
-            "tokens": [vars(part) for part in self.tokens],
-            "elsewhere": dict(self.elsewhere),
-            "tau": dict(self.tau),
-            "icl_per_layer": _rows(self.icl_mass.nanmean(1)),
-            "ft_per_layer": {role: _rows(shares) for role, shares in self.ft_shares.items()},
+        own = {name: value for name, value in vars(self).items() if name not in ("icl_mass", "ft_shares")}
+        parts = {name: [vars(part) for part in own[name]] for name in ("demos", "labels", "tokens")}
+        by_layer = {
+            "icl_per_layer": self.icl_mass.nanmean(1).tolist(),
+            "ft_per_layer": {role: shares.tolist() for role, shares in self.ft_shares.items()},
         }
+        return plain({**own, "lead_adds_up": self.lead_adds_up, **parts, **by_layer})
 
     def table(self, tokens: int = 12) -> RenderableType:
         """The answers, every demonstration's contribution, and the `tokens` with the largest mass."""
@@ -332,7 +318,3 @@ def _tau(parts: Sequence[Contribution]) -> float | None:
     sides = [np.array([[[getattr(part, name) for part in parts]]]) for name in ("icl", "ft_v")]
     found = float(kendall(sides[0], sides[1])[0, 0])
     return None if np.isnan(found) else found
-
-
-def _rows(x: Float[Tensor, "layer token"]) -> list[list[float | None]]:
-    return [[None if np.isnan(value) else value for value in row] for row in x.tolist()]

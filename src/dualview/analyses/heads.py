@@ -33,13 +33,7 @@ class HeadsResult:
     report: HeadReport
 
     def to_json(self) -> dict[str, Any]:
-        own = {
-            "model": self.model,
-            "task": self.task,
-            "query": self.query,
-            "shots_used": self.shots_used,
-            "lr": self.lr,
-        }
+        own = {name: value for name, value in vars(self).items() if name != "report"}
         return own | self.report.to_json()
 
     def table(self) -> RenderableType:

@@ -1,11 +1,11 @@
-"""Where dualview meets Hugging Face: one attention function, and what it does decided by the pass under way.
+"""The interface to Hugging Face: one attention function, whose behaviour depends on the current pass.
 
-Modern architectures hand their rotated q, k and v to a function looked up by name in `AttentionInterface`; the older
-ones are led there by `bypass`. While a pass is `engaged`, that function asks the pass's `Strategy` for the output.
-Outside of a pass the model is exactly as Hugging Face made it.
+Modern architectures pass their rotated q, k and v to a function that they look up by name in `AttentionInterface`;
+`legacy_attention` routes the older ones there. While a pass is `engaged`, that function asks the pass's `Strategy` for
+the output. Outside of a pass the model is exactly as Hugging Face made it.
 """
 
-# The name of a model's attention is kept in a private attribute; there is no other way to change it for one pass.
+# The name of a model's attention is in a private attribute; there is no other way to change it for one pass.
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dualview.anatomy import legacy_attention as bypass
+from dualview.anatomy import legacy_attention
+from dualview.anatomy.hooks import hooked
 from dualview.anatomy.kernels import Rule
 
 FAST = "dualview"
@@ -33,7 +34,7 @@ FAST = "dualview"
 
 @dataclass(frozen=True)
 class Call:
-    """One layer's attention, as the architecture asked for it."""
+    """The arguments of one layer's attention, as the architecture passed them."""
 
     module: nn.Module
     q: Float[Tensor, "batch head query d_head"]
@@ -45,9 +46,9 @@ class Call:
     mask: Tensor | None = None
     """What the model's own attention masks or adds, [batch_or_1, head_or_1, query, key], in such a pass."""
     unknown: tuple[str, ...] = ()
-    guessed: bool = False
-    """Whether the rule's window is the configuration's, for want of anything nearer."""
     """Arguments that change the attention in a way `Rule` does not know."""
+    guessed: bool = False
+    """Whether the rule's window comes from the configuration, because the call does not state one."""
 
 
 class Strategy(Protocol):
@@ -57,7 +58,7 @@ class Strategy(Protocol):
 
 
 class Unsupported(Exception):
-    """This architecture cannot take the pass that was tried."""
+    """This architecture does not support the attempted pass."""
 
 
 @dataclass
@@ -71,12 +72,12 @@ _turn: ContextVar[_Turn | None] = ContextVar("dualview_turn", default=None)
 
 @contextmanager
 def engaged(model: PreTrainedModel, strategy: Strategy, *, native: bool = False) -> Generator[_Turn]:
-    """Route the model's attention to `strategy`; count the layers that came."""
+    """Route the model's attention to `strategy`; count the layers that ran."""
     configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
     before: dict[int, str | None] = {key: config._attn_implementation for key, config in configs.items()}
     turn = _Turn(strategy)
     token = _turn.set(turn)
-    undo = bypass.redirect(model, _watched)
+    undo = legacy_attention.redirect(model, _watched)
     watching = native and not undo
     try:
         for key, config in configs.items():
@@ -93,8 +94,8 @@ def engaged(model: PreTrainedModel, strategy: Strategy, *, native: bool = False)
 def _watching(implementation: str | None, undo: list[Callable[[], None]]) -> str:
     """The name under which a model's own attention is watched, its masks and kernels as they are.
 
-    Where the model looks its attention up, the name stays, since some models (sparse attention) ask for it; the
-    function behind it is another one for the length of the pass. `eager` is looked up nowhere and gets a new name.
+    Where the model looks up its attention, the name stays, because some models (sparse attention) check it; only the
+    function behind it is replaced during the pass. `eager` is not looked up and gets a new name.
     """
     own = implementation or "eager"
     if own == "eager":
@@ -131,7 +132,7 @@ def _watched(
     if attention_mask is not None and native is None:
         unknown = (*unknown, "attention_mask")
     mask = attention_mask if native is not None and attention_mask is not None and attention_mask.dim() == 4 else None
-    guessed = rule.window is not None and window_is_untold(getattr(module, "config", None), kwargs)
+    guessed = rule.window is not None and window_is_unstated(getattr(module, "config", None), kwargs)
     call = Call(module, query, key, value, rule, native, mask, unknown, guessed)
     out = turn.strategy.attend(turn.layer, call)
     turn.layer += 1
@@ -142,8 +143,8 @@ def _watched(
 _UNKNOWN = ("position_bias", "indices", "block_indices", "block_mask", "attn_bias", "attention_bias")
 
 
-def window_is_untold(config: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a model's attention is not told its window: if it has one, it lives in the model's masks alone."""
+def window_is_unstated(config: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a model does not pass its window to the attention: if it has one, only its masks contain it."""
     return "sliding_window" not in kwargs and not getattr(config, "layer_types", None)
 
 
@@ -155,7 +156,7 @@ def _rule(module: nn.Module, query: Tensor, kwargs: dict[str, Any]) -> Rule:
     kinds = getattr(config, "layer_types", None)
     at = getattr(module, "layer_idx", None)
     kind = kinds[at] if kinds and isinstance(at, int) and at < len(kinds) else None
-    if window is None and (kind == "sliding_attention" or window_is_untold(config, kwargs)):
+    if window is None and (kind == "sliding_attention" or window_is_unstated(config, kwargs)):
         window = getattr(config, "sliding_window", None)
     if kind == "chunked_attention":
         chunk = getattr(config, "attention_chunk_size", None)
@@ -170,13 +171,13 @@ def _rule(module: nn.Module, query: Tensor, kwargs: dict[str, Any]) -> Rule:
 
 
 def _native(inner: Callable[..., Any] | None) -> Callable[..., Any]:
-    """An attention function under watch; None stands for the architecture's eager one."""
+    """An attention function that reports to the current pass; None means the architecture's eager one."""
 
     def function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> Any:
         used: Callable[..., Any] = inner or sys.modules[type(module).__module__].eager_attention_forward
-        if _turn.get() is None:  # another thread's model, which nobody watches
+        if _turn.get() is None:  # another thread's model, outside of any pass
             return used(module, query, key, value, attention_mask, **kwargs)
 
         def own() -> Tensor:
@@ -192,21 +193,19 @@ AttentionInterface.register(FAST, _watched)
 
 
 def is_spread(model: PreTrainedModel) -> bool:
-    """Whether the model's layers lie on several devices."""
+    """Whether the model's layers are on several devices."""
     return len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
 
 
 @contextmanager
 def _reading(head: nn.Module | None, keep: Tensor | None) -> Generator[None]:
-    """Let the unembedding read the positions `keep` alone; a model that lies on several devices would not find them."""
+    """Let the unembedding read only the positions `keep`; `logits_to_keep` fails with layers on several devices."""
     if head is None or keep is None:
         yield
         return
-    hook = head.register_forward_pre_hook(lambda _module, args: (args[0][:, keep.to(args[0].device)], *args[1:]))
-    try:
+    read = head.register_forward_pre_hook(lambda _module, args: (args[0][:, keep.to(args[0].device)], *args[1:]))
+    with hooked([read]):
         yield
-    finally:
-        hook.remove()
 
 
 def run_forward(
@@ -224,9 +223,9 @@ def run_forward(
     if "position_ids" in accepted:
         arguments["position_ids"] = positions
     if native and "attention_mask" in accepted:
-        # Said outright: without it, a gap in the positions would be read as the start of another sequence.
+        # Explicit: without a mask, a gap in the positions would mean the start of another sequence.
         arguments["attention_mask"] = torch.ones_like(ids)
-    arguments |= bypass.extra_arguments(model)
+    arguments |= legacy_attention.extra_arguments(model)
     head = model.get_output_embeddings() if keep is not None and is_spread(model) else None
     slices = head is not None or (keep is not None and "logits_to_keep" in accepted)
     if slices and head is None:

@@ -6,8 +6,8 @@ Softmax attention over [demonstrations, query tokens] is the mass-weighted mean 
 
 (the exact form of Dai et al. 2022, section 3.2, for softmax). Every function here therefore returns an output together
 with the log-sum-exp of its logits, so that a prefix shared by all queries is attended to once, densely, and the
-queries' own tokens apart. No function builds a full query × key map of logits for more than a bounded slice of queries;
-of layers with a window, or chunks, the mask is built whole.
+queries' own tokens separately. No function builds a full query × key map of logits for more than a bounded slice of
+queries; of layers with a window, or chunks, the mask is built whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# Rows of logits the portable kernel holds at once: bounds its memory, not its result.
+# Rows of logits that the portable kernel computes at once: limits its memory, not its result.
 _LOGITS_AT_ONCE = 1 << 24
 
 
@@ -32,7 +32,7 @@ class Rule:
     window: int | None = None
     """A key is seen only if it is fewer than `window` positions back."""
     chunk: int | None = None
-    """A key is seen only if it lies in the same chunk of this many positions."""
+    """A key is seen only if it is in the same chunk of this many positions."""
     softcap: float | None = None
     """logit ← softcap · tanh(logit / softcap) (Gemma 2)."""
     sinks: Float[Tensor, " head"] | None = None
@@ -41,7 +41,7 @@ class Rule:
     """An additive bias that depends on the key's position alone, up to the softmax's shift."""
 
     def visible(self, query_at: Int[Tensor, " query"], key_at: Int[Tensor, " key"]) -> Bool[Tensor, "query key"] | None:
-        """Which keys a window or chunk leaves in sight; None when all of them. Causality is not its business."""
+        """Which keys a window or chunk leaves in sight; None when all of them. Causality is handled elsewhere."""
         if self.window is None and self.chunk is None:
             return None
         if not query_at.numel() or not key_at.numel():
@@ -83,7 +83,8 @@ def attend(
     if k.shape[0] != q.shape[0]:
         k, v = k.expand(q.shape[0], *k.shape[1:]), v.expand(q.shape[0], *v.shape[1:])
     bias = _bias(q, rule, allowed, key_at)
-    # The compiled kernels know no soft-cap and no tangents, and their log-sum-exp, which sinks need, has no gradient.
+    # The compiled kernels support neither soft-cap nor tangents, and their log-sum-exp, which sinks need, has no
+    # gradient.
     portable = rule.softcap is not None or (rule.sinks is not None and torch.is_grad_enabled())
     portable = (
         portable or forward_ad.unpack_dual(q).tangent is not None or forward_ad.unpack_dual(k).tangent is not None
@@ -118,14 +119,14 @@ def with_sinks(part: Part, sinks: Float[Tensor, " head"] | None) -> Part:
 
 
 def by_token(part: Part) -> Float[Tensor, "batch query head d_value"]:
-    """The output as architectures expect it, in one piece: some of them go on to view it in another shape."""
+    """The output as architectures expect it, contiguous: some of them view it in another shape."""
     return part.out.transpose(1, 2).contiguous()
 
 
 def final_logits(
     logits: Float[Tensor, "batch head query key"], rule: Rule, key_at: Int[Tensor, " key"]
 ) -> Float[Tensor, "batch head query key"]:
-    """Scaled q·k as the softmax sees it: soft-capped, biased; windows and causality apart."""
+    """Scaled q·k as the softmax sees it: soft-capped and biased, without windows and causality."""
     if rule.softcap is not None:
         logits = rule.softcap * torch.tanh(logits / rule.softcap)
     if rule.alibi is not None:
@@ -148,7 +149,7 @@ def _bias(
 
 
 # Kernels: (q, k, v, rule, bias, causal) -> Part. The compiled ones are torch's own but not public, because the public
-# function does not return the log-sum-exp; `_portable` needs nothing but matmul and is their fallback and their twin.
+# function does not return the log-sum-exp; `_portable` needs only matmul; it is their fallback and their reference.
 Kernel = Callable[[Tensor, Tensor, Tensor, Rule, Tensor | None, bool], Part]
 
 
@@ -227,5 +228,5 @@ def _portable(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, 
 
 
 def _later(q: Tensor, k: Tensor, start: int) -> Bool[Tensor, "query key"]:
-    """Which keys come after each query, the first of which stands at `start`."""
+    """Which keys come after each query, the first of which is at `start`."""
     return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(start + 1)

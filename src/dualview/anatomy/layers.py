@@ -2,7 +2,7 @@
 
 Found by watching, not by names. One pass over a few tokens shows, in order, every linear map and every attention; the
 gradient of an attention's k with respect to a map's output says which of the map's rows make k. So fused matrices,
-whatever their layout (GPT-2's thirds, GPT-NeoX's interleaving, Falcon's groups), need no table of architectures.
+in any layout (GPT-2's thirds, GPT-NeoX's interleaving, Falcon's groups), need no table of architectures.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from dualview.anatomy.dispatch import Call, run_forward
+from dualview.anatomy.hooks import hooked
 from dualview.anatomy.kernels import attend
 from dualview.io.errors import UserError
 
@@ -29,7 +30,7 @@ ROLES: tuple[Role, ...] = ("q", "k", "v")
 
 @dataclass(frozen=True)
 class Projection:
-    """Rows of a linear map (`nn.Linear` or GPT-2's `Conv1D`) that make q, k or v; `rows` None stands for all."""
+    """Rows of a linear map (`nn.Linear` or GPT-2's `Conv1D`) that make q, k or v; `rows` None means all."""
 
     name: str
     module: nn.Module
@@ -104,7 +105,7 @@ class _Seen:
 
 
 def dissect(model: PreTrainedModel) -> Anatomy:
-    """Run a few tokens and see what the model is made of."""
+    """Run a few tokens and find the model's parts."""
     names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
     blocks = _blocks(model)
     events, final = _watch(model, blocks)
@@ -125,7 +126,7 @@ def dissect(model: PreTrainedModel) -> Anatomy:
 
 
 def _blocks(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """The elements of the largest list of modules that all have children: every decoder keeps its blocks so."""
+    """The elements of the largest list of modules that all have children: every decoder stores its blocks this way."""
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
     outermost = [m for m in lists if not any(m is not other and m in set(other.modules()) for other in lists)]
     if not outermost:
@@ -155,34 +156,30 @@ def _watch(model: PreTrainedModel, blocks: tuple[nn.Module, ...]) -> tuple[list[
             return attend(call.q, call.k, call.v, call.rule, causal=True, key_at=at).out.transpose(1, 2)
 
     def leaf(module: nn.Module, _inputs: Any, output: Any) -> Any:
-        if not isinstance(output, Tensor):  # a router, say: no part of attention
+        if not isinstance(output, Tensor):  # for example a router: not part of attention
             return output
-        cut = (output.detach() * 1e-3).requires_grad_()  # small, so that no clamp (clip_qkv) holds a row still
+        cut = (output.detach() * 1e-3).requires_grad_()  # small, so that no clamp (clip_qkv) blocks a row's gradient
         events.append(_Seen(module, (cut,)))
-        return cut.clone()  # some architectures go on to change it in place
+        return cut.clone()  # some architectures then change it in place
 
     maps: list[nn.Module] = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D)]
     hooks = [m.register_forward_hook(leaf) for m in maps]
     hooks += [blocks[-1].register_forward_hook(left_last)]
     hooks += [m.register_forward_pre_hook(came_after) for m in model.modules()]
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
-    try:
-        with torch.enable_grad(), _unweighted(maps):
-            run_forward(model, Inspect(), ids, torch.arange(8, device=model.device)[None], None, native=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(hooks), torch.enable_grad(), _unweighted(maps):
+        run_forward(model, Inspect(), ids, torch.arange(8, device=model.device)[None], None, native=True)
     if not after:
         raise UserError("dualview found nothing that runs after the last block; it cannot follow the architecture.")
     return events, after[0]
 
 
 @contextmanager
-def _unweighted(maps: list[nn.Module]) -> Generator[None]:
+def _unweighted(maps: Sequence[nn.Module]) -> Generator[None]:
     """Let each linear map answer with random numbers of the right shape.
 
     Which map feeds which head does not depend on the weights, and reading all of them is most of a pass over a few
-    tokens. A map with a `forward` of its own (layers spread over devices move their inputs there) keeps it.
+    tokens. A map with its own `forward` (layers spread over devices move their inputs there) keeps it.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -227,7 +224,7 @@ def _output(events: list[_Seen], at: int, inside: set[nn.Module], width: int) ->
     if not after:
         raise UserError("dualview found no output projection after an attention; it cannot record this architecture.")
     output = within[-1] if within else after[0]
-    if _width(output) != width:  # a router, say, where the output projection is no plain linear map
+    if _width(output) != width:  # for example a router, where the output projection is not a plain linear map
         raise UserError(
             f"dualview found no linear output projection in {type(events[at].module).__name__}; "
             "it cannot record this architecture."

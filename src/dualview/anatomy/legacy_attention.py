@@ -1,7 +1,7 @@
-"""The architectures that compute attention inline instead of looking a function up.
+"""Architectures that compute attention inline instead of looking up a function.
 
-For each, the smallest piece of the module that holds the softmax is replaced, for the length of a pass, by one that
-makes q, k and v with the module's own weights and hands them on. Everything else of the model stays Hugging Face's.
+For each, the smallest part of the module that contains the softmax is replaced during a pass by one that computes q, k
+and v with the module's own weights and passes them on. Everything else of the model is Hugging Face's.
 """
 
 from __future__ import annotations
@@ -19,12 +19,8 @@ Attend = Callable[..., tuple[Tensor, None]]
 """(module, q, k, v, mask, scaling=, sliding_window=, alibi=) -> (output [batch, query, head, d_value], None)"""
 
 
-def bypasses(model: PreTrainedModel) -> bool:
-    return any(type(module).__name__ in _DETOURS for module in model.modules())
-
-
 def redirect(model: PreTrainedModel, attend: Attend) -> list[Callable[[], None]]:
-    """Lead every inline attention of the model to `attend`; the returned calls put things back."""
+    """Route every inline attention of the model to `attend`; the returned calls undo it."""
     undo: list[Callable[[], None]] = []
     for module in model.modules():
         detour = _DETOURS.get(type(module).__name__)
@@ -36,7 +32,7 @@ def redirect(model: PreTrainedModel, attend: Attend) -> list[Callable[[], None]]
 
 
 def extra_arguments(model: PreTrainedModel) -> dict[str, Any]:
-    """What a forward pass must be given besides: MPT insists on a mask, which its detour then never looks at."""
+    """Further arguments of a forward pass: MPT requires a mask, which its detour then ignores."""
     if type(model).__name__ == "MptForCausalLM":
         return {"attention_mask": torch.ones(1, 1, 1, 1, device=model.device)}
     return {}
@@ -120,7 +116,7 @@ def _home(module: nn.Module) -> Any:
 
 
 def _alibi_table(self: Any, factor: float, at: Tensor) -> Tensor:
-    """ALiBi as Bloom and Falcon build it, looked up by position (both round it to a dtype of their own)."""
+    """ALiBi as Bloom and Falcon build it, looked up by position (both round it to their own dtype)."""
     dtype = self.dense.weight.dtype
     seen = torch.ones(1, int(at.max()) + 1, dtype=torch.long, device=at.device)
     table = _home(self).build_alibi_tensor(seen, self.num_heads, dtype=dtype).view(self.num_heads, -1)

@@ -30,7 +30,3 @@ def assets(
         terminal.show(conversion_table(found.conversions))
     if action == "verify" and not found.ready:
         raise UserError("Some assets are missing or damaged; run `dualview assets fetch`.")
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(assets)

@@ -30,7 +30,3 @@ def compile_(
     found = compile_patch(out=out, json=json, progress=for_stream(), **given(options))
     if not is_stdout(json):
         terminal.show(found.table())
-
-
-def add(app: typer.Typer) -> None:
-    app.command("compile")(compile_)

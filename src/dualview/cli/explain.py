@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from dualview.cli.options import QueryOption, given, json_option, with_options
 from dualview.io import terminal
 from dualview.io.json_files import is_stdout
@@ -30,7 +28,3 @@ def explain(
     found = find(query=query, json=json, progress=for_stream(), **given(options))
     if not is_stdout(json):
         terminal.show(found.table())
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(explain)

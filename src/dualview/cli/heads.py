@@ -32,7 +32,3 @@ def heads(
     found = compare(query=query, rank=rank, shuffles=shuffles, json=json, progress=for_stream(), **given(options))
     if not is_stdout(json):
         terminal.show(found.table())
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(heads)

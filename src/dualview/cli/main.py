@@ -1,4 +1,4 @@
-"""The command line: a file for each verb, which calls the library's function of that name and prints what it returns.
+"""The command line: one file for each verb, which calls the library's function of that name and prints its result.
 
 Nothing heavy is imported before a verb runs, so that `dualview --help` answers at once.
 """
@@ -11,22 +11,19 @@ import sys
 
 import typer
 
-from dualview.cli import (
-    assets,
-    compile,
-    explain,
-    heads,
-    lab,
-    metrics,
-    prompt,
-    report,
-    run,
-    serve,
-    store,
-    sweep,
-    tasks,
-    verify,
-)
+from dualview.cli import lab, store
+from dualview.cli.assets import assets
+from dualview.cli.compile import compile_
+from dualview.cli.explain import explain
+from dualview.cli.heads import heads
+from dualview.cli.metrics import metrics
+from dualview.cli.prompt import prompt
+from dualview.cli.report import report
+from dualview.cli.run import run
+from dualview.cli.serve import serve
+from dualview.cli.sweep import Stopped, sweep
+from dualview.cli.tasks import tasks
+from dualview.cli.verify import verify
 from dualview.io import terminal
 from dualview.io.errors import UserError
 
@@ -38,8 +35,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _verb in (run, prompt, metrics, verify, explain, heads, compile, tasks, assets, report, sweep, store, lab, serve):
-    _verb.add(app)  # in this order in `--help`
+_STORE = (store.ls, store.show, store.diff, store.export, store.query)
+for _verb in (run, prompt, metrics, verify, explain, heads, compile_, tasks, assets, report, sweep, *_STORE):
+    app.command(_verb.__name__.rstrip("_"))(_verb)  # in this order in `--help`
+lab.add(app)
+app.command()(serve)
 
 
 def main() -> None:
@@ -50,14 +50,14 @@ def main() -> None:
     gc.set_threshold(100_000, 20, 100)
     atexit.register(_skip_last_collection)
     try:
-        with terminal.failed_extras_said():
+        with terminal.warnings_as_sentences():
             app()
     except UserError as error:
         print(f"dualview: {error}", file=sys.stderr)
         sys.exit(2)
     except SystemExit as left:
         # Typer turns an interrupt into this exit. A sweep has already reported what it kept.
-        if left.code == 130 and not isinstance(left, sweep.Stopped):
+        if left.code == 130 and not isinstance(left, Stopped):
             print("dualview: interrupted.", file=sys.stderr)
         raise
 

@@ -23,7 +23,3 @@ def metrics(
     measured = recompute(records, json=json)
     if not is_stdout(json):
         terminal.show(metrics_report(measured.to_json()))
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(metrics)

@@ -42,7 +42,3 @@ def prompt(
     for token in shown.tokens:  # colours are lost in a file, so each token gets a line
         number = "" if token["number"] is None else token["number"]
         print(token["index"], token["id"], token["span"], number, repr(token["text"]), sep="\t")
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(prompt)

@@ -18,7 +18,3 @@ def report(
 
     for path in build(source, out, figures):
         print(f"wrote {path}")
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(report)

@@ -11,9 +11,10 @@ import typer
 
 from dualview.cli.options import given, json_option, with_options
 from dualview.io import terminal
+from dualview.io.errors import cause_of
 from dualview.io.json_files import is_stdout
 from dualview.io.progress import for_stream
-from dualview.io.saving import cause_of, rescued
+from dualview.io.saving import save_to_temporary
 from dualview.options import RunOptions
 
 
@@ -27,7 +28,7 @@ def run(
     seeds: Annotated[
         str | None, typer.Option(help="repeat over several draws: 1:5, or 1,3,7", metavar="<int>:<int>|<int>,…")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="count tokens and estimate the time, no more")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only count tokens and estimate the time")] = False,
     **options: Any,
 ) -> None:
     """Compare zero-shot, in-context and fine-tuned on one task."""
@@ -47,7 +48,7 @@ def run(
 
 
 def _present(table: Callable[[], Any], written: Sequence[Path], name: str, save: Callable[[Path], None]) -> None:
-    """Print a result's table and its files. A table that cannot be printed must not cost a result of minutes."""
+    """Print a result's table and its files. A table that cannot be printed must not lose the result."""
     try:
         terminal.show(table())
         for path in written:
@@ -55,9 +56,5 @@ def _present(table: Callable[[], Any], written: Sequence[Path], name: str, save:
         sys.stdout.flush()
     except Exception as error:
         terminal.forget_output()
-        kept = f"the result is in {written[0]}" if written else rescued(name, save)
+        kept = f"the result is in {written[0]}" if written else save_to_temporary(name, save)
         terminal.say(f"dualview: warning: The table could not be printed ({cause_of(error)}); {kept}.")
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(run)

@@ -23,7 +23,7 @@ def serve(
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(help="a secret asked for on every call, at least 16 characters", envvar="DUALVIEW_TOKEN"),
+        typer.Option(help="a secret that every call must send, at least 16 characters", envvar="DUALVIEW_TOKEN"),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
@@ -51,7 +51,3 @@ def serve(
         device=device,
         no_browser=no_browser,
     )
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(serve)

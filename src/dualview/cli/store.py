@@ -22,14 +22,14 @@ WIDTH = 160
 def ls(
     store: StoreOption,
     all: AllOption = False,
-    limit: Annotated[int, typer.Option(min=1, metavar="<int>", help="show at most so many")] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="<int>", help="show at most this many")] = 100,
     json: Annotated[Path | None, json_option("all cells and failures")] = None,
 ) -> None:
     """List the cells of a store, and what failed."""
-    from dualview import verbs
     from dualview.cli.store_tables import cells_table, failure_lines
+    from dualview.store import api
 
-    found = verbs.ls(store, all=all, json=json)
+    found = api.ls(store, all=all, json=json)
     for problem in found.problems:
         say(problem)
     if is_stdout(json):
@@ -47,10 +47,10 @@ def show(
     json: Annotated[Path | None, json_option("the result")] = None,
 ) -> None:
     """Show one cell's result."""
-    from dualview import verbs
     from dualview.report.terminal import result_table
+    from dualview.store import api
 
-    found = verbs.show(cell, store, json=json)
+    found = api.show(cell, store, json=json)
     if not is_stdout(json):
         print(found.key)
         print_table(result_table(found.result), width=WIDTH)
@@ -62,14 +62,14 @@ def diff(
     store: Annotated[Path | None, typer.Option(help="the store both cells are in")] = None,
     json: Annotated[Path | None, json_option("the differences")] = None,
 ) -> None:
-    """Say where two cells, or two stores, differ.
+    """Show where two cells, or two stores, differ.
 
     The exit code is 1 if they do.
     """
-    from dualview import verbs
     from dualview.cli.store_tables import diff_table
+    from dualview.store import api
 
-    found = verbs.diff(left, right, store, json=json, say=say)
+    found = api.diff(left, right, store, json=json, say=say)
     if not is_stdout(json):
         print_table(diff_table(found, left, right), width=WIDTH)
     if found if isinstance(found, list) else not found.equal:
@@ -94,14 +94,9 @@ def query(
     json: Annotated[Path | None, json_option("the rows")] = None,
 ) -> None:
     """Ask a store in SQL (DuckDB)."""
-    from dualview import verbs
     from dualview.cli.store_tables import rows_table
+    from dualview.store import api
 
-    rows: Any = verbs.query(sql, store, json=json, say=say)
+    rows: Any = api.query(sql, store, json=json, say=say)
     if not is_stdout(json):
         print_table(rows_table(rows), width=WIDTH)
-
-
-def add(app: typer.Typer) -> None:
-    for verb in (ls, show, diff, export, query):
-        app.command()(verb)

@@ -6,6 +6,7 @@ import shlex
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,30 +30,28 @@ class Stopped(SystemExit):
 
 def sweep(
     spec: Annotated[Path, typer.Argument(help="YAML: the options of `dualview run`, each a value or a list")],
-    store: Annotated[Path, typer.Option(help="the folder results go to; made if it is not there")],
+    store: Annotated[Path, typer.Option(help="the folder for the results; created if missing")],
     engine: Annotated[str, typer.Option(help="where cells are computed", metavar="local|ray")] = "local",
     address: Annotated[str | None, typer.Option(help="of a Ray cluster; none: Ray on this machine")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, metavar="<int>", help="Ray: at most so many cells at once")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="<int>", help="Ray: most cells at once")] = None,
     cpus: Annotated[
-        float | None, typer.Option(min=0, metavar="<float>", help="Ray: processors a cell [default: 1]")
+        float | None, typer.Option(min=0, metavar="<float>", help="Ray: processors for each cell [default: 1]")
     ] = None,
     gpus: Annotated[
         float | None,
-        typer.Option(min=0, metavar="<float>", help="Ray: GPUs a cell [default: 1 if the cluster has any]"),
+        typer.Option(min=0, metavar="<float>", help="Ray: GPUs for each cell [default: 1 if the cluster has any]"),
     ] = None,
     retries: Annotated[
         int | None, typer.Option(min=0, metavar="<int>", help="Ray: how often a cell may lose its worker [default: 3]")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, metavar="<int>", help="processor threads a cell; they decide rounding")
+        int | None, typer.Option(min=1, metavar="<int>", help="processor threads for each cell; they decide rounding")
     ] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: compute only the i-th of n parts", metavar="I/N")] = None,
     track: Annotated[
         list[str] | None, typer.Option(help="also log to it; repeat for more", metavar="tensorboard|trackio|wandb")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what is done and what is left, no more")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only print what is done and what is left")] = False,
     json: Annotated[Path | None, json_option("the summary")] = None,
 ) -> None:
     """Run a grid of comparisons into a store.
@@ -86,8 +85,8 @@ def sweep(
     save_json(json, None if json is None else _summary_json(summary))
     if not dry_run and not is_stdout(json):
         print(summary)
-        for given_up in _grouped(summary.failed):
-            print(f"  failed: {given_up}")
+        for reason in _grouped(summary.failed):
+            print(f"  failed: {reason}")
     if summary.stopped:
         say(f"stopped; every finished cell is kept. Continue with: {again}")
         raise Stopped
@@ -96,7 +95,7 @@ def sweep(
 
 
 def _command(spec: Path, store: Path, given: Mapping[str, Any], track: Sequence[str]) -> str:
-    """The command that goes on with a sweep, for a shell."""
+    """The shell command that continues a sweep."""
     words = ["dualview", "sweep", str(spec), "--store", str(store)]
     for name, value in (*given.items(), *(("track", name) for name in track)):
         words += [] if value is None else [f"--{name}", str(value)]
@@ -122,9 +121,7 @@ def _terminated_as_interrupted() -> Generator[None]:
 
 def _grouped(failed: Sequence[Any]) -> list[str]:
     """Each reason once, with how many cells it ended."""
-    reasons: dict[str, int] = {}
-    for given_up in failed:
-        reasons[given_up.reason] = reasons.get(given_up.reason, 0) + 1
+    reasons = Counter(cell.reason for cell in failed)
     return [reason if count == 1 else f"{count} cells: {reason}" for reason, count in reasons.items()]
 
 
@@ -138,7 +135,3 @@ def _summary_json(summary: Any) -> dict[str, Any]:
         "problems": [str(problem) for problem in summary.problems],
         "seconds": round(summary.seconds, 3),
     }
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(sweep)

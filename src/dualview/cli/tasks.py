@@ -20,7 +20,3 @@ def tasks(
 
     found: Any = list_or_check(names, data)
     terminal.show(task_check_table(found) if names else task_table(found))
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(tasks)

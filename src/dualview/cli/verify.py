@@ -13,7 +13,7 @@ from dualview.io.json_files import is_stdout
 
 
 def verify(
-    model: Annotated[str, typer.Option(help="also on this model's own tensors; none: on paper alone")] = "embedded",
+    model: Annotated[str, typer.Option(help="also on this model's tensors; none: on random data alone")] = "embedded",
     seed: Annotated[int, typer.Option(help="draws the data")] = 0,
     wrong: Annotated[bool, typer.Option("--wrong", help="run the common misprints instead: each must fail")] = False,
     dtype: Annotated[str, typer.Option(help="of the model", metavar=DTYPES)] = "float32",
@@ -36,7 +36,3 @@ def verify(
         what = "misprints passed" if wrong else "identities failed"
         terminal.say(f"{len(unexpected)} of {len(checks)} {what}")
         raise typer.Exit(1)
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(verify)

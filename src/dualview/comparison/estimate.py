@@ -1,4 +1,4 @@
-"""What a run would cost, before it is run: token counts, the demonstrations that fit, and a time."""
+"""The cost of a run before it starts: token counts, the demonstrations that fit, and a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Estimate:
     selection_tokens: int
     controls: str
     seconds: float
-    """With the controls that were asked for."""
+    """With the requested controls."""
 
     def table(self) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)

@@ -15,7 +15,7 @@ from dualview.options import RunOptions
 
 @dataclass(frozen=True)
 class FineTuning:
-    """The fine-tuned model that is reported, and how its learning rate was come by."""
+    """The fine-tuned model that is reported, and how its learning rate was chosen."""
 
     tuned: Tuned
     trials: list[Trial]
@@ -56,7 +56,7 @@ def _judged(prepared: Prepared, tuned: Sequence[Tuned], progress: Progress) -> l
 
 
 def train_grid(prepared: Prepared, rule: Rule, advance: Advance | None = None) -> Sequence[Tuned]:
-    """A rule at every rate of the grid; trained once for runs that differ in the rule they report."""
+    """A rule at every rate of the grid; trained once for runs that differ only in the rule they report."""
     options = prepared.options
     recipe = replace(recipe_of(options), rule=rule)
     key = (prepared.prompts.training_sequences, options.lr_grid, recipe, options.batch_size)

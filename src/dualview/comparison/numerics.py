@@ -1,4 +1,4 @@
-"""The version of dualview's numbers: what a stored cell depends on besides its inputs and the libraries.
+"""The version of dualview's numbers: what a stored cell depends on, together with its inputs and the libraries.
 
 Raise `NUMERICS_VERSION` by one whenever a change can move a number of a run by more than rounding: a formula, a seed,
 a default, the order of a draw, which tokens or layers are read, a new or removed control. Add a line to the history,

@@ -1,4 +1,4 @@
-"""What is decided before the model is asked anything that is reported: task, model, demonstrations, prompts."""
+"""The first step of a comparison: task, model, demonstrations and prompts."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from dualview.tasks.task import Task, load_task
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything decided before the model is asked anything that is reported."""
+    """Everything that is fixed before the first reported pass."""
 
     options: RunOptions
     lm: LanguageModel
     task: Task
     seed: int | None
     demos: Sequence[Row]
-    """All demonstrations asked for; the prompts hold those that fit."""
+    """All requested demonstrations; the prompts hold those that fit."""
     prompts: PromptSet
     seed_trials: list[Trial] = field(default_factory=list[Trial])
     recall: Recall = afresh
@@ -89,6 +89,18 @@ def load(options: RunOptions, progress: Progress) -> LanguageModel:
 def _prompts(
     options: RunOptions, lm: LanguageModel, task: Task, demos: Sequence[Row], queries: Sequence[Row]
 ) -> PromptSet:
+    return make_prompts(options, lm, task, demos, queries, _content_free(options, lm, task, queries))
+
+
+def make_prompts(
+    options: RunOptions,
+    lm: LanguageModel,
+    task: Task,
+    demos: Sequence[Row],
+    queries: Sequence[Row],
+    room_for: Sequence[Query] = (),
+) -> PromptSet:
+    """Rows as token ids, by the options; `room_for` as in `build_prompts`."""
     return build_prompts(
         task,
         lm.tokenizer,
@@ -96,13 +108,13 @@ def _prompts(
         queries,
         bos=options.bos,
         separator=options.separator,
-        max_context=_context(options, lm),
-        room_for=_content_free(options, lm, task, queries),
+        max_context=lm.room(options.max_context),
+        room_for=room_for,
     )
 
 
 def _content_free(options: RunOptions, lm: LanguageModel, task: Task, rows: Sequence[Row]) -> tuple[Query, ...]:
-    """What calibration will ask behind the same demonstrations."""
+    """The queries that calibration asks after the same demonstrations."""
     if not options.calibrate:
         return ()
     return calibration_queries(task, lm, encode_queries(task, lm.tokenizer, rows))
@@ -132,11 +144,11 @@ def selection_queries(prepared: Prepared) -> tuple[Query, ...]:
 
 
 def _fitting(options: RunOptions, lm: LanguageModel, task: Task) -> list[Row]:
-    """The selection rows that fit the context; whatever may be reported, or is shown, chooses nothing."""
+    """The selection rows that fit the context; rows that are shown or may be reported are left out."""
     given = [row for path in (options.queries, options.demos) if path is not None for row in read_rows(task, path)]
     known = {task.render(row) for row in (*given, *task.rows("validation"))}
     rows = [row for row in selection_rows(task, SELECTION_ROWS) if task.render(row) not in known]
-    limit, special = _context(options, lm), int(resolve_bos(lm.tokenizer, options.bos) is not None)
+    limit, special = lm.room(options.max_context), int(resolve_bos(lm.tokenizer, options.bos) is not None)
     queries = encode_queries(task, lm.tokenizer, rows)
     fitting = [r for r, q in zip(rows, queries, strict=True) if limit is None or special + q.longest <= limit]
     if not fitting:
@@ -145,8 +157,3 @@ def _fitting(options: RunOptions, lm: LanguageModel, task: Task) -> list[Row]:
             "give --lr and --seed as numbers."
         )
     return fitting
-
-
-def _context(options: RunOptions, lm: LanguageModel) -> int | None:
-    """How many positions may be used."""
-    return min((limit for limit in (lm.context, options.max_context) if limit is not None), default=None)

@@ -1,6 +1,6 @@
-"""Where a result came from: everything that decides its numbers and, apart, when and how long it ran.
+"""Provenance: everything that decides a result's numbers and, separately, when and how long it ran.
 
-Whatever can fail here is asked before the work (`provenance`); afterwards only the times are added (`finished`).
+What can fail is collected before the work (`provenance`); afterwards only the times are added (`finished`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The result of one comparison, typed, as it stands in the JSON file."""
+"""The result of one comparison, typed, as in the JSON file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 from dualview.comparison.frame import frame_of
 from dualview.io.atomic import write_json
 from dualview.io.display import as_html
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, first_problem
 from dualview.metrics.measured import Measured, PerLayer, ResultPart
 from dualview.records import Records
 
@@ -26,7 +26,7 @@ SCHEMA = "dualview.result/1"
 class TaskPart(ResultPart):
     name: str
     shots: int
-    """Demonstrations asked for."""
+    """Demonstrations requested."""
     shots_used: int
     """Demonstrations that fit the context."""
     n_queries: int
@@ -59,13 +59,13 @@ class QueryPart(ResultPart):
 
 
 class DrawSeeds(ResultPart):
-    """What every draw was seeded with; the controls' stand under their own names."""
+    """The seed of every draw; those of the controls have their own names."""
 
     demos: int | None
 
 
 class RunPart(ResultPart):
-    """When, where and how long: no part of any comparison of results."""
+    """When, where and how long: not part of any comparison of results."""
 
     date: str
     host: str
@@ -199,6 +199,5 @@ class Result(Measured):
         except OSError as error:
             raise UserError(f"The result {path} cannot be read ({error.strerror}).") from error
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the whole file"
-            raise UserError(f"{path} is not a dualview result: {where}: {first['msg']}.") from error
+            where, problem = first_problem(error)
+            raise UserError(f"{path} is not a dualview result: {where or 'the whole file'}: {problem}.") from error

@@ -19,7 +19,7 @@ from dualview.io.progress import Progress, Silent
 from dualview.metrics.predictions import correct
 from dualview.metrics.statistics import seed_interval
 from dualview.metrics.summary import compute_metrics
-from dualview.options import RunOptions
+from dualview.options import RunOptions, seeds_in
 from dualview.records import Records
 
 if TYPE_CHECKING:
@@ -68,13 +68,9 @@ def parse_seeds(text: str) -> list[int]:
     >>> parse_seeds("1:3,9")
     [1, 2, 3, 9]
     """
-    seeds: list[int] = []
-    try:
-        for part in text.split(","):
-            first, _, last = part.partition(":")
-            seeds += range(int(first), int(last or first) + 1)
-    except ValueError:
-        raise UserError(f"--seeds takes numbers such as 1:5 or 1,3,7, not {text!r}.") from None
+    seeds = seeds_in(text)
+    if not seeds:
+        raise UserError(f"--seeds takes numbers such as 1:5 or 1,3,7, not {text!r}.")
     if len(set(seeds)) < 2 or len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds needs at least two different seeds, each once; {text!r} does not give them.")
     return seeds

@@ -1,4 +1,4 @@
-"""One query typed by hand, its prompt, and a fine-tuning with its factors: what `explain` and `heads` begin with."""
+"""One typed query, its prompt, and a fine-tuning with its factors: the first step of `explain` and `heads`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dualview.comparison.finetuning import fine_tune, recipe_of
-from dualview.comparison.prepare import Prepared, prepare
+from dualview.comparison.prepare import Prepared, make_prompts, prepare
 from dualview.duality.on_model.dual_finetuning import trace_for
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
 from dualview.learning.traces import TrainingTrace, trace_training
 from dualview.models.language_model import LanguageModel
 from dualview.options import COMPARISON_ONLY, QUERIES_ONLY, RunOptions, refuse_options
-from dualview.tasks.prompts import PromptSet, build_prompts
 from dualview.tasks.rows import Row
 from dualview.tasks.task import Task
 
@@ -34,14 +33,14 @@ def question(
 ) -> Question:
     """Read the query, draw the demonstrations, and fine-tune on them keeping every token's factors."""
     refuse_options(verb, options, (*QUERIES_ONLY, *COMPARISON_ONLY))
-    _must_say_something(query)
+    _must_not_be_empty(query)
     name, loaded = (model, None) if isinstance(model, str) else (model.name, model)
     chosen = RunOptions.make(**{**options, "model": name, "n_queries": 1})
     _must_have_a_dual_form(verb, chosen)
     prepared = prepare(chosen, loaded, progress)
     row = query_row(prepared.task, query)
-    _must_say_something(*row.fields.values())
-    prepared = replace(prepared, prompts=_prompts(prepared, row))
+    _must_not_be_empty(*row.fields.values())
+    prepared = replace(prepared, prompts=make_prompts(chosen, prepared.lm, prepared.task, prepared.demos, [row]))
     return Question(prepared, row, _trained(verb, prepared, progress))
 
 
@@ -59,11 +58,11 @@ def _must_have_a_dual_form(verb: str, options: RunOptions) -> None:
 def _must_move(verb: str, lr: float | str) -> None:
     if lr == 0:
         raise UserError(
-            f"At a learning rate of 0 nothing moves, so {verb} has nothing to take apart; give another --lr."
+            f"At a learning rate of 0 no weight changes, so {verb} has nothing to decompose; give another --lr."
         )
 
 
-def _must_say_something(*texts: str) -> None:
+def _must_not_be_empty(*texts: str) -> None:
     if not any(text.strip() for text in texts):
         raise UserError("--query is empty; give the text of the query.")
 
@@ -93,20 +92,6 @@ def query_row(task: Task, text: str) -> Row:
     if task.choices is not None and len(listed) < 2:
         raise hint
     return Row(cast("dict[str, str]", found), 0, tuple(str(choice) for choice in listed) or None)
-
-
-def _prompts(prepared: Prepared, row: Row) -> PromptSet:
-    options = prepared.options
-    limits = [limit for limit in (prepared.lm.context, options.max_context) if limit is not None]
-    return build_prompts(
-        prepared.task,
-        prepared.lm.tokenizer,
-        prepared.demos,
-        [row],
-        bos=options.bos,
-        separator=options.separator,
-        max_context=min(limits, default=None),
-    )
 
 
 def _trained(verb: str, prepared: Prepared, progress: Progress) -> TrainingTrace:

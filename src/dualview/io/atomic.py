@@ -1,11 +1,11 @@
-"""Writing a file whole or not at all."""
+"""Writes a file whole or not at all, and runs code in one process at a time."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from dualview.io.errors import UserError
 
 @contextmanager
 def whole(path: Path) -> Generator[Path]:
-    """A temporary name to write under; it becomes `path` once all is written, and vanishes if anything goes wrong."""
+    """A temporary file to write to; it becomes `path` once all is written, and is removed if anything fails."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        temporary.chmod(0o666 & ~_umask())  # some writers make files that are their owner's alone
+        temporary.chmod(0o666 & ~_umask())  # some writers create files that only their owner can read
         temporary.replace(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror or error}); choose another place.") from error
@@ -30,7 +30,7 @@ def whole(path: Path) -> Generator[Path]:
 
 
 def must_be_writable(path: Path) -> None:
-    """Say so before the work, not after it, if a file cannot be written."""
+    """Refuse a file that cannot be written before the work, not after it."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file.")
     folder = path.absolute().parent
@@ -57,3 +57,20 @@ def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current
+
+
+@contextmanager
+def exclusive(lock: Path, on_wait: Callable[[], object]) -> Generator[None]:
+    """Hold a lock file; `on_wait` is called if another process holds it."""
+    from filelock import FileLock, Timeout  # here, because it imports asyncio, which `--help` should not wait for
+
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        on_wait()
+        held.acquire()
+    try:
+        yield
+    finally:
+        held.release()

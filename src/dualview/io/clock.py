@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """Seconds spent in each part, from its making on."""
+    """The seconds spent in each part since it was created."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}

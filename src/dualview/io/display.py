@@ -1,7 +1,7 @@
-"""How objects show themselves in a notebook.
+"""HTML for notebooks.
 
-A result does not know the report that can draw it: the report is built on results, not the other way round. So the
-package registers what draws each kind of object, and the object asks for it here.
+The report imports results, so a result cannot import the report that draws it. Instead the package registers a renderer
+for each class here, and the object looks it up.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ def register(kind: str, renderer: Callable[[Any], str]) -> None:
 
 
 def as_html(thing: Any) -> str | None:
-    """The object as HTML; None, for which a notebook shows the plain text, where nothing draws its kind."""
+    """The object as HTML; None, for which a notebook shows plain text, if its class has no renderer."""
     renderer = _RENDERERS.get(type(thing).__name__)
     return None if renderer is None else renderer(thing)

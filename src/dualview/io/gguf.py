@@ -1,8 +1,8 @@
 """Reading a GGUF file as an ordinary model: tokenizer, configuration and dequantised weights.
 
-Recent transformers mark whatever came from a GGUF as quantised and keep the blocks packed where they have a kernel for
-them, so the weights are copied into a plain model of the same configuration; the copy is strict, which also proves
-that nothing stayed packed. Unpacking takes minutes for large files; `gguf_cache` keeps what came of it.
+Recent versions of transformers mark a model read from a GGUF file as quantised and keep the blocks packed where they
+have a kernel for them. So the weights are copied into a plain model of the same configuration; the copy is strict,
+which also proves that nothing stayed packed. Unpacking takes minutes for large files; `gguf_cache` keeps the result.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def read_gguf(path: Path, dtype: Any) -> GgufModel:
     unpack = {}
     if hasattr(transformers, "GgufConfig"):
         unpack = {"quantization_config": transformers.GgufConfig(dequantize=True)}
-    with contextlib.redirect_stderr(io.StringIO()):  # its progress bars, not ours
+    with contextlib.redirect_stderr(io.StringIO()):  # hides its progress bars
         tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
         config = transformers.AutoConfig.from_pretrained(**where)
         packed = transformers.AutoModelForCausalLM.from_pretrained(**where, **unpack, dtype=dtype)
         dense = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
         dense.load_state_dict(packed.state_dict())
-    dense.config.architectures = [type(dense).__name__]  # as saving it would: both give the same configuration
+    dense.config.architectures = [type(dense).__name__]  # as saving sets it, so that both configurations are equal
     return GgufModel(tokenizer, dense)
 
 
 def save_gguf(read: GgufModel, folder: Path) -> None:
     """Write the tokenizer, configuration and dequantised weights (as safetensors) to `folder`."""
-    with contextlib.redirect_stderr(io.StringIO()):  # its progress bars, not ours
+    with contextlib.redirect_stderr(io.StringIO()):  # hides its progress bars
         read.model.save_pretrained(str(folder))
         read.tokenizer.save_pretrained(str(folder))
 

@@ -1,13 +1,12 @@
-"""GGUF files converted once: a folder of safetensors for each, found again by the file's content.
+"""A cache of converted GGUF files: a folder of safetensors for each, found by the file's content.
 
-An entry is named by the sha256 of the GGUF file, the dtype of its weights, and a tag for whatever converts: this
-module's `CONVERTER` and the versions of transformers and gguf. It holds float32 for a model wanted in float32 or
-float64, and half precision for one wanted in that: what the GGUF gives when it is read in that dtype, bit by bit.
+An entry is named by the sha256 of the GGUF file, the dtype of its weights, and a tag for the converter: this module's
+`CONVERTER` and the versions of transformers and gguf. Models in float32 and float64 share an entry in float32; each
+half precision has its own. The weights are bit by bit what the GGUF gives when it is read in that dtype.
 
 An entry is made in a temporary folder and renamed into place under a lock, so that a reader sees all of it or nothing
-and two processes convert once. All entries together stay within a bound; the least recently used go first. Nothing
-here stops a model from being loaded: where the cache cannot be used, one sentence says why, and the file is read
-directly.
+and two processes convert once. All entries together stay within a limit; the least recently used are removed first.
+Where the cache cannot be used, a warning says why and the file is read directly.
 """
 
 from __future__ import annotations
@@ -19,38 +18,30 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dualview.io.assets import cache_dir
-from dualview.io.atomic import write_text
-from dualview.io.download import sha256_of
+from dualview.io.atomic import exclusive, write_text
 from dualview.io.errors import UserError, first_line
 from dualview.io.gguf import count_weights, read_gguf, save_gguf
+from dualview.io.hashing import FileNote, digest, file_stamp, notes_of, sha256_of
 
 CONVERTER = 1
-"""Raise it when the same file can come out otherwise."""
+"""Raise it when the same file can give other weights."""
 LIMIT_VARIABLE = "DUALVIEW_GGUF_CACHE_GB"
 _DEFAULT_LIMIT = 50.0
 _MANIFEST = "manifest.json"
 _STAMPS = "stamps.json"
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_ROOM_ASIDE = 100_000_000  # bytes: for the tokenizer, and so that the disk is not left full
+_SPACE_MARGIN = 100_000_000  # bytes: for the tokenizer, and so that the disk is not left full
 _SETTLED = 3.0  # seconds
 _log = logging.getLogger("dualview.io.gguf")
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    sha256: str
-    size: int
 
 
 class _Manifest(BaseModel):
@@ -58,10 +49,10 @@ class _Manifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     source: str
-    """The GGUF file's name, to show."""
+    """The GGUF file's name, for messages."""
     source_sha256: str
     dtype: str
-    files: dict[str, _File]
+    files: dict[str, FileNote]
 
 
 class _Seen(BaseModel):
@@ -92,7 +83,7 @@ class Conversion:
 
 
 def converted(path: Path, dtype: str) -> Path | None:
-    """The folder to load the GGUF file from, converted first if need be; None where it must be read directly."""
+    """The folder to load the GGUF file from, converted first if necessary; None where it must be read directly."""
     limit = _limit()
     if limit == 0:
         return None
@@ -115,7 +106,7 @@ def converted(path: Path, dtype: str) -> Path | None:
 
 
 class _Unreadable(Exception):
-    """The GGUF file itself is at fault, or what reads it: no matter of the cache."""
+    """The GGUF file cannot be read: not a problem of the cache."""
 
     def __init__(self, why: Exception):
         super().__init__(str(why))
@@ -123,7 +114,7 @@ class _Unreadable(Exception):
 
 
 def lookup(path: Path) -> Path | None:
-    """The folder of a GGUF file that was converted before, in any dtype; nothing is made."""
+    """The folder of a GGUF file that was converted before, in any dtype; it converts nothing."""
     if not _root().is_dir():
         return None
     sha256 = _content(path)
@@ -174,11 +165,11 @@ def _tag() -> str:
         except PackageNotFoundError:
             return "none"
 
-    return hashlib.sha256(f"{CONVERTER} {of('transformers')} {of('gguf')}".encode()).hexdigest()[:12]
+    return digest(f"{CONVERTER} {of('transformers')} {of('gguf')}")[:12]
 
 
 def _limit() -> int:
-    """The bound in bytes; 0 keeps nothing."""
+    """The limit in bytes; 0 keeps nothing."""
     stated = os.environ.get(LIMIT_VARIABLE, "").strip()
     try:
         limit = float(stated) if stated else _DEFAULT_LIMIT
@@ -190,21 +181,21 @@ def _limit() -> int:
 
 
 def _find(sha256: str, dtype: str) -> Path | None:
-    """An entry that gives the file in `dtype`: that of the dtype itself, or float32, of which any can be made."""
+    """An entry that gives the file in `dtype`: in that dtype, or in float32, which converts to any."""
     for stored in dict.fromkeys((_stored(dtype), "float32")):
         folder = _root() / _name(sha256, stored)
         if folder.is_dir() and _problem(folder) is None:
-            with suppress(OSError):  # a cache that may only be read
+            with suppress(OSError):  # a read-only cache
                 os.utime(folder / _MANIFEST)
             return folder
     return None
 
 
 def _problem(folder: Path) -> str | None:
-    """Why an entry cannot be used, or None. A file is hashed only if it changed since it was last seen whole."""
+    """Why an entry cannot be used, or None. A file is hashed only if it changed since it was last found intact."""
     try:
         manifest = _Manifest.model_validate_json((folder / _MANIFEST).read_bytes())
-        stamps = {name: _stamp(folder / name) for name in manifest.files}
+        stamps = {name: file_stamp(folder / name) for name in manifest.files}
     except (OSError, ValidationError) as error:
         return first_line(error)
     known = _known_stamps(folder)
@@ -230,7 +221,7 @@ def _known_stamps(folder: Path) -> dict[str, str]:
 def _content(path: Path) -> str:
     """The sha256 of a GGUF file; remembered while nothing about the file changes."""
     note = _root() / f".seen-{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
-    stamp = _stamp(path)
+    stamp = file_stamp(path)
     try:
         seen = _Seen.model_validate_json(note.read_bytes())
     except (OSError, ValidationError):
@@ -240,55 +231,45 @@ def _content(path: Path) -> str:
     sha256 = sha256_of(path)
     # A file written to moments ago may be written to again within the same tick of the file system's clock.
     settled = time.time() - path.stat().st_ctime > _SETTLED
-    if settled and _stamp(path) == stamp and _root().is_dir():
+    if settled and file_stamp(path) == stamp and _root().is_dir():
         with suppress(UserError):
             write_text(note, _Seen(stamp=stamp, sha256=sha256).model_dump_json())
     return sha256
 
 
-def _stamp(path: Path) -> str:
-    """Changes whenever the file does: nobody can set a change time back."""
-    found = path.stat()
-    return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
-
-
 def _make(path: Path, sha256: str, dtype: str, folder: Path, limit: int) -> Path | None:
-    """Convert the file into `folder`, with the lock held; None, and a sentence, where there is no room for it."""
-    for leftover in (*_root().glob(".making-*"), *_root().glob(".removing-*")):  # of a process that was killed
+    """Convert the file into `folder`, with the lock held; None, with a warning, where there is no space for it."""
+    for leftover in (*_root().glob(".making-*"), *_root().glob(".removing-*")):  # of a killed process
         shutil.rmtree(leftover, ignore_errors=True)
     if folder.exists():
         _log.warning("The cached conversion of %s is damaged (%s); it is made again.", path.name, _problem(folder))
         _remove(folder)
     try:
-        need = count_weights(path) * _BYTES[dtype] + _ROOM_ASIDE
+        need = count_weights(path) * _BYTES[dtype] + _SPACE_MARGIN
     except Exception as error:
         raise _Unreadable(error) from error
-    if not _has_room(path, need, limit):
+    if not _has_space(path, need, limit):
         return None
     torch: Any = importlib.import_module("torch")
     _log.info("converting %s once into %s", path.name, folder)
-    with tempfile.TemporaryDirectory(dir=_root(), prefix=".making-", ignore_cleanup_errors=True) as workshop:
-        made = Path(workshop) / "made"
+    with tempfile.TemporaryDirectory(dir=_root(), prefix=".making-", ignore_cleanup_errors=True) as scratch:
+        made = Path(scratch) / "made"
         made.mkdir()
         try:
             read = read_gguf(path, getattr(torch, dtype))
         except Exception as error:
             raise _Unreadable(error) from error
         save_gguf(read, made)
-        files = {
-            item.relative_to(made).as_posix(): _File(sha256=sha256_of(item), size=item.stat().st_size)
-            for item in sorted(made.rglob("*"))
-            if item.is_file()
-        }
+        files = notes_of(made)
         manifest = _Manifest(source=path.name, source_sha256=sha256, dtype=dtype, files=files)
-        write_text(made / _STAMPS, _Stamps(files={name: _stamp(made / name) for name in files}).model_dump_json())
+        write_text(made / _STAMPS, _Stamps(files={name: file_stamp(made / name) for name in files}).model_dump_json())
         write_text(made / _MANIFEST, manifest.model_dump_json(indent=1) + "\n")
         made.replace(folder)
     return folder
 
 
-def _has_room(path: Path, need: int, limit: int) -> bool:
-    """Whether `need` more bytes fit the bound, once older entries are removed, and the disk."""
+def _has_space(path: Path, need: int, limit: int) -> bool:
+    """Whether `need` more bytes fit the limit, once older entries are removed, and the disk."""
     if need > limit:
         _log.warning(
             "%s is used without caching its conversion, which takes %s, more than the %s that %s allows.",
@@ -325,25 +306,16 @@ def _describe(folder: Path) -> Conversion:
 
 
 def _remove(folder: Path) -> None:
-    """Take the entry away in one step, so that nobody finds half of it, then delete it."""
+    """Move the entry away in one step, so that no process finds half of it, then delete it."""
     aside = tempfile.TemporaryDirectory(dir=folder.parent, prefix=".removing-", ignore_cleanup_errors=True)
     with aside, suppress(FileNotFoundError):
         folder.replace(Path(aside.name) / "entry")
 
 
-@contextmanager
-def _locked() -> Generator[None]:
-    """One lock for the whole cache: its bound is about all entries."""
-    lock = FileLock(_root() / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        _log.info("waiting for another process that is converting a GGUF file")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+def _locked() -> AbstractContextManager[None]:
+    """One lock for the whole cache: the limit is on all entries together."""
+    waiting = "waiting for another process that is converting a GGUF file"
+    return exclusive(_root() / ".lock", lambda: _log.info(waiting))
 
 
 def _size(n: int) -> str:

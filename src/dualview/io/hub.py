@@ -1,8 +1,8 @@
-"""The hub: what `owner/name@revision` stands for, its files on this machine, and one sentence for each failure.
+"""The hub: the commit behind `owner/name@revision`, its files on this machine, and one sentence for each failure.
 
-Models, data sets and plans all ask here. A name is looked up once for each process, so that everything a process reads
-under one name comes from one commit, even if its branch moves in the meantime. The files live in the cache that all
-Hugging Face libraries share (`HF_HOME`, `HF_HUB_CACHE`).
+Models, data sets and plans all use this module. A name is looked up once in each process, so that everything a process
+reads under one name comes from one commit, even if its branch moves in the meantime. The files live in the cache that
+all Hugging Face libraries share (`HF_HOME`, `HF_HUB_CACHE`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dualview.io.atomic import write_text
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, first_line
 
 Kind = Literal["model", "dataset"]
 WORDS: dict[Kind, str] = {"model": "model", "dataset": "data set"}
@@ -27,13 +27,13 @@ MAIN = "main"
 _NAME = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NETWORK = ("httpx", "httpcore", "requests", "urllib3", "aiohttp")
-"""Packages whose exceptions mean that a connection failed; which one is used depends on the client's version."""
+"""Exceptions of these packages mean that a connection failed; which one is used depends on the client's version."""
 _PROBES, _PAUSE_SECONDS = 3, 1.0
 _log = logging.getLogger("dualview.io.hub")
 
 
 class NotOnHub(UserError):
-    """The hub has nothing under this name, or nothing that may be read here."""
+    """The hub has nothing under this name, or nothing that this user may read."""
 
 
 class NotCached(UserError):
@@ -69,11 +69,11 @@ class Repo:
     name: HubName
     commit: str
     files: tuple[str, ...]
-    """All files of the commit, or, where the hub could not be asked, those in the cache."""
+    """All files of the commit, or, where the hub could not be reached, those in the cache."""
     cached: bool
-    """The hub was not asked: only what the cache holds can be read."""
+    """The hub was not reached: only what the cache holds can be read."""
     id: str
-    """The name as the hub has it now, which for an old one may be another."""
+    """The hub's current name for it, which differs if the repository was renamed."""
 
     @property
     def folder(self) -> Path:
@@ -90,18 +90,18 @@ def pins() -> Mapping[tuple[Kind, HubName], str]:
 
 
 def pin(commits: Mapping[tuple[Kind, HubName], str]) -> None:
-    """Let names stand for the commits that another process found, so that all workers of a sweep read the same."""
+    """Use the commits that another process found, so that all workers of a sweep read the same files."""
     _pins.update(commits)
 
 
 def forget() -> None:
-    """Look every name up again."""
+    """Look up every name again."""
     _known.clear()
     _pins.clear()
 
 
 def resolve(name: HubName, kind: Kind) -> Repo:
-    """The commit that a name stands for: the hub's answer, or the cached one where the hub cannot be asked."""
+    """The commit behind a name: the hub's answer, or the cached one where the hub cannot be reached."""
     found = _known.get((kind, name))
     if found is not None:
         return found
@@ -143,9 +143,9 @@ def fetch(repo: Repo, files: Sequence[str]) -> Path:
 
 
 def probe(repo: Repo, file: str) -> None:
-    """Ask for a file's size alone: whether it may be read, and whether the hub answers at all.
+    """Ask for a file's size alone, to find out whether it may be read and whether the hub answers at all.
 
-    The client would ask a hub that does not answer six more times and wait a minute for each.
+    The client itself would retry an unresponsive hub six times and wait a minute for each.
     """
     client: Any = importlib.import_module("huggingface_hub")
     constants: Any = importlib.import_module("huggingface_hub.constants")
@@ -161,7 +161,7 @@ def probe(repo: Repo, file: str) -> None:
 
 
 def quiet() -> None:
-    """No progress bars or warnings of the hub's client: what matters is said by dualview, in one sentence."""
+    """Turn off the client's progress bars and warnings: dualview reports what matters in one sentence."""
     importlib.import_module("huggingface_hub.utils").disable_progress_bars()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
@@ -182,7 +182,7 @@ def _in_cache(name: HubName, kind: Kind, why: str) -> Repo:
     except OSError:
         commit = revision
     folder = storage / "snapshots" / commit
-    # Of a data set there need not be any file here: its rows are in the cache of `datasets`.
+    # A data set needs no file here: its rows are in the cache of `datasets`.
     if not _COMMIT.fullmatch(commit) or (kind == "model" and not folder.is_dir()):
         raise NotCached(
             f"The {WORDS[kind]} {name} is not in the cache and {why}; load it once with a connection to the hub."
@@ -192,7 +192,7 @@ def _in_cache(name: HubName, kind: Kind, why: str) -> Repo:
 
 
 def _remember(repo: Repo) -> None:
-    """Write which commit a branch or tag stands for, so that it can be found offline."""
+    """Write down the commit of a branch or tag, so that it can be found offline."""
     revision = repo.name.revision or MAIN
     reference = _storage(repo.kind, repo.name.repo) / "refs" / revision
     if repo.cached or _COMMIT.fullmatch(revision):
@@ -201,7 +201,7 @@ def _remember(repo: Repo) -> None:
         if not reference.is_file() or reference.read_text(encoding="utf-8") != repo.commit:
             reference.parent.mkdir(parents=True, exist_ok=True)
             write_text(reference, repo.commit)
-    except OSError:  # a cache that may only be read; everything that was asked for is in it
+    except OSError:  # a read-only cache; everything that was requested is in it
         return
 
 
@@ -210,16 +210,16 @@ def _remember(repo: Repo) -> None:
 
 def gated(name: HubName, kind: Kind) -> UserError:
     return UserError(
-        f"The {WORDS[kind]} {name} is gated: only those who accepted its licence may read it; accept it on its page "
+        f"The {WORDS[kind]} {name} is gated: only users who accepted its licence may read it; accept it on its page "
         "on the hub, then set HF_TOKEN or run `hf auth login`."
     )
 
 
 def incomplete(repo: Repo, what: str) -> NotCached:
-    """The cache lacks something and the hub cannot be asked for it."""
+    """The cache lacks something and the hub cannot be reached."""
     return NotCached(
         f"The cache holds only a part of the {WORDS[repo.kind]} {repo.name} ({what} of commit {repo.commit[:8]} is "
-        "missing) and the hub cannot be asked; load it once with a connection to the hub."
+        "missing) and the hub cannot be reached; load it once with a connection to the hub."
     )
 
 
@@ -246,7 +246,7 @@ def explained(error: Exception, name: HubName, kind: Kind, file: str | None = No
     if status is not None:
         return UserError(f"The hub answered {status} when asked for the {word} {name}; try again later.")
     if any(isinstance(each, OSError) and each.errno == errno.ENOSPC for each in found.values()):
-        return UserError(f"There is no room left to download {name}; free some space or set HF_HOME to another disk.")
+        return UserError(f"There is no space left to download {name}; free some space or set HF_HOME to another disk.")
     if _is_network(error):
         what = f"{file} of {name}" if file else f"{name}"
         return UserError(
@@ -257,7 +257,7 @@ def explained(error: Exception, name: HubName, kind: Kind, file: str | None = No
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and what led to it."""
+    """An exception and its causes."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen
@@ -265,7 +265,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status that the hub answered with, if it did."""
+    """The hub's HTTP status, if it answered."""
     codes = (getattr(getattr(each, "response", None), "status_code", None) for each in _chain(error))
     return next((code for code in codes if isinstance(code, int) and code >= 400), None)
 
@@ -281,17 +281,12 @@ def _is_network(error: Exception) -> bool:
 
 
 def _is_down(error: Exception) -> bool:
-    """Whether the hub cannot answer now, so that the cache is the next best; 429 is too many requests."""
+    """Whether the hub cannot answer now, so that the cache is used; 429 means too many requests."""
     status = _status(error)
     return _is_network(error) or (status is not None and (status >= 500 or status == 429))
 
 
 def _reason(error: Exception) -> str:
-    """The deepest words that say something: a client wraps what the socket said in several layers."""
-    said = [first_line(each) for each in _chain(error) if str(each).strip()]
-    return said[-1] if said else type(error).__name__
-
-
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
+    """The innermost message: a client wraps the socket's error in several layers."""
+    messages = [first_line(each) for each in _chain(error) if str(each).strip()]
+    return messages[-1] if messages else type(error).__name__

@@ -1,4 +1,4 @@
-"""Where a verb's JSON goes: to a file, or with `-` to standard output."""
+"""A verb's JSON output: to a file, or with `-` to standard output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def save_json(place: Place, content: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: what is not finite is null, what is neither number nor text is written as text."""
+    """A value that JSON can hold: null for a number that is not finite, text for other types."""
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

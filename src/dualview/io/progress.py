@@ -1,4 +1,4 @@
-"""Telling how far a long part is: bars on a terminal, plain lines elsewhere, nothing in a library call."""
+"""Progress of long work: bars on a terminal, plain lines in a log, nothing in a library call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Advance = Callable[[int], None]
 
 
 class Progress(Protocol):
-    """Opens one part of the work: a description, how many steps it has, and a call that advances it."""
+    """Opens one part of the work, with a description and a number of steps; yields a call that advances it."""
 
     def part(self, description: str, total: int) -> AbstractContextManager[Advance]: ...
 
@@ -58,5 +58,5 @@ class Bars:
 
 
 def for_stream() -> Progress:
-    """Bars if a person is watching standard error, lines if it goes to a file."""
+    """Bars if standard error is a terminal, lines if it goes to a file."""
     return Bars() if sys.stderr.isatty() else Lines()

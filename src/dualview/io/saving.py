@@ -1,8 +1,8 @@
-"""Keeping what was computed: the result first, and nothing optional may cost it.
+"""Saves what was computed: the result first, and a failure of something optional never loses it.
 
 A run succeeds once its result is written. Records, report, figures and the table on the terminal are extras: one that
-fails is a warning that names it and says where the result is. A result that cannot be written where it was wanted goes
-to a temporary folder.
+fails is a warning that names it and says where the result is. A result that cannot be written goes to a temporary
+folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, cause_of
 
 T = TypeVar("T")
 
@@ -26,20 +26,8 @@ def _warn(sentence: str) -> None:
     warnings.warn(sentence, ExtraFailed, stacklevel=4)
 
 
-def cause_of(error: BaseException) -> str:
-    """What is at the bottom of an error, in one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    strerror = error.strerror if isinstance(error, OSError) else None
-    said = (strerror or str(error)).strip() or type(error).__name__
-    return said.splitlines()[0].rstrip(".")
-
-
 def save_somewhere(places: Sequence[Path], save: Callable[[Path], object]) -> list[Path]:
-    """Save the same thing in every place; if not one of them can be written, in a temporary folder.
-
-    The last is a UserError that says where it is: it was asked for elsewhere.
-    """
+    """Save the same thing in every place; if none can be written, in a temporary folder that a UserError names."""
     written: list[Path] = []
     failed: list[tuple[Path, Exception]] = []
     for place in places:
@@ -50,13 +38,15 @@ def save_somewhere(places: Sequence[Path], save: Callable[[Path], object]) -> li
             failed.append((place, error))
     if failed and not written:
         place, error = failed[0]
-        raise UserError(f"{place} cannot be written ({cause_of(error)}); {rescued(place.name, save)}.") from error
+        raise UserError(
+            f"{place} cannot be written ({cause_of(error)}); {save_to_temporary(place.name, save)}."
+        ) from error
     for place, error in failed:
         _warn(f"{place} was not written ({cause_of(error)}); the result is in {written[0]}.")
     return written
 
 
-def rescued(name: str, save: Callable[[Path], object]) -> str:
+def save_to_temporary(name: str, save: Callable[[Path], object]) -> str:
     """Save in a new temporary folder; a clause that says so, or why not."""
     try:
         place = Path(tempfile.mkdtemp(prefix="dualview-")) / name

@@ -1,4 +1,4 @@
-"""Standard output and standard error: tables, sentences, and streams that are closed or know only ASCII."""
+"""Standard output and standard error: tables, sentences, and streams that are closed or accept only ASCII."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 140
 
 
 def open_streams() -> None:
-    """Give a closed stream a place to write to, and let a character that a stream cannot show be a question mark."""
+    """Replace a closed stream, and let a stream print a question mark for a character it cannot encode."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -44,7 +44,7 @@ def say(line: str) -> None:
 
 
 @contextmanager
-def failed_extras_said() -> Generator[None]:
+def warnings_as_sentences() -> Generator[None]:
     """Print each warning of a failed extra as one sentence; the exit code stays what it is."""
     with warnings.catch_warnings():
         shown = warnings.showwarning
@@ -61,6 +61,6 @@ def failed_extras_said() -> Generator[None]:
 
 
 def forget_output() -> None:
-    """After standard output broke: let nothing be flushed to it at exit, which would be an error of its own."""
+    """After standard output failed: flush nothing to it at exit, which would raise another error."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,7 @@
-"""Which versions a result was computed with, known before the work begins.
+"""The versions a result was computed with.
 
-`dualview` knows its own version from its source: the code may run from a folder on PYTHONPATH, without being installed.
+`dualview` reads its own version from its source, because it may run from a folder on PYTHONPATH without being
+installed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,6 @@ def version_of(package: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python's, dualview's and those of the libraries that decide numbers."""
+    """Of Python, dualview and the libraries that decide numbers."""
     own = {"python": platform.python_version(), "dualview": dualview.__version__}
     return {**own, **{name: version_of(name) for name in _PACKAGES}}

@@ -1,8 +1,8 @@
-"""Contextual calibration (Zhao et al. 2021, section 5): divide out the answer to a question without content.
+"""Contextual calibration (Zhao et al. 2021, section 5): divides by the answer to a question without content.
 
     p̂(label) ∝ p(label | query) / p̄(label),      p̄ = the mean of p(label | content-free input)
 
-with both normalised over the candidates. It is worn beside the plain accuracies, never in their place.
+with both normalised over the candidates. It is reported next to the plain accuracies, never instead of them.
 """
 
 from __future__ import annotations

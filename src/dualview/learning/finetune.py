@@ -1,4 +1,4 @@
-"""Fine-tuning as the comparison means it: plain SGD on the demonstrations, one a step, in the order of the prompt.
+"""Fine-tuning in the comparison: plain SGD on the demonstrations, one per step, in the order of the prompt.
 
 For the projections (k and v, or q, k and v, or v) the update is computed in its dual form,
 
@@ -99,7 +99,7 @@ class Step:
 class Watch:
     """Follows a batch of trainings."""
 
-    told: Callable[[Step], None]
+    on_step: Callable[[Step], None]
     taps: tuple[Projection, ...] = ()
     """Projections whose inputs and outputs the tape also keeps, as they are at the weights of the step."""
 
@@ -202,7 +202,7 @@ def _train_batch(
                 shown = Shown.of(sequences, recipe.loss, lm, moving)
                 tape, losses, signals = batch.step(shown, rows if number == 0 else None)
             if watch is not None:
-                watch.told(Step(number, tape, signals, batch.deltas, rows))
+                watch.on_step(Step(number, tape, signals, batch.deltas, rows))
             history.append(losses[rows] if number == 0 else losses.clone())
             if progress is not None:
                 progress(len(trainings))

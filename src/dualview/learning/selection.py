@@ -21,7 +21,7 @@ _COPY_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate's showing on the selection rows."""
+    """One candidate's accuracy on the selection rows."""
 
     value: float
     accuracy: float | None

@@ -1,4 +1,4 @@
-"""What fine-tuning left behind, token by token: the factors of every projection's update.
+"""The factors of every projection's update in fine-tuning, token by token.
 
     ΔW = Σ_t e_t x_tᵀ,      e_t = −lr · ∂loss/∂(W x_t)
 
@@ -63,7 +63,7 @@ def trace_training(
     """Fine-tune once more, keeping every projection's inputs and error signals; one trace for each rate.
 
     At a rate of 0 the weights stay the base's and the error signals are those of a rate of 1: what the gradient says
-    at the first pass. `progress` hears of every step, once for each rate.
+    at the first pass. `progress` is called for every step, once for each rate.
     """
     wide = differentiable(lm, recipe)  # if a copy is trained, it is the copy that is watched
     own = {p.name: p.module for p in wide.anatomy.projections(("q", "k", "v"))}
@@ -86,7 +86,7 @@ def _trace_batch(
     factors = [training.rate or 1.0 for training in trainings]
     scale = torch.tensor(factors, dtype=torch.promote_types(lm.dtype, torch.float32), device=lm.device)[:, None, None]
 
-    def told(step: Step) -> None:
+    def on_step(step: Step) -> None:
         length = len(steps[step.number].ids)  # what follows is padding
         for (index, x, _), g in zip(step.tape.calls, step.signals, strict=True):
             inputs.setdefault(index, []).append(x[step.rows, :length])
@@ -94,7 +94,7 @@ def _trace_batch(
         for tap in step.tape.tapped:
             outputs[tap.projection.name].append(tap.y[step.rows, :length])
 
-    tuned = train(lm, trainings, recipe, progress, Watch(told, taps))
+    tuned = train(lm, trainings, recipe, progress, Watch(on_step, taps))
     patch = tuned[0].patch
     assert isinstance(patch, Deltas)
     # One projection at a time: the parts of all of them and the whole of all of them would be twice the memory.

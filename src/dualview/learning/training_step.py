@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dualview.anatomy.dispatch import run_forward
+from dualview.anatomy.hooks import hooked
 from dualview.anatomy.layers import Projection
 from dualview.io.errors import UserError
 from dualview.learning.weight_patches import Deltas, added
@@ -100,7 +101,7 @@ class Tape:
     """Watches the projections of one training pass: their inputs x_t, and, once the loss is known, the g_t."""
 
     projections: tuple[Projection, ...]
-    worn: Deltas | None = None
+    patch: Deltas | None = None
     """The change of the steps so far, if the pass is at the tuned weights."""
     taps: tuple[Projection, ...] = ()
     tapped: list[Tap] = field(default_factory=list[Tap])
@@ -112,8 +113,8 @@ class Tape:
         def watch(index: int) -> Any:
             def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
                 x = inputs[0]
-                if self.worn is not None:
-                    output = added(output, self.worn.change(index, x), self.projections[index])
+                if self.patch is not None:
+                    output = added(output, self.patch.change(index, x), self.projections[index])
                 if not output.requires_grad:  # nothing before the first projection is trained
                     output = output.detach().requires_grad_()
                 self.calls.append((index, x.detach().flatten(1, -2), output))
@@ -121,13 +122,9 @@ class Tape:
 
             return hook
 
-        hooks = [p.module.register_forward_hook(watch(i)) for i, p in enumerate(self.projections)]
-        try:
-            with tapping(self.taps, self.tapped):  # after the others, so that a tap sees the change
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        handles = (p.module.register_forward_hook(watch(i)) for i, p in enumerate(self.projections))
+        with hooked(handles), tapping(self.taps, self.tapped):  # taps after the others: they see the change
+            yield
 
     def signals(self, total: Float[Tensor, ""]) -> list[Float[Tensor, "rate token row"]]:
         """g_t of every call on the tape; each row's loss depends on its own row alone, so their sum serves all."""
@@ -184,8 +181,5 @@ def _layer_causal(lm: LanguageModel) -> Generator[None]:
     hooks = [block.register_forward_pre_hook(cut, with_kwargs=True) for block in lm.anatomy.blocks]
     hooks += [block.register_forward_hook(keep) for block in lm.anatomy.blocks]
     hooks.append(lm.anatomy.final.register_forward_pre_hook(all_layers))
-    try:
+    with hooked(hooks):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

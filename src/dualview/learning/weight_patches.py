@@ -1,7 +1,7 @@
-"""Weights other than the model's own, worn for the length of a pass and taken off without a trace.
+"""Patches: weights that replace the model's own during a pass and leave no trace.
 
-The base weights are never written to. `Deltas` adds ΔW·x to what a projection puts out, several learning rates side by
-side, one to each row of the batch; `Parameters` stands in for whole parameters.
+The base weights are never written to. `Deltas` adds ΔW·x to the output of a projection, with several learning rates
+side by side, one for each row of the batch; `Parameters` replaces whole parameters.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from transformers import PreTrainedModel
 
+from dualview.anatomy.hooks import hooked
 from dualview.anatomy.layers import Anatomy, Projection
 
 
@@ -62,7 +63,7 @@ class Deltas:
 
     @classmethod
     def side_by_side(cls, several: Sequence[Deltas]) -> Deltas:
-        """Changes of the same projections, to be worn by one batch row each."""
+        """Changes of the same projections, one for each batch row."""
         if len(several) == 1:
             return several[0]
         return type(several[0])(
@@ -87,48 +88,33 @@ class Deltas:
         change = change if bias is None else change + bias[:, None]
         return change.view(*x.shape[:-1], weight.shape[1])
 
+    def changed(self, index: int, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """A projection's output under this patch; a forward hook."""
+        return added(output, self.change(index, inputs[0]), self.projections[index])
+
     @contextmanager
     def applied(self) -> Generator[None]:
-        def add(index: int) -> Any:
-            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                return added(output, self.change(index, inputs[0]), self.projections[index])
-
-            return hook
-
-        hooks = [p.module.register_forward_hook(add(i)) for i, p in enumerate(self.projections)]
-        try:
+        with hooked(p.module.register_forward_hook(partial(self.changed, i)) for i, p in enumerate(self.projections)):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 class Linearised(Deltas):
     """The same change at first order: the model's expansion f(W) + ∂f/∂W · ΔW at the base weights.
 
-    Worn as a tangent (forward-mode differentiation): every projection's output keeps its value and carries, as its
+    Applied as a tangent (forward-mode differentiation): every projection's output keeps its value and carries, as its
     tangent, what ΔW adds to it; the pass then carries the tangent to the logits and the records, and
     `models.probe.first_order` adds the two.
     """
 
+    def changed(self, index: int, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        x, value = forward_ad.unpack_dual(inputs[0]).primal, forward_ad.unpack_dual(output)
+        before = torch.zeros_like(value.primal) if value.tangent is None else value.tangent
+        return forward_ad.make_dual(value.primal, added(before, self.change(index, x), self.projections[index]))
+
     @contextmanager
     def applied(self) -> Generator[None]:
-        def add(index: int) -> Any:
-            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                x, value = forward_ad.unpack_dual(inputs[0]).primal, forward_ad.unpack_dual(output)
-                before = torch.zeros_like(value.primal) if value.tangent is None else value.tangent
-                tangent = added(before, self.change(index, x), self.projections[index])
-                return forward_ad.make_dual(value.primal, tangent)
-
-            return hook
-
-        hooks = [p.module.register_forward_hook(add(i)) for i, p in enumerate(self.projections)]
-        try:
-            with forward_ad.dual_level():
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with forward_ad.dual_level(), super().applied():
+            yield
 
 
 def added(output: Tensor, change: Tensor, projection: Projection) -> Tensor:

@@ -1,7 +1,7 @@
-"""A processor that promises more than it keeps.
+"""A workaround for virtual machines with a broken AMX.
 
-Some virtual machines announce Intel's AMX and refuse it when it is used: a half-precision matrix product then ends the
-process with an illegal instruction. There is no asking beforehand, so a child process tries.
+Some virtual machines announce Intel's AMX but do not support it: a half-precision matrix product then ends the process
+with an illegal instruction. No query reveals this beforehand, so a child process tries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TRY = "import torch; a = torch.ones(32, 32, dtype=torch.bfloat16); torch.nn.fun
 
 
 def mind_amx() -> None:
-    """Keep oneDNN away from AMX where using it fails; must come before the process's first half-precision product."""
+    """Turn AMX off in oneDNN where it fails; call it before the process's first half-precision product."""
     about = Path("/proc/cpuinfo")
     if "ONEDNN_MAX_CPU_ISA" in os.environ or not about.exists() or "amx_bf16" not in about.read_text():
         return

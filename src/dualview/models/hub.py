@@ -29,9 +29,9 @@ class Snapshot:
 
     folder: Path
     commit: str | None = None
-    """None for a folder of the user's own."""
+    """None for a local folder."""
     code: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Repositories that the model takes Python code from, besides its own, each with its commit."""
+    """Other repositories that the model takes Python code from, each with its commit."""
 
 
 def fetch_model(name: HubName, *, trust_remote_code: bool) -> Snapshot:
@@ -39,7 +39,7 @@ def fetch_model(name: HubName, *, trust_remote_code: bool) -> Snapshot:
     repo = hub.resolve(name, "model")
     if "config.json" not in repo.files:
         gguf = "; it has GGUF files: download one and give its path" if _has(repo, ".gguf") else "; choose another"
-        raise UserError(f"The hub's {name} is no transformers model: it has no config.json{gguf}.")
+        raise UserError(f"The hub's {name} is not a transformers model: it has no config.json{gguf}.")
     weights = _WEIGHTS if _WEIGHTS in repo.files else _INDEX if _INDEX in repo.files else _named_weights(repo)
     if weights not in repo.files:
         if repo.cached:
@@ -91,7 +91,7 @@ def _code_repos(folder: Path) -> Iterator[str]:
 def _settings(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # what is wrong with it, loading says
+    except (OSError, ValueError):  # loading reports what is wrong with it
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 

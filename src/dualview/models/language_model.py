@@ -1,6 +1,6 @@
 """A causal language model with its tokenizer, and what dualview found out about it."""
 
-# The name of a model's attention is kept in a private attribute.
+# The name of a model's attention is in a private attribute.
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LanguageModel:
     name: str
     model: PreTrainedModel
     tokenizer: Any
-    """A Hugging Face tokenizer; `tasks.prompt.Tokenizer` says what is used of it."""
+    """A Hugging Face tokenizer; `tasks.prompts.Tokenizer` lists what dualview uses."""
     anatomy: Anatomy
     slow_because: str | None = None
     """Why this architecture cannot share a prefix between packed queries, found on loading; None where it can."""
@@ -35,7 +35,7 @@ class LanguageModel:
 
     @property
     def whole_because(self) -> str | None:
-        """Why prompts are run whole now: the architecture, or an attention variant that the model wears."""
+        """Why prompts are run whole now: the architecture, or an attached attention variant."""
         variant = replaced_attention(self.model)
         return self.slow_because if variant is None else f"its attention is the variant {variant}"
 
@@ -57,7 +57,7 @@ class LanguageModel:
 
     @property
     def context(self) -> int | None:
-        """How many positions the model has, where its configuration says."""
+        """How many positions the model has, if its configuration states it."""
         config = self.model.config.get_text_config()
         for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
             found = getattr(config, key, None)
@@ -65,8 +65,12 @@ class LanguageModel:
                 return found
         return None
 
+    def room(self, at_most: int | None = None) -> int | None:
+        """How many positions a prompt may use: the model's context, or `at_most` if that is less."""
+        return min((limit for limit in (self.context, at_most) if limit is not None), default=None)
+
     def shares_prefix(self, prefix: int, longest: int, shift: int = 0) -> bool:
-        """Whether queries of up to `longest` tokens, moved on by `shift`, may share a prefix of so many.
+        """Whether queries of up to `longest` tokens, shifted by `shift` positions, may share a prefix of that length.
 
         Not where rotary positions are scaled by the length of what is read and the scaling differs between the prefix
         by itself and a whole prompt: with longrope, if the prompt goes past the length at which it changes and the
@@ -91,7 +95,7 @@ class LanguageModel:
 
 
 def replaced_attention(model: PreTrainedModel) -> str | None:
-    """The variant in place of the model's softmax, if it wears one (`augmented` leaves the softmax alone)."""
-    worn = {implementation(kind): name for name, kind in VARIANTS.items()}
-    variant = worn.get(model.config._attn_implementation or "")
+    """The attached variant that replaces the model's softmax, if any (`augmented` does not)."""
+    names = {implementation(kind): name for name, kind in VARIANTS.items()}
+    variant = names.get(model.config._attn_implementation or "")
     return None if variant == "augmented" else variant

@@ -1,8 +1,8 @@
 """Queries as trees of tokens, packed side by side into one row.
 
 A query is a chain of tokens; its candidate answers branch off its last token. Every token is run once: candidates
-that begin alike share their beginning, and the pack holds no padding. Each token attends to its ancestors (and to a
-prefix that lies before all queries), so the scores are those of running every prompt and candidate apart.
+with the same beginning share it, and the pack has no padding. Each token attends to its ancestors (and to a
+prefix that comes before all queries), so the scores equal those of running every prompt and candidate separately.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Tree:
 
     @property
     def read_nodes(self) -> tuple[int, ...]:
-        """The nodes whose logits are wanted, each once; the last prompt token is the first of them."""
+        """The nodes whose logits are needed, each once; the last prompt token comes first."""
         return tuple(dict.fromkeys(node for candidate in self.reads for node, _ in candidate))
 
 
@@ -77,20 +77,20 @@ def grow(query: Query, at: At = "prompt") -> Tree:
 
 @dataclass(frozen=True)
 class Pack:
-    """Several trees laid out in one row; `members` says which queries they are."""
+    """Several trees in one row; `members` are their queries."""
 
     members: tuple[int, ...]
     ids: Int[Tensor, " token"]
     depth: Int[Tensor, " token"]
     """Distance from the query's first token: the position, once the prefix's length is added."""
     slots: Int[Tensor, "query slot"]
-    """Where each query's tokens lie in the row, padded by repeating the first."""
+    """Where each query's tokens are in the row, padded by repeating the first."""
     cells: Int[Tensor, " token"]
-    """The inverse: where each token of the row lies in the flattened `slots`."""
+    """The inverse: where each token of the row is in the flattened `slots`."""
     ancestors: Bool[Tensor, "query slot slot"] | None
     """Whom each token may attend to; None where every query is a plain chain, so that causality says it all."""
     read: Int[Tensor, " read"]
-    """Tokens of the row whose logits are wanted."""
+    """Tokens of the row whose logits are needed."""
     read_row: Int[Tensor, " scored"]
     target: Int[Tensor, " scored"]
     scored_query: Int[Tensor, " scored"]
@@ -108,7 +108,7 @@ class Pack:
 
 
 def pack(trees: Sequence[Tree], members: Sequence[int]) -> Pack:
-    """Lay trees side by side."""
+    """Put trees side by side in one row."""
     lengths = np.array([len(tree.ids) for tree in trees])
     starts = np.cumsum(lengths) - lengths
     columns = np.array([len(tree.path) for tree in trees])

@@ -1,4 +1,4 @@
-"""Whether a model gives the same answers packed as whole, judged against its own rounding.
+"""Checks whether packed queries give a model's own answers, up to its own rounding.
 
 Two short queries are run packed behind a shared prefix and as whole prompts. The two ways add the same numbers in
 another order, so they differ by rounding, and how far rounding moves the result is a property of the model: 1e-6 in
@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dualview.anatomy.dispatch import Call, Unsupported, run_forward
+from dualview.anatomy.hooks import hooked
 from dualview.io.errors import UserError, first_line
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing import grow, pack
@@ -34,23 +35,23 @@ from dualview.models.probe import Packed, Whole
 from dualview.tasks.prompts import Query
 
 CHECK_VERSION = 1
-"""Raise it when the check can come to another outcome for the same model: remembered outcomes are then void."""
+"""Raise it when the check can give another outcome for the same model: cached outcomes are then ignored."""
 HALF = (torch.bfloat16, torch.float16)
 ALLOWED = 16.0
-"""How many times further than the measured rounding packed and whole prompts may lie apart."""
-_PREFIX, _QUERY = 5, 8  # tokens; few, so that a trial is cheap and stays within the shortest context
+"""How many times the measured rounding packed and whole prompts may differ by."""
+_PREFIX, _QUERY = 5, 8  # tokens; few, so that a trial is cheap and fits the shortest context
 _TOKENS = _PREFIX + _QUERY + (_QUERY + 1) + 2
 _TEXT = (
     "The film opens slowly, but its second half is a delight: sharp dialogue, two fine actors and a last scene that "
     "nobody in the audience saw coming."
 )
 CANNOT_RUN = (Unsupported, RuntimeError, ValueError, TypeError, IndexError)
-"""What architectures raise that cannot take a pass as it was put to them."""
+"""What architectures raise that do not support the pass."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """How far apart two ways to compute the same thing lie, in log-probability, and how far rounding could put them."""
+    """How far two ways to compute the same thing differ, in log-probability, and how far rounding alone could."""
 
     found: float
     rounding: float
@@ -108,7 +109,7 @@ def trial_tokens(lm: LanguageModel) -> Tokens:
 
 @dataclass(frozen=True)
 class WholePrompts:
-    """What the model itself makes of the prompts, and by how much one unit of rounding per module changes that."""
+    """The model's own answers to the prompts, and how far one unit of rounding per module moves them."""
 
     expected: Float[Tensor, "read vocab"]
     """Log-probabilities after the first query, after each of its candidates, and after the second query."""
@@ -137,7 +138,7 @@ def packed_against_whole(lm: LanguageModel, tokens: Tokens, whole: WholePrompts)
     prefix, guessed = _run_prefix(lm, tokens.prefix)
     with ExitStack() as stack:
         if guessed:
-            # The window is the configuration's word alone: a short one shows whether the model has it.
+            # Only the configuration states the window: a short one shows whether the model has it.
             stack.enter_context(_window_of(lm, 4))
             whole = run_whole(lm, tokens)
             prefix, _ = _run_prefix(lm, tokens.prefix)
@@ -202,7 +203,7 @@ def _apart(one: Float[Tensor, "read vocab"], two: Float[Tensor, "read vocab"]) -
 def _rounded_once_more(model: nn.Module, rows: int, first: int, length: int, unit: float) -> Generator[None]:
     """Move the outputs of all modules with weights by `unit` of their size, in the batch's rows from `first` on.
 
-    The size is that of the whole vector: a sum of many terms is off by a share of the terms, not of what they leave.
+    The size is that of the whole vector: a sum of many terms is off by a share of the terms, not of their sum.
     """
     draws: dict[torch.device, torch.Generator] = {}
 
@@ -221,12 +222,8 @@ def _rounded_once_more(model: nn.Module, rows: int, first: int, length: int, uni
         return torch.cat([output[:start], moved])
 
     owners = [m for m in model.modules() if m._parameters and not any(True for _ in m.children())]
-    hooks = [module.register_forward_hook(move) for module in owners]
-    try:
+    with hooked(module.register_forward_hook(move) for module in owners):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 _WIDENED = "_dualview_widened"
@@ -258,11 +255,10 @@ def in_single_precision(model: nn.Module) -> Generator[None]:
     hooks += [module.register_forward_hook(narrow, always_call=True) for module in owners]
     setattr(model, _WIDENED, True)
     try:
-        yield
+        with hooked(hooks):
+            yield
     finally:
         delattr(model, _WIDENED)
-        for hook in hooks:
-            hook.remove()
         for module in list(kept):
             narrow(module, None, None)
 
@@ -312,7 +308,7 @@ def _judge(lm: LanguageModel, tokens: Tokens) -> str | None:
 
 
 def _mixes_tokens(lm: LanguageModel) -> str | None:
-    """What can be seen of a block without running it."""
+    """What the modules of a block reveal without running it."""
     attentive = {layer.module for layer in lm.anatomy.layers}
     for block in lm.anatomy.blocks:
         inside = list(block.modules())

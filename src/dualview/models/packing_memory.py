@@ -1,4 +1,4 @@
-"""The outcome of the packing check, kept next to a cached conversion so that a second start need not repeat it.
+"""The outcome of the packing check, kept next to a cached conversion so that the next start does not repeat it.
 
 A conversion is named by its content, so the same check gives the same outcome as long as the check, torch,
 transformers, the dtype and the kind of device are the same.
@@ -35,7 +35,7 @@ def recall(folder: Path, lm: LanguageModel) -> Outcome | None:
 
 
 def remember(folder: Path, lm: LanguageModel) -> None:
-    with suppress(UserError):  # a cache that can only be read
+    with suppress(UserError):  # a read-only cache
         outcome = Outcome(conditions=_conditions(), slow_because=lm.slow_because)
         write_text(_note(folder, lm), outcome.model_dump_json())
 

@@ -1,4 +1,4 @@
-"""A run of tokens that lies before every query, computed once: its keys and values at every layer."""
+"""The tokens before every query, computed once: their keys and values at every layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dualview.anatomy.kernels import attend, by_token, with_sinks
 
 @dataclass(frozen=True)
 class Prefix:
-    """Keys and values as attention sees them (rotated, normed), per layer; `length` 0 is no prefix at all."""
+    """Keys and values as attention sees them (rotated, normed), per layer; `length` 0 means no prefix."""
 
     length: int
     keys: tuple[Float[Tensor, "batch kv_head key d_head"], ...] = ()

@@ -1,7 +1,7 @@
 """The attention of one pass over queries, and what it records of each layer at one token of each query.
 
-The attention function already has q, k and the log-sum-exps in hand, so a record costs one row of q·k per query and
-layer; the attention's output after its projection comes from a hook on that projection. No map is ever built.
+The attention function already has q, k and the log-sum-exps, so a record costs one row of q·k per query and layer; the
+attention's output after its projection comes from a hook on that projection. No attention map is built.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from dualview.anatomy.dispatch import Call, Unsupported
+from dualview.anatomy.hooks import hooked
 from dualview.anatomy.kernels import Part, Rule, attend, by_token, final_logits, merge, with_sinks
 from dualview.anatomy.layers import Anatomy, Projection
 from dualview.models.packing import Pack
@@ -33,9 +34,9 @@ class Tap:
 
 
 class Layers:
-    """One array for all layers, laid out before the pass and filled as it comes by; smaller layers leave zeros.
+    """One array for all layers, allocated before the pass and filled layer by layer; smaller layers leave zeros.
 
-    Pieces kept one by one would lie between the pass's own large buffers and keep their memory from being used again.
+    Separate pieces would fragment the memory between the pass's own large buffers, which could then not be reused.
     """
 
     def __init__(self, layers: int, *shape: int, like: Tensor):
@@ -49,7 +50,7 @@ class Layers:
 
 @dataclass
 class Trace:
-    """What one pass left behind, layer by layer, at the recorded tokens."""
+    """What one pass recorded, layer by layer, at the recorded tokens."""
 
     h: Layers
     """[batch, query, d_model] each."""
@@ -58,7 +59,7 @@ class Trace:
     demo_mass: Layers
     """[batch, query, head] each."""
     demo_logits: Layers | None = None
-    """Σ over heads of the scaled logits against the prefix's tokens, [batch, query, key] each, if wanted."""
+    """Σ over heads of the scaled logits against the prefix's tokens, [batch, query, key] each, if requested."""
     taps: list[Tap] = field(default_factory=list[Tap])
     """What went into and came out of the projections that were tapped, in the order in which they ran."""
 
@@ -96,7 +97,7 @@ class Packed:
         return by_token(part)
 
     def _on(self, device: torch.device) -> Packed:
-        """The same for the layers that lie on another device."""
+        """The same for the layers on another device."""
         if device not in self._elsewhere:
             there = Packed(self.pack.to(device), self.prefix, shift=self.shift, trace=self.trace)
             self._elsewhere[device] = there
@@ -156,7 +157,7 @@ class Packed:
             trace.demo_logits.append(_summed_logits(q, self.prefix.keys[layer], call.rule.scale))
 
     def _special_mass(self, layer: int, rule: Rule, q: Tensor, lse: Tensor) -> Float[Tensor, "batch head query"]:
-        """The softmax mass on the prefix's first tokens that are no demonstration."""
+        """The softmax mass on the prefix's first tokens, which are not demonstrations."""
         at = self.prefix_at[: self.prefix.special]
         keys = self.prefix.keys[layer][:, :, : len(at), None].transpose(2, 3).expand(-1, -1, q.shape[2], -1, -1)
         logits = _row_logits(q, keys.expand(q.shape[0], *keys.shape[1:]), rule.scale).transpose(1, 2)
@@ -170,8 +171,8 @@ class Packed:
 class Whole:
     """A whole prompt in one row, attended to as the model itself does, recorded at one token.
 
-    The slow twin of `Packed`: for architectures that mix tokens in ways a pack would break, and for checking the fast
-    path. `own` are the row's positions that are the columns of m, the last of them the recorded token.
+    The slow counterpart of `Packed`: for architectures that mix tokens in ways that packing breaks, and to check the
+    fast path. `own` are the row's positions that are the columns of m, the last of them the recorded token.
     """
 
     def __init__(self, positions: Int[Tensor, " token"], own: range, special: int, trace: Trace | None):
@@ -203,7 +204,7 @@ class Whole:
             trace.demo_logits.append(_summed_logits(q, seen[:, :, : self.own.start], rule.scale))
 
     def _masked(self, logits: Float[Tensor, "batch head 1 key"], call: Call, at: int) -> Tensor:
-        """One row of logits as the model's own mask leaves it, or, where it has none to show, as the rule has it."""
+        """One row of logits as the model's own mask leaves it, or, where it has none, as the rule says."""
         if call.mask is None:
             visible = call.rule.visible(self.positions[at : at + 1], self.positions[: at + 1])
             return logits if visible is None else logits.masked_fill(~visible, -torch.inf)
@@ -236,7 +237,7 @@ def _summed_logits(
 
 
 def _rows(x: Float[Tensor, "batch token d"], at: Int[Tensor, " query"]) -> Float[Tensor, "batch query d"]:
-    """The tokens `at`, on whichever device x lies."""
+    """The tokens `at`, on the device of x."""
     return x[:, at.to(x.device)]
 
 
@@ -254,12 +255,8 @@ def tapping(
 
         return keep
 
-    hooks = [p.module.register_forward_hook(tap(p)) for p in projections]
-    try:
+    with hooked(p.module.register_forward_hook(tap(p)) for p in projections):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager
@@ -273,10 +270,8 @@ def recording(
         trace.h.append(_rows(output, at))
 
     modules = {layer.output for layer in anatomy.layers} if trace is not None else ()
-    hooks = [module.register_forward_hook(keep) for module in modules]
-    try:
-        with nullcontext() if trace is None else tapping(taps, trace.taps, at):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with (
+        hooked(module.register_forward_hook(keep) for module in modules),
+        nullcontext() if trace is None else tapping(taps, trace.taps, at),
+    ):
+        yield

@@ -52,7 +52,7 @@ class TappedQueries:
 
 @dataclass(frozen=True)
 class Asked:
-    """What came of one pass over all queries, one `Setting` for each row of the patch."""
+    """The result of one pass over all queries, one `Setting` for each row of the patch."""
 
     settings: tuple[Setting, ...]
     columns: np.ndarray
@@ -71,7 +71,7 @@ class Plan:
     at: At = "prompt"
     record: bool = True
     shift: int = 0
-    """Move the queries this many positions further on than they stand."""
+    """Shift the queries by this many positions."""
     demo_logits: bool = False
     """Keep the summed logits against every token of the prefix."""
     taps: tuple[Projection, ...] = ()
@@ -189,7 +189,7 @@ class _Sink:
             self.demo = np.zeros((min(n, how.detailed), layers, len(how.prefix)), dtype)
 
     def trace(self, queries: int, columns: int) -> Trace | None:
-        """Room for what a pass over some of the queries records."""
+        """Arrays for what a pass over some of the queries records."""
         if self.h is None or self.mass is None:
             return None
         *_, layers, heads = self.mass.shape

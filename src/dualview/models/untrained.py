@@ -1,4 +1,4 @@
-"""The same architecture without its training: what a similarity is worth that such a model reaches too.
+"""The same architecture without its training, as a control: a similarity that it reaches too is not learnt.
 
 Deutch et al. 2024, section 4: *No Training* (every weight random) and *Trained Embeddings* (random but for the
 embeddings and the norms).
@@ -44,7 +44,7 @@ def untrained(lm: LanguageModel, *, keep_embeddings: bool, seed: int) -> Languag
 
 
 def _kept(model: nn.Module) -> list[str]:
-    """Embeddings (input, position, output) and norms: what holds no matrix between hidden states."""
+    """Embeddings (input, position, output) and norms: everything but matrices between hidden states."""
     kept: list[str] = []
     output = model.get_output_embeddings()  # pyright: ignore
     for path, module in model.named_modules():

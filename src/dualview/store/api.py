@@ -1,19 +1,24 @@
-"""Reading a store: `ls`, `show`, `diff`, `export`, `query` and `load`, each a function and a verb."""
+"""Reading a store: `ls`, `show`, `diff`, `export`, `query` and `load`; all but `load` are verbs too.
+
+Cells that cannot be read are left out and named: to `say`, or as warnings. `json` is a file, or "-" for standard
+output.
+"""
 
 from __future__ import annotations
 
 import io
-import json
+import json as jsonlib
 import os
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualview.io.atomic import must_be_writable, whole
 from dualview.io.errors import UserError
+from dualview.io.json_files import Place, check_place, plain, save_json
 from dualview.store.compaction import own_file
 from dualview.store.folder import Stored
 from dualview.store.query import query as query_sql
@@ -34,17 +39,14 @@ def _warn(problem: str) -> None:
 
 
 def load(store: Where, *, current: bool = True) -> Any:
-    """One row per cell, as a pandas frame; `current` leaves out cells that were computed again since (other weights).
-
-    A cell that cannot be read is left out with a warning that names it, as in `query`, `export` and `diff`.
-    """
+    """One row per cell, as a pandas frame; `current` leaves out cells that were computed again since."""
     with _opened(store, _warn) as opened:
         return opened.to_frame(current=current)
 
 
 @contextmanager
 def _opened(store: Where, say: Say) -> Generator[Store]:
-    """A store; afterwards, also if reading it failed, `say` what could not be read."""
+    """A store; afterwards, also after an error, `say` what could not be read."""
     with Store(store) as opened:
         try:
             yield opened
@@ -63,34 +65,45 @@ class Listing:
     """What could not be read."""
 
 
-def ls(store: Where, *, all: bool = False) -> Listing:
+def ls(store: Where, *, all: bool = False, json: Place = None) -> Listing:
     """The cells of a store, as rows, and what failed; `all` includes cells that were computed again since."""
+    check_place(json)
     with Store(store) as opened:
         rows = view(opened, "cells", current=not all).to_pylist()
-        return Listing(rows, opened.failures(), [str(problem) for problem in opened.problems])
+        found = Listing(rows, opened.failures(), [str(problem) for problem in opened.problems])
+    failures = [{**vars(failure), "options": jsonlib.loads(failure.options)} for failure in found.failures]
+    save_json(json, plain({"cells": found.cells, "failures": failures}))
+    return found
 
 
-def show(cell: str, store: Where) -> Stored:
-    """One cell's result, by the beginning of its key."""
+def show(cell: str, store: Where, *, json: Place = None) -> Stored:
+    """One cell's result, by its key or the beginning of it."""
+    check_place(json)
     with Store(store) as opened:
         key = opened.find(cell)
-        return Stored(key, opened.result(key))
+        found = Stored(key, opened.result(key))
+    save_json(json, plain({"key": key, **found.result.to_json()}))
+    return found
 
 
-def query(sql: str, store: Where, *, say: Say = _warn) -> Any:
-    """The answer to a SELECT over the views `cells`, `layers`, `queries`, `controls`, `runs` and `failures`.
+def query(sql: str, store: Where, *, json: Place = None, say: Say = _warn) -> Any:
+    """The answer, an Arrow table, to a SELECT over `cells`, `layers`, `queries`, `controls`, `runs` and `failures`.
 
     Columns of the same name are numbered: `seed`, `seed_2`.
     """
+    check_place(json)
     with _opened(store, say) as opened:
-        return query_sql(opened, sql)
+        rows = query_sql(opened, sql)
+    if json is not None:
+        save_json(json, plain(rows.to_pylist()))
+    return rows
 
 
 def export(out: Where, store: Where, *, table: str = "cells", all: bool = False, say: Say = _warn) -> Path:
     """Write a table to a .csv, .parquet or .json file, whole or not at all."""
     path = Path(out)
     if path.suffix not in FORMATS:
-        raise UserError(f"{path} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, which says how to write it.")
+        raise UserError(f"{path} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, which decides the format.")
     must_be_writable(path)
     with _opened(store, say) as opened:
         rows = view(opened, table, current=not all)
@@ -101,7 +114,7 @@ def export(out: Where, store: Where, *, table: str = "cells", all: bool = False,
 
 def _encoded(rows: Any, suffix: str) -> bytes:
     if suffix == ".json":
-        return (json.dumps(rows.to_pylist(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        return (jsonlib.dumps(rows.to_pylist(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
     if suffix == ".csv":
         return rows.to_pandas().to_csv(index=False).encode()
     import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
@@ -146,13 +159,20 @@ class StoreDifference:
         return not (self.only_left or self.only_right or self.differing)
 
 
-def diff(left: str, right: str, store: Where | None = None, *, say: Say = _warn) -> list[Difference] | StoreDifference:
+def diff(
+    left: str, right: str, store: Where | None = None, *, json: Place = None, say: Say = _warn
+) -> list[Difference] | StoreDifference:
     """How two cells of a store differ, by the beginnings of their keys; without `store`, how two stores differ."""
+    check_place(json)
     if store is None:
-        return _diff_stores(Path(left), Path(right), say)
+        between = _diff_stores(Path(left), Path(right), say)
+        save_json(json, plain({**asdict(between), "equal": between.equal}))
+        return between
     with _opened(store, say) as opened:
         rows = {row["key"]: row for row in view(opened, "cells").to_pylist()}
-        return _differences(*(_row_of(rows, opened, each) for each in (left, right)))
+        found = _differences(*(_row_of(rows, opened, each) for each in (left, right)))
+    save_json(json, plain([asdict(each) for each in found]))
+    return found
 
 
 def _row_of(rows: Mapping[str, Any], store: Store, start: str) -> Mapping[str, Any]:

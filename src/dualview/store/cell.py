@@ -1,11 +1,11 @@
-"""One cell on disk: a folder named by its key, whole or absent.
+"""One cell on disk: a folder named by its key, complete or absent.
 
     manifest.json          what the cell is, and the size and sha256 of every other file
     result.json            the result, as `dualview run --json` writes it
     cells.parquet          its row; layers.parquet, queries.parquet and controls.parquet: its further rows
-    records.safetensors    the tensors, if they were asked for
+    records.safetensors    the tensors, with --save-records
 
-It is written under a temporary name and renamed, so a folder under its final name is whole. Later damage (a disk
+It is written under a temporary name and renamed, so a folder under its final name is complete. Later damage (a disk
 error, an incomplete copy, an editor) is found by comparing it with its manifest.
 """
 
@@ -22,22 +22,15 @@ import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dualview.io.download import sha256_of
-from dualview.io.errors import UserError
-from dualview.options import RunOptions
+from dualview.io.errors import UserError, first_problem
+from dualview.io.hashing import FileNote, notes_of, sha256_of
+from dualview.options import RunOptions, plain
 from dualview.records import Records, save_records
-from dualview.store.cell_key import CellIdentity, asked_id, plain
+from dualview.store.cell_key import CellIdentity, asked_id
 from dualview.store.tables import TABLES, KeyedResult, tables_of
 
 SCHEMA = "dualview.cell/1"
 MANIFEST, RESULT, RECORDS = "manifest.json", "result.json", "records.safetensors"
-
-
-class FileNote(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-    size: int
-    sha256: str
 
 
 class RunTimes(BaseModel):
@@ -61,7 +54,7 @@ class Manifest(BaseModel):
     """The plan key it was computed under."""
     asked: str
     options: dict[str, Any]
-    """All of them, as asked for."""
+    """All of them, as given."""
     identity: dict[str, Any]
     run: RunTimes
     files: dict[str, FileNote]
@@ -100,7 +93,6 @@ def write_cell(cell: NewCell, folder: Path) -> Manifest:
     for name, table in tables_of(KeyedResult(key, asked, cell.identity.code, cell.options, cell.result)).items():
         _write(folder / f"{name}.parquet", _parquet(table))
     _write_records(cell, folder / RECORDS)
-    files = {entry.name: FileNote(size=entry.stat().st_size, sha256=sha256_of(entry)) for entry in folder.iterdir()}
     manifest = Manifest.model_validate(
         {
             "key": key,
@@ -109,7 +101,7 @@ def write_cell(cell: NewCell, folder: Path) -> Manifest:
             "options": {name: plain(value) for name, value in vars(cell.options).items()},
             "identity": asdict(cell.identity),
             "run": cell.result["provenance"]["run"],
-            "files": dict(sorted(files.items())),
+            "files": notes_of(folder),
         }
     )
     _write(folder / MANIFEST, (manifest.model_dump_json(by_alias=True, indent=1) + "\n").encode())
@@ -173,8 +165,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise Damage(f"{MANIFEST}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise Damage(f"{MANIFEST}: {': '.join(first_problem(error))}") from error
 
 
 def checked(folder: Path) -> Manifest:

@@ -1,4 +1,4 @@
-"""Which cell is which: a key that holds everything that decides a cell's numbers, and a cheaper one to plan with.
+"""The keys of a cell: one from everything that decides its numbers, and a cheaper one to plan with.
 
 The *cell key* needs the loaded model and the prompts: the model's name, weights and configuration, dtype, kind of
 device, attention path, every token id, the tokenizer, the task's rows, the settings, the Python files that come with
@@ -12,8 +12,8 @@ key, and so does a machine where `--device auto` means another device; the cell 
 
 from __future__ import annotations
 
-import hashlib
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property, lru_cache
@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from dualview.comparison.numerics import NUMERICS_VERSION
 from dualview.io import assets, hub
-from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
+from dualview.io.hashing import digest, file_stamp, sha256_of
 from dualview.io.hub import HubName, Kind
 from dualview.io.versions import UNKNOWN, version_of
 from dualview.models.hub import code_commits
-from dualview.options import RunOptions
-from dualview.store.devices import auto_kind
+from dualview.options import RunOptions, plain
 from dualview.store.fingerprint import remote_code_hash, tokenizer_hash
 from dualview.tasks.hub import find, hub_addresses
 from dualview.tasks.task import SPLITS, Task, list_tasks, load_task
@@ -41,24 +40,15 @@ _LIBRARIES = ("torch", "transformers", "numpy", "scipy")
 _MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".py", ".jinja", ".tiktoken")
 _ABOUT_TASK = {"citation", "licence", "notes"}
 
-# Options that the key holds by content, or that only say where something is read or kept.
+# Options that enter the key by content, or that only name where something is read or written.
 _BY_CONTENT = ("task", "data", "demos", "queries", "patch", "device", "save_records")
 
 HashFile = Callable[[Path], str]
 
 
-def digest(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
 @lru_cache(maxsize=100_000, typed=True)
 def _fragment(name: str, value: Any) -> str:
     return f"{name}={json.dumps(plain(value), ensure_ascii=False)}"
-
-
-def plain(value: Any) -> Any:
-    """An option's value as JSON holds it."""
-    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
 
 
 def canonical(options: RunOptions) -> str:
@@ -67,7 +57,7 @@ def canonical(options: RunOptions) -> str:
 
 
 def asked_id(options: RunOptions) -> str:
-    """Names the options, not the content of the files they name."""
+    """A hash of the options, not of the files they name."""
     return digest(canonical(options))
 
 
@@ -87,7 +77,7 @@ def _library_version(name: str) -> str:
 
 
 def library_hash(options: RunOptions) -> str | None:
-    """sha256 of the library's tasks and rows, where a cell's full controls take demonstrations from one of them."""
+    """sha256 of the library's tasks and rows, where a cell's full controls use demonstrations of another task."""
     return _library_hash() if options.controls == "full" else None
 
 
@@ -211,10 +201,19 @@ def commit_of(name: HubName, kind: Kind) -> str | None:
         return None
 
 
-def file_stamp(path: Path) -> str:
-    """Changes whenever a file does: its change time cannot be set back."""
-    found = path.stat()
-    return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
+_GPU_DEVICES = tuple(Path("/dev") / name for name in ("nvidiactl", "nvmap", "dxg", "kfd"))
+"""Without one of these neither CUDA (also under WSL or on a Jetson) nor ROCm finds a GPU on Linux."""
+
+
+def auto_kind() -> str:
+    """The kind of device that `--device auto` means here, `cuda` or `cpu`; without torch where there can be no GPU."""
+    if "torch" not in sys.modules:
+        no_gpu = sys.platform == "linux" and not any(device.exists() for device in _GPU_DEVICES)
+        if no_gpu or sys.platform == "darwin":
+            return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True)

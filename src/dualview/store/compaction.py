@@ -14,10 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
+from dualview.io.hashing import digest, sha256_of
 from dualview.store.cell import ROWS, Damage, checked, stamp_of
-from dualview.store.cell_key import digest
 from dualview.store.folder import StoreFolder, StoreProblem
 from dualview.store.index import Entry, PackNote
 from dualview.store.locks import locked

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from dualview.io.hashing import digest, sha256_of
+
 if TYPE_CHECKING:
     from dualview.models.language_model import LanguageModel
 
@@ -30,7 +32,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
     settings["length"] = len(tokenizer)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = _slow(tokenizer) if backend is None else _fast(backend)
-    return hashlib.sha256(json.dumps([settings, content], sort_keys=True, default=str).encode()).hexdigest()
+    return digest(json.dumps([settings, content], sort_keys=True, default=str))
 
 
 def _fast(backend: Any) -> dict[str, Any]:
@@ -48,19 +50,19 @@ def _slow(tokenizer: Any) -> dict[str, Any]:
         "words": sorted(tokenizer.get_vocab().items()),
         "merges": sorted((rank, str(pair)) for pair, rank in merges.items()),
         "pieces": None if pieces is None else hashlib.sha256(pieces.serialized_model_proto()).hexdigest(),
-        "made with": {name: str(value) for name, value in made.items() if not _says_where(name)},
+        "made with": {name: str(value) for name, value in made.items() if not _is_a_place(name)},
     }
 
 
-def _says_where(name: str) -> bool:
+def _is_a_place(name: str) -> bool:
     return name.endswith(("_file", "_path")) or name in ("chat_template", "tokenizer_object", "_commit_hash")
 
 
 def remote_code_hash(lm: LanguageModel) -> str | None:
     """sha256 of the Python files that came with the model; None where there are none."""
-    # Two repositories may each bring a file of the same name, so a name alone does not tell files apart.
-    parts = {f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in _remote_files(lm)}
-    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest() if parts else None
+    # Two repositories may have files of the same name, so the content counts too.
+    parts = {f"{name} {sha256_of(file)}" for name, file in _remote_files(lm)}
+    return digest(*sorted(parts)) if parts else None
 
 
 def _remote_files(lm: LanguageModel) -> Iterator[tuple[Path, Path]]:

@@ -212,7 +212,7 @@ class StoreFolder:
             temporary.rename(final)
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and final.is_dir():
-                return False  # another process wrote the same cell, asked for by other options
+                return False  # another process wrote the same cell, under other options
             raise
         finally:
             put_back(replaced, final)

@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dualview.io.download import sha256_of
-from dualview.store.cell_key import file_stamp
+from dualview.io.hashing import file_stamp, sha256_of
 
 VERSION = 1
 _WAIT_SECONDS = 60.0
@@ -180,7 +179,7 @@ class Index:
                     self._remove_pack(row[0])
 
     def current(self) -> dict[str, str]:
-        """What was asked for, and the cell that answers it now; an older one may be of other weights or versions."""
+        """The current cell of every set of options; older ones may be of other weights or versions."""
         return dict(self.connection.execute("SELECT asked, key FROM current JOIN cells USING (key)"))
 
     def set_current(self, cells: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from dualview.store.signals import uninterrupted
 
 
 class CellLock:
-    """A cell locked by this process; without a file, a stand-in where no lock can be written."""
+    """A cell locked by this process; without a file where no lock can be written."""
 
     def __init__(self, path: Path | None = None, lock: FileLock | None = None) -> None:
         self._path, self._lock = path, lock
@@ -38,7 +38,7 @@ class CellLock:
 def acquire(folder: Path, name: str) -> CellLock | None:
     """Lock `name`, or None if another process holds it.
 
-    Call it inside `uninterrupted`, together with whatever will release it: an interrupt between the two would leave a
+    Call it inside `uninterrupted`, together with the code that releases it: an interrupt between the two would leave a
     file that no process holds.
     """
     path = folder / f"{name}.lock"

@@ -23,14 +23,14 @@ class CellFolders(NamedTuple):
     keys: list[str]
     """In no order."""
     strangers: list[Path]
-    """What is no cell."""
+    """What is not a cell."""
 
 
 class StorePaths:
     """The parts of a store's folder.
 
     SQLite's WAL needs memory that its readers share, which machines on a network file system do not have: there each
-    machine has an index and packs of its own, made from the same cells.
+    machine has its own index and packs, made from the same cells.
     """
 
     def __init__(self, root: Path, own: str = "") -> None:
@@ -86,7 +86,7 @@ class StorePaths:
         return CellFolders(keys, [Path(path) for path in sorted(strangers)])
 
     def foreign(self) -> list[Path]:
-        """What is at the top of the store and is no part of it."""
+        """What is at the top of the store and is not part of it."""
         own = {
             path.name for path in (self.marker, self.cells, self.locks, self.unfinished, self.quarantine, self.tracked)
         }

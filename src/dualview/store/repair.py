@@ -20,18 +20,18 @@ def repair(store: StoreFolder) -> None:
     named = {note.pack for note in store.index.packs()}
     for path in store.paths.strangers():
         if path.parent != store.paths.packs or path.name not in named:
-            store.set_aside(path, "it is no part of a store")
+            store.set_aside(path, "it is not part of a store")
     _clear_unfinished(store)
     clear(store.paths.locks)
     found, stamps, cells = store.paths.cell_folders(), store.index.stamps(), os.fspath(store.paths.cells)
     for path in found.strangers:
-        store.set_aside(path, "it is no part of a store")
+        store.set_aside(path, "it is not part of a store")
     for key in found.keys:
         stamp = stamps.get(key)
         if stamp is None or stamp_of(f"{cells}/{key[:2]}/{key}") != stamp:
             _examine(store, key, known=stamp is not None)
     store.problems += [
-        StoreProblem(path.name, "it is no part of a store; left alone") for path in store.paths.foreign()
+        StoreProblem(path.name, "it is not part of a store; left alone") for path in store.paths.foreign()
     ]
 
 
@@ -44,7 +44,7 @@ def _examine(store: StoreFolder, key: str, *, known: bool) -> None:
         store.set_aside(folder, f"{error}; it will be computed again")
         return
     for stranger in foreign_files(folder, manifest):
-        store.set_aside(stranger, "it is no part of its cell")
+        store.set_aside(stranger, "it is not part of its cell")
     if known:
         store.index.restamp(key, stamp_of(os.fspath(folder)))
     else:

@@ -81,7 +81,7 @@ class KeyedResult:
     asked: str
     code: str
     options: RunOptions
-    """As asked for."""
+    """As given."""
     content: Mapping[str, Any]
     """The result's JSON."""
 

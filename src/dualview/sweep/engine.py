@@ -86,8 +86,7 @@ class Local:
             identity = worker.identify(options)
             if is_known(options, identity):
                 return Known(identity)
-            computed = worker.compute(options)
-            return Finished(computed.identity, computed.result, computed.records)
+            return Finished(*worker.compute(options))
         except Exception as error:
             return failed(error)
 

@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from dualview.io import hub
 from dualview.io.errors import UserError
 from dualview.io.hub import HubName, Kind
 from dualview.options import RunOptions
+from dualview.records import Records, save_records
 from dualview.store.cell_key import CellIdentity, code_version
 from dualview.sweep.engine import PAUSE_SECONDS, Deliver, Failed, Finished, IsKnown, Jobs, Known, Outcome, failed
 from dualview.sweep.spec import MODEL_OPTIONS
@@ -207,10 +209,16 @@ class RemoteWorker:
 
     def compute(self, options: dict[str, Any]) -> Finished | Failed:
         try:
-            found = self._worker.compute(RunOptions(**options))
-            return Finished(found.identity, found.result, found.records_bytes())
+            identity, result, records = self._worker.compute(RunOptions(**options))
+            return Finished(identity, result, None if records is None else _as_bytes(records))
         except Exception as error:
             return failed(error)
+
+
+def _as_bytes(records: Records) -> bytes:
+    """The tensors as a file's content, to send to another process."""
+    with tempfile.TemporaryDirectory() as folder:
+        return save_records(records, Path(folder) / "records").read_bytes()
 
 
 def _settled(options: RunOptions, found: CellIdentity | Outcome, is_known: IsKnown) -> CellIdentity | Outcome:

@@ -1,4 +1,4 @@
-"""Running a study: plan it, then lock, compute and store cell after cell; a failed cell does not stop the rest."""
+"""Runs a study: plan it, then lock, compute and store one cell after another; a failed cell does not stop the rest."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, cause_of
 from dualview.io.progress import Progress, Silent
-from dualview.io.saving import cause_of
 from dualview.options import RunOptions
 from dualview.store.cell import NewCell, NoRecords
 from dualview.store.cell_key import CellIdentity, Fingerprints
@@ -37,7 +36,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class GivenUp:
+class FailedCell:
     """A cell that failed, and why."""
 
     options: RunOptions
@@ -52,8 +51,8 @@ class Summary:
     done_before: int
     computed: int
     elsewhere: int
-    """Found finished at their turn: by another process, or stored under other names."""
-    failed: tuple[GivenUp, ...]
+    """Already finished at their turn: by another process, or stored under other names."""
+    failed: tuple[FailedCell, ...]
     problems: tuple[StoreProblem, ...]
     """What was wrong in the store, and set aside."""
     stopped: bool
@@ -65,7 +64,7 @@ class Summary:
         return self.cells - self.done_before - self.computed - self.elsewhere - len(self.failed)
 
     def __str__(self) -> str:
-        parts = [f"{self.done_before} done before", f"{self.computed} computed in {spoken(self.seconds)}"]
+        parts = [f"{self.done_before} done before", f"{self.computed} computed in {readable_time(self.seconds)}"]
         parts += [f"{self.elsewhere} found finished"] if self.elsewhere else []
         parts += [f"{len(self.failed)} failed"] if self.failed else []
         parts += [f"{self.left} left"] if self.left else []
@@ -104,7 +103,7 @@ def sweep(
             opened.repair()
         for problem in opened.problems:
             say(str(problem))
-        # Ray's workers have the GPUs that were asked for, whatever this machine has.
+        # Ray's workers have the GPUs that were requested, even if this machine has none.
         run = Sweep(opened, read, cells, say, auto="cuda" if gpus else None)
         must_have_demonstrations(run.planned)
         run.announce()
@@ -158,7 +157,7 @@ class Sweep:
         self._started = time.monotonic()
         self._first_done = self._first_seconds = 0.0
         self._computed = self._elsewhere = 0
-        self._failed: list[GivenUp] = []
+        self._failed: list[FailedCell] = []
         self._held: list[LockedCell] = []
         self._stopped = False
         self._unwritten = 0
@@ -198,7 +197,7 @@ class Sweep:
                 for held in list(self._held):
                     self._release(held)
 
-    # -------------------------------------------------------------------------------------------------- giving out
+    # ------------------------------------------------------------------------------------------------ handing out
 
     def _jobs(self, todo: Sequence[PlannedCell], advance: Callable[[int], None]) -> Generator[LockedCell | None]:
         """The cells to compute, each locked; then those that other processes held, once they are released."""
@@ -262,7 +261,7 @@ class Sweep:
                     probe.unlink(missing_ok=True)
         return True
 
-    # -------------------------------------------------------------------------------------------------- taking back
+    # ---------------------------------------------------------------------------------------------- taking back
 
     def _take(self, held: LockedCell, outcome: Outcome, advance: Callable[[int], None]) -> None:
         options = held.options
@@ -274,7 +273,7 @@ class Sweep:
         elif isinstance(outcome, Finished):
             outcome = self._put(held, outcome)
         if isinstance(outcome, Failed):
-            self._failed.append(GivenUp(options, outcome.reason))
+            self._failed.append(FailedCell(options, outcome.reason))
             self.store.fail(options, outcome.reason, {**_now(), "trace": outcome.trace})
             self.say(f"failed: {self._named(options)}: {outcome.reason}")
         self._release(held)
@@ -334,10 +333,10 @@ class Sweep:
         if self._computed not in _ESTIMATE_AFTER or not left:
             return
         if self._computed == 1:
-            self.say(f"about {spoken(self._first_seconds * left)} left for {counted(left)}, from the first")
+            self.say(f"about {readable_time(self._first_seconds * left)} left for {counted(left)}, from the first")
             return
         pace = (now - self._first_done) / (self._computed - 1)
-        self.say(f"about {spoken(pace * left)} left for {counted(left)}, from the first {self._computed}")
+        self.say(f"about {readable_time(pace * left)} left for {counted(left)}, from the first {self._computed}")
 
     def _named(self, options: RunOptions) -> str:
         """The options by which a cell differs from the others."""
@@ -352,10 +351,10 @@ def counted(cells: int) -> str:
     return f"{cells} cell{'' if cells == 1 else 's'}"
 
 
-def spoken(seconds: float) -> str:
+def readable_time(seconds: float) -> str:
     """A time in a readable unit.
 
-    >>> spoken(0.4), spoken(100), spoken(7000), spoken(100_000)
+    >>> readable_time(0.4), readable_time(100), readable_time(7000), readable_time(100_000)
     ('0.4 s', '100 s', '117 min', '28 h')
     """
     if seconds < 10:

@@ -32,8 +32,8 @@ from pydantic import (
     model_validator,
 )
 
-from dualview.io.errors import UserError
-from dualview.options import RunOptions
+from dualview.io.errors import UserError, first_problem
+from dualview.options import RunOptions, seeds_in, split_list
 
 NAMES = tuple(field.name for field in fields(RunOptions))
 _NOT_HERE = {
@@ -47,7 +47,6 @@ MODEL_OPTIONS = ("model", "weights", "dtype", "device", "trust_remote_code")
 # The C loader, where there is one, reads ten thousand seeds ten times as fast.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _WHOLE = 1 << 63
-_MOST_SEEDS = 1_000_000
 _PREFIX_OPTIONS = ("demos", "shots", "seed", "separator")
 _TUNING_OPTIONS = ("ft_params", "ft_loss", "ft_rule", "epochs", "lr_grid", "lr")
 
@@ -89,7 +88,7 @@ class Spec(RootModel[dict[str, tuple[Any, ...]]]):
             ) from error
         except RecursionError:
             raise UserError(
-                f"The spec {path} is nested without end, or an alias (*) stands inside of what it repeats; "
+                f"The spec {path} is nested without end, or an alias (*) contains itself; "
                 "write each option as a value or a list."
             ) from None
         if keys is None:
@@ -159,8 +158,8 @@ def _with_seeds(given: dict[str, Any], where: str) -> dict[str, Any]:
     seeds = given.pop("seeds")
     if re.fullmatch(r"\s*(-\s*\d+|[+-]?0+)\s*", str(seeds)):
         raise UserError(
-            f"{where}: seeds is {seeds}, which is no draw; write seeds: 1:5 for five draws, or seed: {seeds} for the "
-            "draw of that number."
+            f"{where}: seeds is {seeds}, which is not a draw; write seeds: 1:5 for five draws, or seed: {seeds} for "
+            "the draw of that number."
         )
     parts = cast("Sequence[Any]", seeds) if isinstance(seeds, list | tuple) else (seeds,)
     found = [seed for part in parts for seed in _seeds(part, where)]
@@ -171,16 +170,12 @@ def _seeds(value: Any, where: str) -> Sequence[Any]:
     """`3`, `1:5` (both ends counted), `1,3,7`, or a mix of both."""
     if not isinstance(value, str):
         return (value,)
-    ranges: list[range] = []
-    for part in value.split(","):
-        match = re.fullmatch(r"\s*([+-]?\d{1,30})\s*(?::\s*([+-]?\d{1,30})\s*)?", part)
-        ends = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
-        ranges.append(range(ends[0], ends[1] + 1))
-    if not all(0 < each.stop - each.start <= _MOST_SEEDS for each in ranges):
+    found = seeds_in(value)
+    if not found:
         raise UserError(
             f"{where}: seeds takes numbers such as 3, 1:5 or 1,3,7, at most a million of them (given: {value!r})."
         )
-    return [seed for each in ranges for seed in each]
+    return found
 
 
 def _checked(name: str, value: Any, where: str) -> tuple[Any, ...]:
@@ -217,16 +212,15 @@ def _one(name: str, value: Any, where: str) -> Any:
         return None
     if isinstance(value, bool) and {"yes", "no"} <= set(get_args(_kind(name))):
         value = "yes" if value else "no"
-    if name == "lr_grid" and isinstance(value, str):
-        value = tuple(part for part in value.split(",") if part)
+    if name == "lr_grid" and isinstance(value, str | list | tuple):
+        value = split_list(value)
     try:
         read = _adapter(name).validate_python(value)
         if isinstance(read, int) and not -_WHOLE <= read < _WHOLE:  # no column of a table holds it
             raise UserError(f"{where}: {name}: a whole number has at most 64 bits (given: {value!r}).")
         return read
     except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UserError(f"{where}: {name}: {message} (given: {value!r}).") from error
+        raise UserError(f"{where}: {name}: {first_problem(error)[1]} (given: {value!r}).") from error
 
 
 def _kind(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Logging finished cells to an experiment tracker: TensorBoard, trackio or Weights & Biases, if asked for.
+"""Logs finished cells to an experiment tracker: TensorBoard, trackio or Weights & Biases, with --track.
 
 Each cell is one run there: its options are the run's configuration, the numbers of its row the run's metrics. If a
 tracker fails, the sweep goes on and the store is complete.
@@ -13,8 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from dualview.io.errors import UserError
-from dualview.io.saving import cause_of
+from dualview.io.errors import UserError, cause_of
 from dualview.store.cell import NewCell
 from dualview.store.cell_key import asked_id
 from dualview.store.store import Store

@@ -1,4 +1,4 @@
-"""Computes cells one after another, with one model in memory and the last passes kept for the next cell.
+"""Computes cells one after another, with one model in memory and the last passes cached for the next cell.
 
 The same worker runs in process and in a Ray actor. A cell's numbers do not depend on the cells before it.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import gc
 import re
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,12 +17,12 @@ from dualview.comparison.cache import LastOfEach
 from dualview.comparison.prepare import Prepared, load, prepare
 from dualview.comparison.result import Result
 from dualview.comparison.run import measure
-from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
+from dualview.io.hashing import sha256_of
 from dualview.io.progress import Silent
 from dualview.models.language_model import LanguageModel
 from dualview.options import RunOptions
-from dualview.records import Records, save_records
+from dualview.records import Records
 from dualview.store.cell_key import CellIdentity, HashFile, identify
 from dualview.sweep.spec import MODEL_OPTIONS
 
@@ -35,22 +33,6 @@ _NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|
 
 class OutOfMemory(UserError):
     """A cell that does not fit in memory, however small its batches."""
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A computed cell."""
-
-    identity: CellIdentity
-    result: Mapping[str, Any]
-    records: Records | None
-
-    def records_bytes(self) -> bytes | None:
-        """The tensors as a file's content, to send to another process."""
-        if self.records is None:
-            return None
-        with tempfile.TemporaryDirectory() as folder:
-            return save_records(self.records, Path(folder) / "records").read_bytes()
 
 
 class Worker:
@@ -70,8 +52,8 @@ class Worker:
         identity, _ = self._with_memory(options, self._prepared)
         return replace(identity, settings={**identity.settings, "batch_size": options.batch_size})
 
-    def compute(self, options: RunOptions) -> Computed:
-        """The cell's result; the batch is halved as often as memory requires."""
+    def compute(self, options: RunOptions) -> tuple[CellIdentity, Mapping[str, Any], Records | None]:
+        """The cell's identity, result and tensors (if kept); the batch is halved as often as memory requires."""
         identity = self.identify(options)
         result, batch = self._with_memory(options, self._measured)
         content = result.to_json()
@@ -80,7 +62,7 @@ class Worker:
                 *content["warnings"],
                 f"out of memory: the batch was halved until it fitted, down to {batch} queries a pass.",
             ]
-        return Computed(identity, content, result.records if options.save_records else None)
+        return identity, content, result.records if options.save_records else None
 
     def _prepared(self, options: RunOptions) -> CellIdentity:
         if self._ready is None or self._ready.options != options:

@@ -2,8 +2,8 @@
 
 Each sentence of 5 to 40 words is cleaned (HTML entities, runs of blanks) and labelled by its mean human valence
 (−4 to +4) or by its collection. A sentence's split is decided by a hash of its text alone, so the splits are fixed,
-disjoint, and the same across the five tasks: what one of them is tested on, no other shows as a demonstration.
-Each split is then cut to equally many sentences of every label and dealt out one label after the other.
+disjoint, and the same across the five tasks: no task shows as a demonstration what another is tested on. Each split is
+then cut to equally many sentences of every label, in an order that alternates the labels.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Recipe:
 
 
 def polarity(snippet: Snippet) -> int | None:
-    """0 below a valence of −1, 1 above +1 (both included); the lukewarm middle is left out."""
+    """0 below a valence of −1, 1 above +1 (both included); the neutral middle is left out."""
     if abs(snippet.valence) < 1:
         return None
     return int(snippet.valence > 0)
@@ -106,7 +106,7 @@ def clean(text: str) -> str:
 
 
 def identity(text: str) -> str:
-    """What two copies of one text share: its letters and digits, whatever the case, blanks and punctuation.
+    """What two copies of one text share: its letters and digits, without case, blanks and punctuation.
 
     >>> identity("So GOOD!!") == identity("so good.")
     True
@@ -115,7 +115,7 @@ def identity(text: str) -> str:
 
 
 def digest(key: str) -> int:
-    """64 bits of a text's identity, which order the texts and decide their split on every machine, forever."""
+    """64 bits of a text's identity: they order the texts and decide their split, the same on every machine."""
     return int.from_bytes(hashlib.sha256((SALT + key).encode()).digest()[:8])
 
 
@@ -130,7 +130,7 @@ def split_of(digest: int) -> str:
 
 
 def _without_duplicates(snippets: list[Snippet], recipe: Recipe) -> dict[str, LabelledText]:
-    """The first copy of every text, by its identity; one whose copies disagree about the label is left out."""
+    """The first copy of every text, by its identity; a text is left out if its copies have different labels."""
     first: dict[str, LabelledText] = {}
     disputed: set[str] = set()
     for snippet in snippets:

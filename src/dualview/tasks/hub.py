@@ -1,7 +1,7 @@
 """Rows of a data set on the hub, read with the `datasets` package from one commit.
 
-`datasets` answers almost any failure with the copy of the data set that it prepared last, whichever commit that was.
-Here the commit is settled first, and only rows of that commit are taken.
+After almost any failure `datasets` returns the copy of the data set that it prepared last, from any commit. Here
+the commit is resolved first, and only rows of that commit are used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HubRows:
 
 
 def hub_addresses(source: str) -> tuple[HubAddress, ...]:
-    """What `source` can mean, likeliest first.
+    """What `source` can mean, most likely first.
 
     Three names are owner, data set and configuration, one is a data set; of two the second may be either a data set
     (`SetFit/sst5`) or a configuration (`glue/sst2`), and only the hub knows. A revision ends the data set's name, so
@@ -79,7 +79,7 @@ def hub_addresses(source: str) -> tuple[HubAddress, ...]:
 
 
 def find(addresses: Iterable[HubAddress]) -> tuple[HubAddress, Repo]:
-    """The first address that there is, with its commit."""
+    """The first address that exists, with its commit."""
     missing: list[UserError] = []
     for address in addresses:
         try:
@@ -103,14 +103,14 @@ def read_hub(source: str) -> HubRows:
     try:
         return _read(datasets, *find(addresses))
     except UserError as error:
-        said = str(error).rstrip(".")
-        raise type(error)(f"{source} cannot be loaded: {said[0].lower()}{said[1:]}, {INSTEAD}.") from error
+        reason = str(error).rstrip(".")
+        raise type(error)(f"{source} cannot be loaded: {reason[0].lower()}{reason[1:]}, {INSTEAD}.") from error
 
 
 def _read(datasets: Any, address: HubAddress, repo: Repo) -> HubRows:
     script = f"{repo.id.rpartition('/')[2]}.py"
-    # The card shows whether the data set may be read, and names its configurations. A script is fetched, never run, so
-    # that it is known offline as well.
+    # The card shows whether the data set may be read, and names its configurations. A script is fetched but never
+    # run, so that it is in the cache for offline runs.
     hub.fetch(repo, [file for file in (_CARD, script) if file in repo.files])
     if script in repo.files:
         if address.revision is not None:
@@ -130,7 +130,7 @@ def _read(datasets: Any, address: HubAddress, repo: Repo) -> HubRows:
 
 
 def _prepare(datasets: Any, address: HubAddress, repo: Repo) -> Any:
-    """Let `datasets` download and convert the commit; a copy of another commit, its answer to failures, is refused."""
+    """Let `datasets` download and convert the commit; a copy of another commit, its fallback, is refused."""
     if repo.cached:
         raise hub.incomplete(repo, f"configuration {address.config or 'default'}")
     data = [file for file in repo.files if not file.startswith(".") and file != _CARD]
@@ -147,7 +147,7 @@ def _prepare(datasets: Any, address: HubAddress, repo: Repo) -> Any:
 
 
 def _prepared(datasets: Any, address: HubAddress, repo: Repo) -> Any | None:
-    """What `datasets` has converted before, of this very commit."""
+    """What `datasets` has converted before from exactly this commit."""
     config = address.config or _default_config(repo)
     # A commit's hash is enough to find it: the folder is named after the data set as the hub calls it now.
     found = sorted(Path(datasets.config.HF_DATASETS_CACHE).glob(f"*/{config}/*/{repo.commit}/dataset_info.json"))
@@ -177,17 +177,17 @@ def _default_config(repo: Repo) -> str:
 def _explained(error: Exception, address: HubAddress) -> UserError:
     if isinstance(error, UserError):
         return error
-    said = str(error)
-    listed = re.search(r"\[[^\]]*\]", said)
+    message = str(error)
+    listed = re.search(r"\[[^\]]*\]", message)
     known = _names(listed[0]) if listed else ""
-    if "BuilderConfig" in said and "not found" in said:
+    if "BuilderConfig" in message and "not found" in message:
         return UserError(f"the data set {address.dataset} has no configuration {address.config!r}, only {known}")
-    if "Config name is missing" in said:
+    if "Config name is missing" in message:
         return UserError(
             f"the data set {address.dataset} has several configurations ({known}); name one of them, as in "
             f"hf:{address.name}/CONFIG:{address.split}"
         )
-    if "gated dataset" in said:
+    if "gated dataset" in message:
         return hub.gated(address.name, "dataset")
     return hub.explained(error, address.name, "dataset")
 

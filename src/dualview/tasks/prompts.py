@@ -1,14 +1,14 @@
-"""Rows become token ids, once and for all: every setting, metric and picture reads the same `PromptSet`.
+"""Rows as token ids: every setting, metric and figure reads the same `PromptSet`.
 
-With tok(s) the tokenizer without special tokens, the pieces are tokenised one by one and joined:
+With tok(s) the tokenizer without special tokens, the pieces are tokenised separately and joined:
 
     prefix      = [BOS] + Σ_demos ( tok(template) + tok(" " + label) + tok(separator) )
     query       = tok(template),    candidate_j = tok(" " + label_j)
     zero-shot   = [BOS] + query
     fine-tuning = [BOS] + tok(template) + tok(" " + label), one sequence a demonstration: no separator, no EOS
 
-Tokenising apart keeps a demonstration's tokens the same wherever it stands, at the price of never merging across a
-seam (some tokenizers would, in running text).
+This keeps a demonstration's tokens the same at any place. In return, tokens never merge across a boundary, as they
+would with some tokenizers in running text.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Query:
 
 @dataclass(frozen=True)
 class DemoSpan:
-    """Where one demonstration's pieces stand in the prefix, as index ranges."""
+    """Where one demonstration's pieces are in the prefix, as index ranges."""
 
     template: range
     label: range
@@ -86,13 +86,13 @@ class TrainingSequence:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Everything the model is asked: one list of demonstrations, shared by every query and by fine-tuning."""
+    """Everything the model is asked: one list of demonstrations for every query and for fine-tuning."""
 
     bos: int | None
     demos: tuple[Demo, ...]
     queries: tuple[Query, ...]
     shots: int
-    """Demonstrations asked for; those that did not fit the context are not in `demos`."""
+    """Demonstrations requested; those that do not fit the context are not in `demos`."""
 
     @property
     def shots_used(self) -> int:
@@ -183,7 +183,7 @@ def encode_queries(task: Task, tokenizer: Tokenizer, rows: Sequence[Row]) -> tup
 
 
 def encode_labels(tokenizer: Tokenizer, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The labels as candidates; two that become the same tokens could never be told apart."""
+    """The labels as candidates; two with the same tokens are refused, since no score could separate them."""
     candidates = tuple(_tokens(tokenizer, [f" {label}" for label in labels]))
     for index, candidate in enumerate(candidates):
         if candidate in candidates[:index]:

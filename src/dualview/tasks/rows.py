@@ -1,4 +1,4 @@
-"""One row of a task: what it must hold, and every way it can fail to, each told as file, line and field."""
+"""One row of a task, checked; an error names the file, the line and the field."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Row:
     label: int
     choices: tuple[str, ...] | None = None
     where: str = field(default="", compare=False)
-    """The file and line it was read from, as a mistake names it; nothing for a row that was typed."""
+    """The file and line it was read from, for error messages; empty for a typed row."""
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """What a task wants of its rows (see `Task` for the meaning of each)."""
+    """What a task requires of its rows; `Task` explains each field."""
 
     fields: tuple[str, ...]
     renames: Mapping[str, str]
@@ -39,14 +39,14 @@ class RowShape:
 
 
 class _Missing:
-    """Stands for a field a row does not have; None is a value a row can have."""
+    """Marks a field that a row does not have; None is a value that a row can have."""
 
 
 _MISSING = _Missing()
 
 
 def parse_row(raw: RawRow, shape: RowShape) -> Row:
-    """The row as the task wants it, or a UserError that names file, line and field."""
+    """A row with what the task requires, or a UserError that names file, line and field."""
     fields = {field: _text(raw, shape, field) for field in shape.fields}
     choices = None if shape.choices is None else _choices(raw, shape, shape.choices)
     label = _label(raw, shape, shape.n_labels if choices is None else len(choices))
@@ -56,7 +56,7 @@ def parse_row(raw: RawRow, shape: RowShape) -> Row:
 def _text(raw: RawRow, shape: RowShape, field: str) -> str:
     value = _find(raw, shape.names(field))
     if value is _MISSING:
-        raise _complaint(raw, field, "is missing", f"the template needs it; the row has {_listing(raw.values)}")
+        raise _problem(raw, field, "is missing", f"the template needs it; the row has {_listing(raw.values)}")
     return _as_text(raw, field, value)
 
 
@@ -64,19 +64,19 @@ def _as_text(raw: RawRow, field: str, value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
-        raise _complaint(raw, field, f"is {_shown(value)}, not text", "make it a string")
+        raise _problem(raw, field, f"is {_shown(value)}, not text", "make it a string")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise _complaint(raw, field, "holds half a surrogate pair", "write the whole character") from None
+        raise _problem(raw, field, "holds half a surrogate pair", "write the whole character") from None
     return value
 
 
 def _choices(raw: RawRow, shape: RowShape, wanted: str | tuple[str, ...]) -> tuple[str, ...]:
     """The row's candidates, from one list field, a list inside a field, or one field a candidate.
 
-    A row that carries a plain list under the first name (or under `choices`) is taken as it is, so that one task file
-    serves both the hub's nested rows and flat row files.
+    A row with a plain list under the first name (or under `choices`) is used as it is, so that one task file serves
+    both the hub's nested rows and flat row files.
     """
     if isinstance(wanted, str):
         field = wanted
@@ -86,16 +86,16 @@ def _choices(raw: RawRow, shape: RowShape, wanted: str | tuple[str, ...]) -> tup
         field = next((name for name, value in parts.items() if value is _MISSING), wanted[0])
         found = list(parts.values()) if _MISSING not in parts.values() else _find(raw, ("choices",))
     if found is _MISSING:
-        raise _complaint(raw, field, "is missing", f"it holds the choices; the row has {_listing(raw.values)}")
+        raise _problem(raw, field, "is missing", f"it holds the choices; the row has {_listing(raw.values)}")
     if isinstance(found, str) or not isinstance(found, Sequence):
-        raise _complaint(raw, field, f"is {_shown(found)}, not a list", "give the choices as a list of strings")
+        raise _problem(raw, field, f"is {_shown(found)}, not a list", "give the choices as a list of strings")
     items = cast(Sequence[object], found)
     texts = tuple(_as_text(raw, f"{field}[{index}]", item) for index, item in enumerate(items))
     if len(texts) < 2:
-        raise _complaint(raw, field, f"holds {len(texts)} choice(s)", "give at least two")
+        raise _problem(raw, field, f"holds {len(texts)} choice(s)", "give at least two")
     for index, text in enumerate(texts):
         if not text.strip():
-            raise _complaint(raw, f"{field}[{index}]", "is blank", "give every choice some text")
+            raise _problem(raw, f"{field}[{index}]", "is blank", "give every choice some text")
     return texts
 
 
@@ -103,15 +103,15 @@ def _label(raw: RawRow, shape: RowShape, count: int) -> int:
     field = shape.label_field
     value = _find(raw, (*shape.names(field), "label"))
     if value is _MISSING:
-        raise _complaint(raw, field, "is missing", f"it holds the label; the row has {_listing(raw.values)}")
+        raise _problem(raw, field, "is missing", f"it holds the label; the row has {_listing(raw.values)}")
     if isinstance(value, str) and shape.answer_labels is not None:
         value = _answer_index(raw, shape, shape.answer_labels, value)
     elif isinstance(value, str) and raw.textual and value.strip().lstrip("-").isdecimal():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _complaint(raw, field, f"is {_shown(value)}, not an integer", f"give a label from 0 to {count - 1}")
+        raise _problem(raw, field, f"is {_shown(value)}, not an integer", f"give a label from 0 to {count - 1}")
     if not 0 <= value < count:
-        raise _complaint(raw, field, f"is {value}, out of range", f"give a label from 0 to {count - 1}")
+        raise _problem(raw, field, f"is {value}, out of range", f"give a label from 0 to {count - 1}")
     return value
 
 
@@ -119,14 +119,14 @@ def _answer_index(raw: RawRow, shape: RowShape, path: str, answer: str) -> int:
     """The position of an answer's name ('C', or '3') in the row's own list of names."""
     names = _find(raw, (path,))
     if isinstance(names, str) or not isinstance(names, Sequence) or answer not in names:
-        raise _complaint(
+        raise _problem(
             raw, shape.label_field, f"is {answer!r}, which is not in {path!r}", "name one of the row's own choices"
         )
     return list(cast(Sequence[object], names)).index(answer)
 
 
 def _find(raw: RawRow, names: Sequence[str]) -> object:
-    """The first of `names` the row has; a dotted name reaches into nested fields and stops early at a list."""
+    """The first of `names` the row has; a dotted name looks inside nested fields and stops at a list."""
     for name in names:
         value = raw.values[name] if name in raw.values else _descend(raw.values, name.split("."))
         if value is not _MISSING:
@@ -142,7 +142,7 @@ def _descend(value: object, path: Sequence[str]) -> object:
     return _MISSING
 
 
-def _complaint(raw: RawRow, field: str, what: str, remedy: str) -> UserError:
+def _problem(raw: RawRow, field: str, what: str, remedy: str) -> UserError:
     return UserError(f"{raw.where}: field {field!r} {what}; {remedy}.")
 
 

@@ -1,4 +1,4 @@
-"""Which rows are demonstrations, which are queries, and which choose the learning rate and the seed."""
+"""Which rows are demonstrations, queries, and selection rows (for the learning rate and the seed)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dualview.tasks.rows import Row
 from dualview.tasks.task import Task, shuffled
 
 QUERY_SEED = 1
-"""The queries' order never follows the demonstrations' seed, so every seed is scored on the same queries."""
+"""The order of the queries does not depend on the seed, so every seed is scored on the same queries."""
 
 
 def sample_demos(task: Task, seed: int, shots: int) -> list[Row]:
     """`shots` rows of the task's train split, drawn without replacement.
 
-    They depend on the task's name and rows, the seed and the number of shots, and on nothing else; the draw is the
-    head of a shuffle keyed by the three, so 16 shots are not the first half of 32.
+    They depend only on the task's name and rows, the seed and the number of shots. The draw is the start of a shuffle
+    keyed by all three, so 16 shots are not the first half of 32.
     """
     if shots < 1:
         raise UserError(f"--shots is {shots}; in-context learning and fine-tuning need at least one demonstration.")

@@ -1,9 +1,11 @@
-"""A prompt made visible: every token with its id and the span it belongs to, as rows for JSON or in colour."""
+"""A prompt token by token, with ids and spans: as rows for JSON, or in colour."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from rich.console import Group, RenderableType
@@ -35,95 +37,76 @@ class ShownPrompt:
 
     prompts: PromptSet
     tokenizer: Decoder
-    query: int
+    query: int = 0
 
-    @property
+    def __post_init__(self) -> None:
+        if not 0 <= self.query < len(self.prompts.queries):
+            raise UserError(
+                f"Query {self.query} does not exist; there are {len(self.prompts.queries)}, counted from 0."
+            )
+
+    @cached_property
     def tokens(self) -> list[dict[str, object]]:
-        """Every token as a row; see `describe_prompt`."""
-        return describe_prompt(self.prompts, self.tokenizer, self.query)
+        """Every token of the prompt, and then those of each candidate.
+
+        `index` is the position in the sequence (every candidate begins where the prompt ends), `token` the vocabulary's
+        entry, `text` its decoded text, `span` one of bos, template, label, separator, query, candidate; `number` counts
+        the demonstrations or candidates from 0.
+        """
+        return [
+            {
+                "index": index,
+                "id": token,
+                "token": str(self.tokenizer.convert_ids_to_tokens(token)),
+                "text": str(self.tokenizer.decode([token])),
+                "span": span,
+                "number": number,
+            }
+            for index, token, span, number in self._spans()
+        ]
+
+    def _spans(self) -> Iterator[tuple[int, int, str, int | None]]:
+        prompts, prefix, asked = self.prompts, self.prompts.prefix, self.prompts.queries[self.query]
+        if prompts.bos is not None:
+            yield 0, prompts.bos, "bos", None
+        for number, spans in enumerate(prompts.demo_spans):
+            for name, span in vars(spans).items():
+                yield from ((index, prefix[index], name, number) for index in span)
+        end = len(prefix) + len(asked.ids)
+        yield from ((index, token, "query", None) for index, token in enumerate(asked.ids, start=len(prefix)))
+        for number, candidate in enumerate(asked.candidates):
+            yield from ((index, token, "candidate", number) for index, token in enumerate(candidate, start=end))
 
     def table(self) -> RenderableType:
-        return render_prompt(self.prompts, self.tokenizer, self.query)
+        """The same in colour: a legend, the prompt, the candidates with the right one marked, and the counts."""
+        prompts, asked = self.prompts, self.prompts.queries[self.query]
+        legend = Text("  ").join(Text(f" {span} ", style) for span, style in STYLES.items() if span != "candidate")
+        prompt, answers = Text(), Text()
+        shades = Counter[str]()
+        for token in self.tokens:
+            span, line = str(token["span"]), prompt
+            if span == "candidate":
+                line = answers
+                if token["index"] == len(prompts.prefix) + len(asked.ids):
+                    right = " (right)" if token["number"] == asked.gold else ""
+                    line.append(f"\ncandidate {token['number']}{right}: ")
+            shades[span] += 1  # every other token is underlined, to separate neighbours
+            line.append(_visible(token), f"{STYLES[span]}{' underline' if shades[span] % 2 else ''}")
+            if span == "separator" and str(token["text"]).endswith("\n"):
+                line.append("\n")
+        counts = (
+            f"{len(prompts.prefix)} prefix tokens ({prompts.shots_used} of {prompts.shots} demonstrations), "
+            f"{len(asked.ids)} query tokens; query {self.query} of 0 to {len(prompts.queries) - 1}"
+        )
+        return Group(legend, Text(), prompt, answers, Text(), Text(counts))
 
     def __rich__(self) -> RenderableType:
         return self.table()
 
 
-@dataclass(frozen=True)
-class _Token:
-    index: int
-    id: int
-    span: str
-    number: int | None
-    """Which demonstration or candidate, from 0."""
-
-
-def describe_prompt(prompts: PromptSet, tokenizer: Decoder, query: int = 0) -> list[dict[str, object]]:
-    """The in-context prompt of one query, token by token, and then each candidate's tokens.
-
-    `index` is the position in the sequence (every candidate begins where the prompt ends), `token` the vocabulary's
-    entry, `text` what it decodes to alone, `span` one of bos, template, label, separator, query, candidate; `number`
-    counts the demonstrations or candidates from 0.
-    """
-    return [
-        {
-            "index": token.index,
-            "id": token.id,
-            "token": str(tokenizer.convert_ids_to_tokens(token.id)),
-            "text": str(tokenizer.decode([token.id])),
-            "span": token.span,
-            "number": token.number,
-        }
-        for token in _tokens(prompts, query)
-    ]
-
-
-def render_prompt(prompts: PromptSet, tokenizer: Decoder, query: int = 0) -> RenderableType:
-    """The same in colour: a legend, the prompt, the candidates with the right one marked, and the counts."""
-    tokens = describe_prompt(prompts, tokenizer, query)
-    legend = Text("  ").join(Text(f" {span} ", style) for span, style in STYLES.items() if span != "candidate")
-    prompt, answers = Text(), Text()
-    shades: dict[str, int] = {}
-    for token in tokens:
-        span, number = str(token["span"]), token["number"]
-        line = prompt
-        if span == "candidate":
-            line = answers
-            if token["index"] == len(prompts.prefix) + len(prompts.queries[query].ids):
-                right = " (right)" if number == prompts.queries[query].gold else ""
-                line.append(f"\ncandidate {number}{right}: ")
-        shades[span] = shades.get(span, 0) + 1  # every other token is underlined, so that neighbours can be told apart
-        line.append(_visible(token), f"{STYLES[span]}{' underline' if shades[span] % 2 else ''}")
-        if span == "separator" and str(token["text"]).endswith("\n"):
-            line.append("\n")
-    counts = (
-        f"{len(prompts.prefix)} prefix tokens ({prompts.shots_used} of {prompts.shots} demonstrations), "
-        f"{len(prompts.queries[query].ids)} query tokens; query {query} of 0 to {len(prompts.queries) - 1}"
-    )
-    return Group(legend, Text(), prompt, answers, Text(), Text(counts))
-
-
 def _visible(token: dict[str, object]) -> str:
-    """The token's text with its blanks shown; the vocabulary's entry where it is only a part of a character."""
+    """The token's text with visible blanks; the vocabulary's entry where it is only a part of a character."""
     text = str(token["text"])
     if not text or "�" in text:
         text = str(token["token"])
     return text.replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
-
-
-def _tokens(prompts: PromptSet, query: int) -> Iterator[_Token]:
-    if not 0 <= query < len(prompts.queries):
-        raise UserError(f"Query {query} does not exist; there are {len(prompts.queries)}, counted from 0.")
-    prefix = prompts.prefix
-    if prompts.bos is not None:
-        yield _Token(0, prompts.bos, "bos", None)
-    for number, spans in enumerate(prompts.demo_spans):
-        for name, span in (("template", spans.template), ("label", spans.label), ("separator", spans.separator)):
-            for index in span:
-                yield _Token(index, prefix[index], name, number)
-    asked = prompts.queries[query]
-    for index, token in enumerate(asked.ids, start=len(prefix)):
-        yield _Token(index, token, "query", None)
-    for number, candidate in enumerate(asked.candidates):
-        for index, token in enumerate(candidate, start=len(prefix) + len(asked.ids)):
-            yield _Token(index, token, "candidate", number)

@@ -1,7 +1,7 @@
 """Where a task's rows come from: a jsonl, csv or parquet file, a dataset on the hub, or the embedded collections.
 
-A reader yields raw rows, each with the words that point at it ("data/train.jsonl, line 3"), and judges nothing but
-the file itself; `rows` judges what is in a row.
+A reader yields raw rows, each with its place ("data/train.jsonl, line 3"), and checks only the file itself; `rows`
+checks the content of a row.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, first_line
 from dualview.tasks.embedded import embedded_rows
 from dualview.tasks.hub import read_hub
 
 
 @dataclass(frozen=True)
 class RawRow:
-    """One row as read, before any judgement."""
+    """One row as read, not yet checked."""
 
     where: str
     values: Mapping[str, object]
@@ -33,7 +33,7 @@ class RawRow:
 def read_source(source: str, folder: Path, commits: dict[str, str] | None = None) -> list[RawRow]:
     """All rows of `source` (paths are relative to `folder`); a source without any is a UserError.
 
-    The commit of a data set on the hub is entered in `commits`.
+    The commit of a data set on the hub is added to `commits`.
     """
     if source.startswith("hf:"):
         found = read_hub(source)
@@ -50,7 +50,7 @@ def read_source(source: str, folder: Path, commits: dict[str, str] | None = None
 
 
 def read_file(path: Path) -> list[RawRow]:
-    """All rows of a jsonl, csv or parquet file, told apart by its name's ending."""
+    """All rows of a jsonl, csv or parquet file, by the ending of its name."""
     readers: dict[str, Callable[[Path], Iterator[RawRow]]] = {
         ".jsonl": _read_jsonl,
         ".csv": _read_csv,
@@ -107,7 +107,7 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
                     raise UserError(f"{where} has {len(cells)} cells for {len(header)} columns; quote commas in text.")
                 yield RawRow(where, dict(zip(header, cells, strict=True)), textual=True)
         except csv.Error as error:
-            raise UserError(f"{path}, line {reader.line_num} is not valid CSV ({error}); mend that line.") from error
+            raise UserError(f"{path}, line {reader.line_num} is not valid CSV ({error}); correct that line.") from error
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:
@@ -117,7 +117,7 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
         with path.open("rb") as stream:
             table = parquet.read_table(stream)
     except arrow.ArrowException as error:
-        raise UserError(f"{path} is not a readable parquet file ({_first_line(error)}); write it again.") from error
+        raise UserError(f"{path} is not a readable parquet file ({first_line(error)}); write it again.") from error
     for number, values in enumerate(table.to_pylist(), start=1):
         yield RawRow(f"{path}, row {number}", values)
 
@@ -128,7 +128,3 @@ def _read_embedded(source: str) -> Iterator[RawRow]:
         raise UserError(f"{source!r} is not an embedded source; write embedded:NAME:train, :selection or :validation.")
     for number, row in enumerate(embedded_rows(match[1], match[2]), start=1):
         yield RawRow(f"{source}, row {number}", {"text": row.text, "label": row.label})
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

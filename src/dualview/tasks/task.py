@@ -15,11 +15,9 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, first_problem
 from dualview.tasks.rows import Row, RowShape, parse_row
 from dualview.tasks.sources import read_file, read_source
-
-__all__ = ["Row", "SplitName", "Task", "TaskCheck", "check_task", "list_tasks", "load_task", "shuffled"]
 
 SplitName = Literal["train", "selection", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "selection", "validation")
@@ -104,19 +102,19 @@ class Task(BaseModel):
 
         `train` is the pool demonstrations are drawn from. Without a selection source of its own, the task holds out a
         quarter of its train rows for selection, at most 512 (none of a single row): the first ones of a shuffle seeded
-        by the task's name, less those whose text also stands in the pool, so the two never share a text.
+        by the task's name, less those with a text that the pool has too, so the two never share a text.
         """
         if split == "validation":
             return list(self._read(cast(str, self.source("validation"))))
-        training = self._training()
+        pool, held_out = self._training()
         if split == "train":
-            return list(training.pool)
-        if not training.held_out:
+            return list(pool)
+        if not held_out:
             raise UserError(
                 f"Task {self.name} has no selection rows: {self.source('train')} has too few different rows to hold "
                 "some out; add train rows or name a selection source."
             )
-        return list(training.held_out)
+        return list(held_out)
 
     def source(self, split: SplitName) -> str | None:
         """Where a split is read from: the task's own source, or its file in the `--data` folder."""
@@ -141,7 +139,8 @@ class Task(BaseModel):
         )
 
     def _read(self, source: str) -> tuple[Row, ...]:
-        # The key holds all that decides the rows, so a copy of the task with other settings never meets stale ones.
+        # The key holds all that decides the rows, so that a copy of the task with other settings never reads stale
+        # ones.
         shape = self._shape
         key = repr((source, self._folder, shape))
         if key not in self._known:
@@ -154,29 +153,24 @@ class Task(BaseModel):
         """The hub's commit behind every `hf:` source that was read."""
         return dict(self._commits)
 
-    def _training(self) -> _Training:
+    def _training(self) -> tuple[Sequence[Row], Sequence[Row]]:
+        """The pool of demonstrations and the selection rows."""
         rows = self._read(cast(str, self.source("train")))
         selection = self.source("selection")
         if selection is not None:
-            return _Training(pool=rows, held_out=self._read(selection))
+            return rows, self._read(selection)
         count = min(HELD_OUT_MOST, max(1, len(rows) // HELD_OUT_SHARE)) if len(rows) > 1 else 0
         order = shuffled(len(rows), f"selection of {self.name}")
-        pool = tuple(rows[index] for index in sorted(order[count:]))
+        pool = [rows[index] for index in sorted(order[count:])]
         pool_texts = {self.render(row) for row in pool}
-        return _Training(pool, tuple(rows[i] for i in order[:count] if self.render(rows[i]) not in pool_texts))
-
-
-@dataclass(frozen=True)
-class _Training:
-    pool: tuple[Row, ...]
-    held_out: tuple[Row, ...]
+        return pool, [rows[index] for index in order[:count] if self.render(rows[index]) not in pool_texts]
 
 
 def shuffled(count: int, key: str) -> list[int]:
     """The numbers 0 … count − 1 in an order that depends on `key` alone.
 
     They are sorted by raw 64-bit words of a PCG64 seeded with the key's sha256: numpy promises never to change that
-    stream, which it does not promise of `Generator.permutation`.
+    stream, which it does not promise for `Generator.permutation`.
     """
     words = np.random.PCG64(int.from_bytes(hashlib.sha256(key.encode()).digest()[:16])).random_raw(count)
     return [int(index) for index in np.argsort(words, kind="stable")]
@@ -242,7 +236,7 @@ def _parse(text: str, where: str) -> Task:
         document: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"Task file {where} is not valid YAML ({reason}); mend it.") from error
+        raise UserError(f"Task file {where} is not valid YAML ({reason}); correct it.") from error
     if not isinstance(document, dict):
         raise UserError(f"Task file {where} is not a mapping; write name, template, labels, train and validation.")
     try:
@@ -253,8 +247,7 @@ def _parse(text: str, where: str) -> Task:
 
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
-    message = problem["msg"].removeprefix("Value error, ")
-    place = ".".join(str(part) for part in problem["loc"])
+    place, message = first_problem(error)
     if problem["type"] == "string_type" and isinstance(problem["input"], bool | int | float):
         message = f"is {problem['input']!r} to YAML; put it in quotes"
     elif problem["type"] == "missing":
@@ -276,7 +269,7 @@ class SplitCheck:
 
 @dataclass(frozen=True)
 class TaskCheck:
-    """What reading every row of a task showed."""
+    """What reading every row of a task found."""
 
     task: str
     splits: Mapping[str, SplitCheck]
@@ -284,7 +277,7 @@ class TaskCheck:
 
 
 def check_task(task: Task) -> TaskCheck:
-    """Read and validate every row of every split; the first thing wrong is a UserError, oddities are warnings."""
+    """Read and validate every row of every split; the first error is a UserError, lesser problems are warnings."""
     rows = {split: task.rows(split) for split in SPLITS}
     splits: dict[str, SplitCheck] = {}
     warnings: list[str] = []

@@ -1,11 +1,11 @@
-"""Attention variants the gradient-descent view inspires, as plug-ins for any Hugging Face model that dispatches its
+"""Attention variants that follow from the gradient-descent view, for any Hugging Face model that dispatches its
 attention through `AttentionInterface`.
 
     from dualview.variants import Momentum, attach
 
     attach(model, Momentum(eta=0.5, learnable=True))     # sets attn_implementation, adds the parameters
 
-or, with each variant's default setting and no parameters, `register()` once and then
+or, with each variant's default setting and no parameters, call `register()` once and then
 `AutoModelForCausalLM.from_pretrained(name, attn_implementation="dualview_momentum")`.
 
 Nothing here imports torch before a name is used.
@@ -13,8 +13,9 @@ Nothing here imports torch before a name is used.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from dualview.io.callable_package import lazy_names
 
 if TYPE_CHECKING:
     from dualview.variants.alibi import Alibi
@@ -50,22 +51,14 @@ __all__ = [
     "variant_parameters",
 ]
 
-_HOME = {
-    "Alibi": "alibi",
-    "Augmented": "augmented",
-    "Linear": "linear",
-    "Momentum": "momentum",
-    "Negative": "negative",
-    "Regularised": "regularised",
-    "demonstrations": "regularised",
-    "Sign": "sign",
-    "TokenShift": "token_shift",
-    "Variant": "base",
-    "load": "storage",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME.get(name, 'registry')}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **{kind.lower(): [kind] for kind in ("Alibi", "Augmented", "Linear", "Momentum", "Negative", "Sign")},
+        "base": ["Variant"],
+        "registry": ["VARIANTS", "apply", "attach", "detach", "implementation", "register", "variant_parameters"],
+        "regularised": ["Regularised", "demonstrations"],
+        "storage": ["load"],
+        "token_shift": ["TokenShift"],
+    },
+)

@@ -5,8 +5,8 @@
 Dai et al. put the gain of momentum attention down to a preference for recent tokens; a linear penalty on distance is
 the plainest such preference. σ = 0 is softmax attention (equal to `sdpa` up to the rounding of another kernel).
 
-The bias is added to whatever positions the model already has (rotary, learnt); ALiBi as published has no others. For
-a head count that is no power of two the same geometric sequence is used, not the paper's interleaving. Distance is
+The bias is added to the positions that the model already has (rotary, learnt); ALiBi as published has no others. For a
+head count that is not a power of two the same geometric sequence is used, not the paper's interleaving. Distance is
 counted in real tokens.
 """
 

@@ -6,7 +6,7 @@ Self-supervised learning augments both sides of its pairs; in their dual loss th
 
 g1 and g2 are parallel adapters (He et al. 2022, arXiv 2110.04366) with a bottleneck of `rank` units, one pair per
 layer, without biases. W_2 starts at zero, so training starts from the model as it is. c = 0 is softmax attention, to
-the bit that of `sdpa`, whatever the adapters hold.
+the bit that of `sdpa`, for any adapters.
 
 The adapters read the projections' input and act before rotation, key norms and the cache, none of which an attention
 function sees: `attach` hooks them onto the projections themselves, separate or fused, whose weights and names stay as
@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dualview.io.errors import UserError
-from dualview.variants.base import Coefficient, Equipment, Variant
+from dualview.variants.base import AtLeastOne, Coefficient, Equipment, Variant
 from dualview.variants.softmax import Call, softmax_attention
 
 _ACTIVATIONS = {"relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu, "tanh": torch.tanh}
@@ -39,7 +39,7 @@ class Augmented(Variant):
     """Parallel adapters on values (g1), keys (g2) or both. They are trained; c is fixed unless `learnable`."""
 
     c: float = 1.0
-    rank: int = 8
+    rank: AtLeastOne = 8
     values: bool = True
     """Use g1."""
     keys: bool = True
@@ -54,12 +54,6 @@ class Augmented(Variant):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _whole(self.rank) or self.rank < 1:
-            raise UserError(f"augmented: rank must be a whole number of at least 1, not {self.rank!r}.")
-        if not _whole(self.seed):
-            raise UserError(f"augmented: seed must be a whole number, not {self.seed!r}.")
-        if self.activation not in _ACTIVATIONS:
-            raise UserError(f"augmented: activation must be one of {', '.join(_ACTIVATIONS)}, not {self.activation!r}.")
         if not (self.values or self.keys):
             raise UserError("augmented: neither values nor keys are to be augmented; set one of them to True.")
 
@@ -115,15 +109,11 @@ class _Adapters(Equipment):
         return output + added if rows is None else output.index_add(-1, rows, added)
 
 
-def _whole(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool)
-
-
 def _only(projections: tuple[Projection, ...], name: str, attention: nn.Module) -> Projection:
     if len(projections) != 1:
         raise UserError(
-            f"augmented: {name} sits beside one linear map, and {type(attention).__name__} makes that side from "
-            f"{len(projections)}; use a model with plain key and value projections."
+            f"augmented: {name} is added to one linear map, and {type(attention).__name__} uses "
+            f"{len(projections)} there; use a model with plain key and value projections."
         )
     return projections[0]
 

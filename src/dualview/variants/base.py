@@ -1,14 +1,16 @@
-"""What every variant is: a frozen setting, one coefficient (fixed or learnable), and a rule for one attention call."""
+"""The base of every variant: a frozen setting, one coefficient (fixed or learnable), and a rule for one call."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_type_hints
 
 import torch
+from annotated_types import Ge
 from jaxtyping import Float
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -18,6 +20,8 @@ from dualview.variants.softmax import Call
 if TYPE_CHECKING:
     from dualview.anatomy.layers import Layer
 
+AtLeastOne = Annotated[int, Ge(1)]
+_ANY_TYPE = ConfigDict(arbitrary_types_allowed=True)
 Coefficient = float | Tensor
 """η, α, β or c: a number, or a tensor of shape [] (one per layer) or [kv_head] (one per key/value head)."""
 
@@ -35,26 +39,34 @@ class Variant(ABC):
     name: ClassVar[str]
     symbol: ClassVar[str]
     bounded: ClassVar[bool] = False
-    """The coefficient lives in [0, 1): learnt as its logit, so that no step of an optimiser leaves the interval."""
+    """The coefficient is in [0, 1): learnt as its logit, so that no step of an optimiser leaves the interval."""
 
     needs_layer: ClassVar[bool] = False
     """`attach` must find the layer's projections first."""
 
     def __post_init__(self) -> None:
         self.check(getattr(self, self.symbol))
-        for field in fields(self):
-            given = getattr(self, field.name)
-            if isinstance(field.default, bool) and not isinstance(given, bool):
-                raise UserError(f"{self.name}: {field.name} must be True or False, not {given!r}.")
+        self._check_types()
         if self.bounded and self.learnable and self.value() == 0:
             raise UserError(f"{self.name}: a learnable {self.symbol} must start inside (0, 1), for example at 0.5.")
-        if self.per not in ("layer", "head"):
-            raise UserError(f"{self.name}: per must be 'layer' or 'head', not {self.per!r}.")
         if self.per == "head" and not self.learnable:
             raise UserError(f"{self.name}: per='head' is for a coefficient that is learnt; add learnable=True.")
 
+    def _check_types(self) -> None:
+        try:
+            hints = get_type_hints(type(self), include_extras=True)
+        except NameError:  # a class whose module cannot be found again, as after `exec`
+            return
+        for field in fields(self):
+            given = getattr(self, field.name)
+            try:
+                TypeAdapter(hints[field.name], config=_ANY_TYPE).validate_python(given, strict=True)
+            except ValidationError as error:
+                problem = error.errors()[0]["msg"].replace("Input should be", "must be")
+                raise UserError(f"{self.name}: {field.name} {problem}, not {given!r}.") from None
+
     def check(self, coefficient: object) -> None:
-        """Refuse a number that cannot be the coefficient. A tensor is taken as it is: looking would make it wait."""
+        """Refuse a number that cannot be the coefficient. Tensors are not checked: a GPU would have to wait."""
         if isinstance(coefficient, Tensor):
             return
         if isinstance(coefficient, bool) or not isinstance(coefficient, (int, float)) or not math.isfinite(coefficient):
@@ -69,7 +81,7 @@ class Variant(ABC):
         """The attention output of one call."""
 
     def equip(self, attention: nn.Module, layer: Layer | None, index: int) -> Equipment:
-        """What `attach` puts on the `index`-th attention module, as its child `dualview`, with its hooks in place."""
+        """What `attach` adds to the `index`-th attention module, as its child `dualview`, with its hooks."""
         return Equipment(self, attention, layer.kv_heads if layer else 1)
 
     def value(self) -> float:
@@ -117,14 +129,14 @@ class Equipment(nn.Module):
         raw: Tensor = getattr(self, self.parameter_name)
         if not self.variant.bounded:
             return raw
-        # A large logit rounds to 1, which is outside; the largest number below it is not.
+        # A large logit rounds to 1, which is outside the interval: clamp to the largest number below it.
         return torch.sigmoid(raw).clamp(max=1 - torch.finfo(raw.dtype).eps / 2)
 
     def hook(self, attention: nn.Module) -> None:
-        """Put this equipment's hooks on the attention module and its parts, if it has any and they are not there."""
+        """Register the hooks on the attention module and its parts, unless they are registered."""
 
     def remove(self) -> None:
-        """Take the hooks off again."""
+        """Remove the hooks."""
         while self.handles:
             self.handles.pop().remove()
 

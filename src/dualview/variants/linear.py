@@ -21,8 +21,8 @@ from torch import Tensor
 
 from dualview.io.errors import UserError
 from dualview.variants.base import Coefficient, Variant, over_heads, to_query_heads
-from dualview.variants.scan import CHUNK, in_chunks
 from dualview.variants.softmax import Call, logits, readable
+from dualview.variants.sums.scan import CHUNK, in_chunks
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualview.variants.base import Coefficient, Variant, to_query_heads
-from dualview.variants.scan import moving_sum
 from dualview.variants.softmax import Call, softmax_attention
+from dualview.variants.sums.scan import moving_sum
 
 
 @dataclass(frozen=True)

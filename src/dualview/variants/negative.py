@@ -26,30 +26,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.io.errors import UserError
-from dualview.variants.base import Coefficient, over_heads
-from dualview.variants.context import CarryingVariant, sums_of_every_key
-from dualview.variants.layout import Layout
+from dualview.variants.base import AtLeastOne, Coefficient, over_heads
 from dualview.variants.softmax import Call, softmax_attention, take_rows
+from dualview.variants.sums.context import CarryingVariant, sums_of_every_key
+from dualview.variants.sums.layout import Layout
 
-# Rows whose key products are held at once: bounds the memory, not the result.
+# Rows whose key products are in memory at once; it does not change the result.
 _ROWS = 256
 
 
 @dataclass(frozen=True)
 class Negative(CarryingVariant):
-    """Softmax attention on values moved away, by β/k each, from the k earlier tokens least like them."""
+    """Softmax attention on values moved away, by β/k each, from the k earlier tokens least similar to them."""
 
     beta: float = 0.1
-    k: int = 1
+    k: AtLeastOne = 1
 
     name: ClassVar[str] = "negative"
     symbol: ClassVar[str] = "beta"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UserError(f"negative: k must be a whole number of at least 1, not {self.k!r}.")
 
     def attend(self, call: Call, coefficient: Coefficient) -> Float[Tensor, "batch query head d_value"]:
         negatives = sums_of_every_key(call, lambda rows: sum_of_negatives(call.key, call.value, self.k, rows))

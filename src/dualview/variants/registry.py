@@ -61,7 +61,7 @@ def apply(
 ) -> Float[Tensor, "batch query head d_value"]:
     """A variant on bare tensors, without a model: the queries are the last of the keys, or as `mask` says.
 
-    `coefficient` stands in for the variant's own, for example a tensor that wants a gradient.
+    `coefficient` replaces the variant's own, for example by a tensor that requires a gradient.
     """
     _check_variant(variant, "apply")
     if coefficient is not None:
@@ -71,7 +71,7 @@ def apply(
 
 
 def attach(model: PreTrainedModel, variant: Variant) -> None:
-    """Give every attention layer of a causal language model this variant, in place of whatever it had.
+    """Give every attention layer of a causal language model this variant, in place of the one it had.
 
     Learnable coefficients and adapters become parameters under `<attention>.dualview`, in the model's state dict and
     for its optimiser. The setting is written to `model.config.dualview`; `load` reads both back. The model gets a copy
@@ -151,7 +151,7 @@ def _put_on(model: PreTrainedModel, variant: Variant, equipment: dict[nn.Module,
     for attention, each in equipment.items():
         attention.dualview = each
         each.hook(attention)
-    _use(model, name)
+    cast(Any, model).set_attn_implementation(name)
     cast(Any, model.config).dualview = variant.to_dict()
     if any(_config(attention)._attn_implementation != name for attention in equipment):
         raise UserError(f"{type(model).__name__} did not take attn_implementation={name!r}; use another architecture.")
@@ -168,7 +168,7 @@ def _take_off(model: PreTrainedModel) -> dict[nn.Module, Equipment]:
         equipment.remove()
         del module.dualview
     if had:
-        _use(model, str(next(iter(had.values())).previous))
+        cast(Any, model).set_attn_implementation(str(next(iter(had.values())).previous))
         vars(model.config).pop("dualview", None)
     return had
 
@@ -183,7 +183,7 @@ def _own_config(model: PreTrainedModel) -> None:
 
 
 def _layers(model: PreTrainedModel, variant: Variant) -> dict[nn.Module, Layer]:
-    """The projections and head counts of each attention module, if the variant asks for them."""
+    """The projections and head counts of each attention module, if the variant needs them."""
     adds = variant.needs_layer or variant.learnable
     if adds and torch.is_inference_mode_enabled():
         raise UserError(
@@ -222,10 +222,6 @@ def _looks_up(kind: type[nn.Module]) -> bool:
     """Whether a method of the class itself refers to the table of attention functions."""
     methods = (getattr(member, "__code__", None) for base in kind.__mro__ for member in vars(base).values())
     return any(code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names for code in methods)
-
-
-def _use(model: PreTrainedModel, name: str) -> None:
-    cast(Any, model).set_attn_implementation(name)
 
 
 def _config(attention: nn.Module) -> Any:

@@ -45,11 +45,6 @@ class Regularised(Variant):
     name: ClassVar[str] = "regularised"
     symbol: ClassVar[str] = "alpha"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.form not in ("slides", "strict"):
-            raise UserError(f"regularised: form must be 'slides' or 'strict', not {self.form!r}.")
-
     def equip(self, attention: nn.Module, layer: Layer | None, index: int) -> Equipment:
         return _Declared(self, attention, layer.kv_heads if layer else 1)
 
@@ -86,8 +81,8 @@ def _after_demonstrations(call: Call, length: int | Int[Tensor, " batch"]) -> Bo
     """Which keys are query tokens."""
     if call.hides_past:
         raise UserError(
-            "regularised (strict): in this sliding-window cache the demonstrations can no longer be told from the "
-            "query tokens; pass use_cache=False."
+            "regularised (strict): in this sliding-window cache the demonstrations can no longer be separated "
+            "from the query tokens; pass use_cache=False."
         )
     limit = torch.as_tensor(length, device=call.value.device).reshape(-1, 1)
     if limit.shape[0] not in (1, call.value.shape[0]):

@@ -24,10 +24,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.io.errors import UserError
 from dualview.variants.base import Coefficient, Variant, over_heads, to_query_heads
-from dualview.variants.layout import Layout
 from dualview.variants.softmax import Call, softmax_attention
+from dualview.variants.sums.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,6 @@ class Sign(Variant):
 
     name: ClassVar[str] = "sign"
     symbol: ClassVar[str] = "alpha"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale not in ("constant", "sequence", "token"):
-            raise UserError(f"sign: scale must be 'constant', 'sequence' or 'token', not {self.scale!r}.")
 
     def attend(self, call: Call, coefficient: Coefficient) -> Float[Tensor, "batch query head d_value"]:
         value = over_heads(coefficient) * straight_through_sign(call.value)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.integrations import sdpa_attention
 
 from dualview.io.errors import UserError
-from dualview.variants.layout import Layout, layout_of, visible
+from dualview.variants.sums.layout import Layout, layout_of, visible
 
 # Arguments with which some architectures change which keys are read; none of the variants knows what to do with them.
 _FOREIGN = ("indices", "block_indices", "block_mask", "attn_bias", "attention_bias", "cache")

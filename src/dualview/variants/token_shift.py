@@ -1,6 +1,6 @@
 """Token shift with momentum attention's moving sum: the control that Dai et al.'s experiment lacks.
 
-Momentum attention adds m_t = Σ_{i<t} η^{t−i} v_i to the output, beside the softmax, and reads it as a momentum term.
+Momentum attention adds m_t = Σ_{i<t} η^{t−i} v_i to the output of the softmax, and reads it as a momentum term.
 A token shift (RWKV, arXiv 2305.13048) mixes each token with those just before it ahead of the attention,
 with no such reading. Here the same sum, with the same η, is mixed into the values, and attention does the rest:
 
@@ -23,9 +23,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualview.variants.base import Coefficient
-from dualview.variants.context import CarryingVariant, sums_of_every_key
-from dualview.variants.scan import moving_sum
 from dualview.variants.softmax import Call, softmax_attention
+from dualview.variants.sums.context import CarryingVariant, sums_of_every_key
+from dualview.variants.sums.scan import moving_sum
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, ask
 from dualview.options import RunOptions
 from dualview.records import Records
-from dualview.tasks.show_prompt import describe_prompt
+from dualview.tasks.show_prompt import ShownPrompt
 from dualview.web.attention import attention_json, attention_steps
 from dualview.web.jobs import Emit, Telling
 from dualview.web.model_cache import Shelf
@@ -84,7 +84,7 @@ def _prompt(prepared: Prepared, state: State, shelf: Shelf) -> dict[str, Any]:
         "shots_used": prompts.shots_used,
         "prefix_tokens": len(prompts.prefix),
         "query_tokens": len(asked.ids),
-        "tokens": describe_prompt(prompts, prepared.lm.tokenizer),
+        "tokens": ShownPrompt(prompts, prepared.lm.tokenizer).tokens,
         "steps": len(steps_of(prompts.training_sequences, recipe_of(prepared.options))),
         "layers": len(prepared.lm.anatomy.layers),
         "heads": [layer.heads for layer in prepared.lm.anatomy.layers],
@@ -125,7 +125,7 @@ def _fine_tune(prepared: Prepared, emit: Emit) -> Tuned:
     total = len(steps_of(prompts.training_sequences, recipe))
     bare = replace(prepared.zero_shot, record=False)
 
-    def told(step: Step) -> None:
+    def on_step(step: Step) -> None:
         done = step.number + 1
         if done < total:  # the weights after the last step are asked with everything else
             asked = ask(lm, prompts.queries, bare, step.deltas.moved_to(lm.anatomy))
@@ -133,7 +133,7 @@ def _fine_tune(prepared: Prepared, emit: Emit) -> Tuned:
 
     assert not isinstance(options.lr, str)
     emit({"event": "part", "part": "fine-tuning, a step for each demonstration", "done": 0, "total": total})
-    return finetune(lm, prompts.training_sequences, [options.lr], recipe, watch=Watch(told))[0]
+    return finetune(lm, prompts.training_sequences, [options.lr], recipe, watch=Watch(on_step))[0]
 
 
 def _likeness(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: Emit) -> None:

@@ -1,1 +1,1 @@
-"""What a similarity must be held against: other contexts, other fine-tunings, untrained models, and itself again."""
+"""What a similarity is compared with: other contexts, other fine-tunings, untrained models, ICL in another order."""

@@ -1,7 +1,7 @@
 """Asking the same queries again under a control: another context, another fine-tuning, another model.
 
-Each control is one more `Setting` beside zsl, icl and ft, under the name by which `metrics.controls` knows it. `quick`
-takes two more passes: the demonstrations in another order (the ceiling), and the query moved to its in-context
+Each control is one more `Setting`, next to zsl, icl and ft, under the name by which `metrics.controls` knows it.
+`quick` takes two more passes: the demonstrations in another order (the ceiling), and the query moved to its in-context
 position without them. `full` takes the rest.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dualview.comparison.prepare import Prepared, selection_queries
+from dualview.comparison.prepare import Prepared, make_prompts, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
 from dualview.learning.finetune import Recipe, Training, Tuned, finetune, steps_of, train
@@ -24,7 +24,7 @@ from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, Plan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
 from dualview.records import Setting
-from dualview.tasks.prompts import PromptSet, build_prompts
+from dualview.tasks.prompts import PromptSet
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import sample_demos
 from dualview.tasks.task import Task, load_task, shuffled
@@ -123,7 +123,7 @@ def _controls(
     def context(name: str, prefix: Callable[[], tuple[int, ...]], *, demo_logits: bool = False) -> tuple[str, Control]:
         return untouched(name, lambda: replace(prepared.in_context, prefix=prefix(), demo_logits=demo_logits))
 
-    def wearing(name: str, tuned: Tuned) -> dict[str, Asked]:
+    def patched(name: str, tuned: Tuned) -> dict[str, Asked]:
         trained[name] = {"lr": tuned.lr, "status": tuned.status}
         return {"": ask(lm, prompts.queries, prepared.zero_shot, tuned.patch)}
 
@@ -136,7 +136,7 @@ def _controls(
     def training(name: str) -> dict[str, Asked]:
         if name in full.problems:
             raise full.problems[name]
-        return wearing(name, full.tuned[name])
+        return patched(name, full.tuned[name])
 
     yield context("icl_other_demos", lambda: _other_demos(prepared).prefix)
     yield context("icl_random_labels", lambda: _random_labels(prepared).prefix)
@@ -148,11 +148,11 @@ def _controls(
         whole = replace(recipe, params="all", rule="sgd")
         yield (
             "ft_all_params",
-            lambda: wearing("ft_all_params", finetune(lm, prompts.training_sequences, [lr], whole)[0]),
+            lambda: patched("ft_all_params", finetune(lm, prompts.training_sequences, [lr], whole)[0]),
         )
         for rule, name in RULE_CONTROLS.items():
             if rule != recipe.rule:
-                yield name, lambda rule=rule, name=name: wearing(name, _best(prepared, full.grid(rule)))
+                yield name, lambda rule=rule, name=name: patched(name, _best(prepared, full.grid(rule)))
     for name, keep in (("untrained", False), ("untrained_but_embeddings", True)):
         yield name, lambda name=name, keep=keep: _untrained(prepared, lr, recipe, trained, name, keep=keep)
 
@@ -162,7 +162,7 @@ RULE_CONTROLS: Mapping[Rule, str] = {
     "layer-causal": "ft_layer_causal",
     "linearised": "ft_linearised",
 }
-"""The other rules beside the one that was run, each at its own best learning rate."""
+"""The other rules, each at its own best learning rate."""
 REORDERED = "reordered"
 
 
@@ -190,18 +190,9 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
 
 
 def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
-    options, lm = prepared.options, prepared.lm
-    limits = [limit for limit in (lm.context, options.max_context) if limit is not None]
-    made = build_prompts(
-        task or prepared.task,
-        lm.tokenizer,
-        rows,
-        rows[:1],
-        bos=options.bos,
-        separator=options.separator or prepared.task.separator,
-        max_context=min(limits, default=None),
-        room_for=prepared.prompts.queries,
-    )
+    options, task = prepared.options, task or prepared.task
+    options = replace(options, separator=options.separator or prepared.task.separator)
+    made = make_prompts(options, prepared.lm, task, rows, rows[:1], prepared.prompts.queries)
     return made.with_queries(prepared.prompts.queries)
 
 
@@ -211,7 +202,7 @@ def _other_demos(prepared: Prepared) -> PromptSet:
 
 
 def _random_labels(prepared: Prepared) -> PromptSet:
-    """The demonstrations with labels drawn evenly, whatever the text says; again, if they are all the true ones."""
+    """The demonstrations with labels drawn evenly, independent of the text; drawn again if all are the true ones."""
     draw = np.random.default_rng(control_seeds(prepared)["random_labels"])
     true = list(prepared.demos[: prepared.prompts.shots_used])
     rows = true
@@ -234,7 +225,7 @@ def _embedded_task(name: str) -> Task:
 
 
 def _random_text(prepared: Prepared) -> tuple[int, ...]:
-    """As many tokens as the demonstrations have, drawn evenly from the vocabulary but for what begins or ends a text.
+    """As many tokens as the demonstrations have, drawn evenly from the vocabulary without BOS and EOS.
 
     (Which other tokens count as special depends on the version of transformers that reads the tokenizer.)
     """

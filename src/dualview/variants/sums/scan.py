@@ -12,11 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.variants.base import Coefficient
-from dualview.variants.layout import Layout
 from dualview.variants.softmax import take_rows
+from dualview.variants.sums.layout import Layout
 
 CHUNK = 64
-"""Tokens whose powers of η are written out as a matrix: T · CHUNK · d operations in all, whatever T is."""
+"""Tokens whose powers of η are written out as a matrix: T · CHUNK · d operations in all, for any T."""
 
 
 def in_chunks(x: Float[Tensor, "batch head token d"], size: int) -> Float[Tensor, "batch head chunk size d"]:
@@ -52,7 +52,7 @@ def moving_sum(
 def _few_rows(
     values: Float[Tensor, "batch kv_head key d_value"], base: Float[Tensor, "1 kv_head 1 1"], layout: Layout
 ) -> Float[Tensor, "batch kv_head query d_value"]:
-    """The sum written out, for decoding: no more work than the attention beside it."""
+    """The sum written out, for decoding: no more work than the attention itself."""
     powers = base ** layout.distance()[:, None].to(values.dtype) * layout.earlier(slice(None))[:, None]
     return torch.einsum("bhti,bhid->bhtd", powers, values)
 

@@ -3,7 +3,7 @@
 Causal, padded, sliding-window, chunked and packed masks all have one form: row t reads the real keys of an interval
 [first_t, own_t], own_t being the token itself. Sums over such rows need no query × key matrix.
 
-Positions are counted in real tokens, so that padding, wherever it stands, changes nothing.
+Positions are counted in real tokens, so that padding changes nothing, wherever it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dualview.io.errors import UserError
 
 @dataclass(frozen=True)
 class Layout:
-    """`batch` is 1 where all sequences of the batch look alike. Rows that see nothing (left padding) point at key 0."""
+    """`batch` is 1 where all sequences have the same layout. Rows that see nothing (left padding) point at key 0."""
 
     first: Int[Tensor, "batch query"]
     """Index of the first key the row reads."""
@@ -52,8 +52,8 @@ class Layout:
         return self.before.gather(1, self.own) - self.before.gather(1, self.first) + 1
 
 
-# The softmax rounds to 0 from about −100 on, whatever was meant; a sum over the keys that are read has to know.
-# People hide keys with −10⁴ (−9984 in bfloat16), −10⁹, the dtype's minimum or −∞.
+# The softmax rounds to 0 from about −100 on, so there the difference does not matter; a sum over the keys that are read
+# must know it. Models hide keys with −10⁴ (−9984 in bfloat16), −10⁹, the dtype's minimum or −∞.
 _HIDES, _READS = -9000.0, -1000.0
 
 
@@ -61,7 +61,7 @@ def visible(
     mask: Bool[Tensor, "batch one query key"] | Float[Tensor, "batch one query key"],
 ) -> Bool[Tensor, "batch one query key"]:
     """The mask as booleans, whether it came as booleans or as numbers to add: −9000 and below hides a key, −1000 and
-    above is a bias on a key that is read, and what lies between could be either and is refused."""
+    above is a bias on a key that is read, and anything between could be either and is refused."""
     if mask.dtype == torch.bool:
         return mask
     seen = mask >= _READS

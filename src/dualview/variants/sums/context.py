@@ -2,11 +2,11 @@
 
 `Negative` and `TokenShift` change v_i by something computed from the tokens before i. A key-value cache keeps only the
 plain v_i, and in a sliding window it drops the tokens that the oldest values it holds were computed from. So the sums
-stay with the layer of the cache whose keys they belong to: copying or reordering the cache copies or reorders them, and
-two caches never mix. They count only as long as that layer holds the very tensor they were computed beside; after
-anything else was done to it they are computed again or, where a window has hidden what that takes, refused.
+stay with the layer of the cache that holds their keys: copying or reordering the cache copies or reorders them, and two
+caches never mix. They are valid only while that layer holds the same key tensor as when they were computed. After any
+other change they are computed again or, where a window has dropped the keys that this needs, refused.
 
-An attention function is not told of the cache, so a hook in front of the attention module looks for it.
+An attention function does not receive the cache, so a hook in front of the attention module looks for it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from transformers import Cache, cache_utils
 
 from dualview.io.errors import UserError
 from dualview.variants.base import Equipment, Variant
-from dualview.variants.layout import Layout
 from dualview.variants.softmax import Call
+from dualview.variants.sums.layout import Layout
 
 if TYPE_CHECKING:
     from dualview.anatomy.layers import Layer
 
 _caches = cast(Any, cache_utils)
-# Cache layers of which it is known where, in what they return, the keys they held come to stand.
+# Cache layers that are known to return the keys they held in front of the new ones.
 _KNOWN = (_caches.DynamicLayer, _caches.DynamicSlidingWindowLayer, _caches.StaticSlidingWindowLayer)
 _KEPT, _FOUND = "dualview_kept", "dualview_found"
 
@@ -41,7 +41,7 @@ class _Kept:
 
     variant: Variant
     keys: Tensor
-    """The layer's own tensor, to know it again."""
+    """The layer's own tensor, to recognise it."""
     length: int
     sums: Float[Tensor, "batch kv_head key d_value"]
 
@@ -98,7 +98,7 @@ def sums_of_every_key(
 
 
 def _look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Before the attention module runs: leave on it what `sums_of_every_key` will want to know of the cache."""
+    """Before the attention module runs: leave on it what `sums_of_every_key` needs to know about the cache."""
     cache = next((given for given in (*args, *kwargs.values()) if isinstance(given, Cache)), None)
     index = getattr(module, "layer_idx", None)
     if cache is None or not isinstance(index, int) or torch.compiler.is_compiling():
@@ -112,7 +112,7 @@ def _look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 
 def _forget(module: nn.Module, _args: Any, _output: Any) -> None:
-    """After it ran, or failed: the model holds no cache."""
+    """After it ran, or failed: the model keeps no reference to the cache."""
     vars(module).pop(_FOUND, None)
 
 
@@ -135,7 +135,7 @@ def _length(layer: Any) -> int:
 
 
 def _still_valid(layer: Any, variant: Variant) -> Tensor | None:
-    """The sums of the keys that the layer will return in front of new ones, if it still holds what it held."""
+    """The sums of the keys that the layer will return in front of new ones, if it still holds the same keys."""
     kept: _Kept | None = getattr(layer, _KEPT, None)
     length = _length(layer)
     if kept is None or kept.keys is not layer.keys or kept.length != length or kept.variant != variant:
@@ -156,7 +156,7 @@ def _keep(found: _Found, variant: Variant, sums: Float[Tensor, "batch kv_head ke
 
 
 def reorder_cache(layer: Any, beam_idx: Int[Tensor, " batch"]) -> None:
-    """The layer's own `reorder_cache`, for the sums too: beams that look alike in the window may differ before it."""
+    """The layer's own `reorder_cache`, for the sums too: beams that are equal in the window may differ before it."""
     kept: _Kept = getattr(layer, _KEPT)
     held = layer.keys
     type(layer).reorder_cache(layer, beam_idx)
