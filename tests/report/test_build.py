@@ -145,7 +145,7 @@ LACKING: list[tuple[Change, str]] = [
     (lambda c: c["queries"][1].update(gold=9), "queries.1"),
     (lambda c: c["queries"][1]["ft"].pop(), "queries.1"),
     (lambda c: c["verdict"].pop("limits"), "verdict.limits"),
-    (lambda c: c["demo_mass"].update(per_head=[]), "demo_mass.per_head"),
+    (lambda c: c["demo_mass"].update(per_head=[]), "demo_mass"),
     (lambda c: c["controls"]["sim_aou"]["per_layer"]["quantiles"]["q50"].pop(), "controls.sim_aou.per_layer"),
     (lambda c: c["controls"]["sim_aou"]["floors_p"].clear(), "controls.sim_aou"),
 ]
@@ -210,10 +210,10 @@ def test_a_stored_result_that_lacks_something_is_named(
 
         def results(self) -> list[Any]:
             content = run.result.to_json()
-            del content["provenance"]["seeds"]
+            content["queries"][2]["gold"] = 9
             return [SimpleNamespace(key="ab" * 32, result=type(run.result).model_validate(content))]
 
     (tmp_path / "cells").mkdir()
     monkeypatch.setattr("dualview.store.store.Store", OneCell)
-    with pytest.raises(UserError, match=r"cell abababababab, lacks what a report needs .provenance.seeds"):
+    with pytest.raises(UserError, match=r"cell abababababab, lacks what a report needs .queries.2"):
         report(tmp_path)

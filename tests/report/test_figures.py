@@ -16,7 +16,7 @@ from dualview.io.errors import UserError
 from dualview.report.figures import run as figures
 from dualview.report.figures.curves import Curve, curves
 from dualview.report.figures.style import CYCLE, SETTINGS, save
-from report.made import Bend, TinyRun
+from report.made import Bend, TinyRun, unrecorded
 
 
 def text_of(figure: Figure) -> str:
@@ -106,7 +106,7 @@ def test_accuracy_bars_are_the_accuracies(bend: Bend) -> None:
 
 
 def test_boxes_are_the_quantiles_and_the_papers_are_drawn(run: TinyRun, bend: Bend) -> None:
-    from dualview.report.profiles import profiles
+    from dualview.report.chart_data import profiles
 
     result = bend(on_mr)
     raw = next(p for p in profiles(result, run.records) if p.metric.key == "sim_aou.raw")
@@ -149,7 +149,7 @@ def test_attention_shows_both_sides(run: TinyRun) -> None:
     assert [bar.get_width() for bar in right.patches[:3]] == pytest.approx([0.2, 0.1, 0.0])  # pyright: ignore
     assert [bar.get_width() for bar in right.patches[3:]] == pytest.approx([0.0, 0.05, 0.1])  # pyright: ignore
     for part in ({"demos": []}, [], {"query": "only"}):
-        with pytest.raises(UserError, match="no explanation"):
+        with pytest.raises(UserError, match="not an explanation"):
             figures.attention(part)
 
 
@@ -173,7 +173,7 @@ def test_what_a_result_lacks_is_said(bend: Bend) -> None:
         for key in ("controls", "verdict", "kendall", "demo_mass"):
             content.pop(key)
         for part in ("sim_aou", "sim_am"):
-            content[part] = dict.fromkeys(content[part])
+            content[part] = unrecorded(content[part])
 
     result = bend(bare)
     assert set(figures.run_figures(result)) == {"accuracy"}

@@ -19,7 +19,7 @@ from dualview.report.html import render, write_report
 from dualview.report.prompts import Missing, ShownPrompts, prompts_of
 from dualview.report.published import published
 from dualview.tasks.show_prompt import describe_prompt
-from report.made import Bend, TinyRun
+from report.made import Bend, TinyRun, unrecorded
 from report.parsed import Element, data_of, parse
 from report.test_figures import with_norms
 
@@ -165,7 +165,7 @@ def test_a_result_without_controls_says_so(bend: Bend) -> None:
         for key in ("controls", "verdict", "kendall", "overlap", "demo_mass", "controls_skipped", "selection"):
             content.pop(key, None)
         for part in ("sim_aou", "sim_am", "update_norm"):
-            content[part] = dict.fromkeys(content[part])
+            content[part] = unrecorded(content[part])
         content["queries"][0]["ft"] = [None, None, None]  # a diverged model
 
     shown = parse(render(bend(bare), prompts=Missing("no texts")))

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dualview.comparison.result import Result
+from dualview.comparison.result import NormPoint, Result
 from dualview.io.errors import UserError
-from dualview.report.chart_data import NORM_KEYS, NormPoint
+from dualview.report.chart_data import NORM_KEYS
 from dualview.report.figures.store import accuracy_by_task, similarity_against_norm, similarity_by_layer
 from dualview.report.overview import Run, groups_of, mean_of, tasks_of
 from dualview.report.published import SIX_TASKS, published
@@ -253,7 +253,11 @@ def test_figures_are_named_after_their_group_and_say_n(
 
 def test_a_store_of_everything_stays_small(results: list[Result], tmp_path: Path) -> None:
     """Three thousand runs of as many groups, each with a grid of rates."""
-    points = [NormPoint("sgd", 0.01, 0.1 + i, "ok", 0.5, dict.fromkeys(NORM_KEYS, 0.123456789)) for i in range(12)]
+    sims: Any = dict.fromkeys(NORM_KEYS.values(), 0.123456789)
+    points = [
+        NormPoint(rule="sgd", lr=0.01, status="ok", queries=20, accuracy=0.5, update_norm=0.1 + i, **sims)
+        for i in range(12)
+    ]
     one = replace(Run.of(results[0]), points=points)
     runs = [replace(one, options={**one.options, "lr": 0.001 * i}, lr=0.001 * i) for i in range(3000)]
     path = store_report(runs, tmp_path / "report.html")

@@ -180,6 +180,7 @@ def metrics(
     json: Annotated[Path | None, typer.Option(help="write the metrics to this file")] = None,
 ) -> None:
     """Recompute every metric from saved records, without a model."""
+    from dualview.metrics.measured import Measured
     from dualview.metrics.summary import compute_metrics
     from dualview.metrics.verdict import judge
     from dualview.records import load_records
@@ -192,7 +193,7 @@ def metrics(
         verdict = judge(kept)
         measured |= {"controls": verdict.controls_json(), "verdict": verdict.to_json()}
     _keep(json, measured)
-    _show(metrics_report(measured))
+    _show(metrics_report(Measured.model_validate(measured)))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The report's charts as plain data, for `static/charts.js` to draw: what the figures show, with values on hover."""
+"""The report's charts as plain data for `static/charts.js`: what the figures show, with values on hover."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dualview.comparison.result import Result
-from dualview.report.catalogue import at
+from dualview.comparison.result import NormPoint, Result
+from dualview.report.catalogue import shown
 from dualview.report.chart_data import (
     KENDALL_FORMS,
     NORM_KEYS,
     TITLES,
-    NormPoint,
+    Profile,
     accuracies,
     kendall_layers,
     n_candidates,
@@ -21,7 +21,6 @@ from dualview.report.chart_data import (
     norm_series,
 )
 from dualview.report.overview import Group
-from dualview.report.profiles import Profile
 from dualview.report.published import published_values
 
 COLOURS = {"zsl": "--zsl", "icl": "--icl", "ft": "--ft", "patch": "--patch"}
@@ -29,11 +28,11 @@ COLOURS = {"zsl": "--zsl", "icl": "--icl", "ft": "--ft", "patch": "--patch"}
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: which function draws it, and what; `said` is the sentence beneath it."""
+    """One chart: the function that draws it, its data, and the sentence under it."""
 
     kind: Literal["lines", "bars", "boxes", "heatmap"]
     spec: Mapping[str, Any]
-    said: str = ""
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "spec": dict(self.spec)}
@@ -59,11 +58,11 @@ def accuracy_chart(result: Result) -> Chart:
     }
     if labels := n_candidates(result):
         spec["rules"] = [{"name": f"one of {labels} labels", "value": 1 / labels}]
-    return Chart("bars", spec, "Whiskers: 95 % intervals over queries (Wilson).")
+    return Chart("bars", spec, "Whiskers: 95 % intervals, Wilson over queries.")
 
 
 def profile_chart(profile: Profile) -> Chart:
-    """Box plots over queries by layer, or the layers' means where nothing more is known."""
+    """Box plots over queries by layer, or the layers' means where no more is known."""
     marks = [{"name": source, "value": value} for source, value in profile.papers.items()]
     title = f"{profile.metric.title}, by layer"
     if profile.quantiles is not None:
@@ -99,22 +98,22 @@ def _any(values: Sequence[float | None]) -> bool:
 
 
 def demo_mass_chart(result: Result) -> Chart | None:
-    mass = at(result.to_json(), "demo_mass")
+    mass = result.demo_mass
     if mass is None:
         return None
     spec = {
         "title": "λ: softmax mass on the demonstrations",
-        "rows": list(range(len(mass["per_head"]))),
-        "cols": list(range(len(mass["per_head"][0]))),
-        "values": mass["per_head"],
+        "rows": list(range(len(mass.per_head))),
+        "cols": list(range(len(mass.per_head[0]))),
+        "values": mass.per_head,
         "rowLabel": "layer",
         "colLabel": "head",
         "unit": "",
         "min": 0,
         "max": 1,
     }
-    said = f"Means over queries; 0 none of the attention, 1 all of it; mean of all {mass['mean']:.3f}."
-    return Chart("heatmap", spec, said)
+    note = f"Means over queries; 0: none of the attention, 1: all of it; mean of all {shown(mass.mean)}."
+    return Chart("heatmap", spec, note)
 
 
 def kendall_chart(result: Result) -> Chart | None:
@@ -135,25 +134,33 @@ def kendall_chart(result: Result) -> Chart | None:
         "y": {"label": "Kendall's tau-b"},
         "series": series,
     }
-    return Chart("lines", spec, "Each form is to be read against itself at a learning rate of 0.")
+    return Chart("lines", spec, "Compare each form with itself at a learning rate of 0.")
 
 
-def norm_charts(points: Sequence[NormPoint], said: str, *, icl: float | None = None) -> list[Chart]:
-    """Each similarity against the size of fine-tuning's update, a series for each rule; `icl`: ICL's own size."""
+def norm_charts(
+    points: Sequence[NormPoint], note: str, *, icl: float | None = None, joined: bool = True, more: str = ""
+) -> list[Chart]:
+    """Each similarity against the size of fine-tuning's update, a series for each rule.
+
+    icl       the size of ICL's own update
+    joined    points of one run make a curve; those of several do not
+    more      added to the titles
+    """
     charts: list[Chart] = []
     for key in NORM_KEYS:
         series: list[dict[str, Any]] = [
-            {"name": one.rule, "x": one.norms, "values": list(one.values), "crossed": one.crossed, "look": one.index}
+            {"name": one.rule, "x": one.norms, "values": one.values, "crossed": one.crossed, "look": one.index}
+            | ({} if joined else {"points": True})
             for one in norm_series(points, key)
         ]
         if not series:
             continue
         if icl is not None and key == "sim_aou.normalised":
-            sizes = sorted({point.norm for point in points})
+            sizes = sorted({point.update_norm for point in points if point.update_norm})
             noise = {"name": "noise alone", "x": sizes, "values": noise_at(sizes, icl), "colour": "--muted"}
             series.append({**noise, "bare": True})
         spec: dict[str, Any] = {
-            "title": f"{TITLES[key]}, by size of the update",
+            "title": f"{TITLES[key]}, by size of the update{more}",
             "x": {"label": "update norm of FT, relative", "values": [], "log": True},
             "y": {"label": "cosine"},
             "series": series,
@@ -161,27 +168,28 @@ def norm_charts(points: Sequence[NormPoint], said: str, *, icl: float | None = N
         if icl is not None:
             spec["rules"] = [{"name": "ICL's own update norm", "x": icl, "colour": "--icl"}]
         crossed = any(any(one.get("crossed", ())) for one in series)
-        charts.append(Chart("lines", spec, f"{said} Crossed: diverged or collapsed." if crossed else said))
+        charts.append(Chart("lines", spec, f"{note} Crossed: diverged or collapsed." if crossed else note))
     return charts
 
 
-def loss_chart(result: Result) -> Chart | None:
-    losses = at(result.to_json(), "ft.losses")
+def loss_charts(result: Result) -> list[Chart]:
+    losses = result.ft.losses
     if not losses:
-        return None
+        return []
     spec = {
-        "title": "Fine-tuning's loss, a demonstration a step",
+        "title": "Fine-tuning's loss, one demonstration per step",
         "x": {"label": "step", "values": list(range(1, len(losses) + 1))},
         "y": {"label": "mean cross-entropy"},
         "series": [{"name": "loss", "values": losses, "colour": "--ft"}],
     }
-    return Chart("lines", spec, "Each step is another demonstration, so the loss need not fall from step to step.")
+    note = "Each step is a different demonstration, so the loss need not fall from step to step."
+    return [Chart("lines", spec, note)]
 
 
 def run_charts(result: Result, found: Sequence[Profile]) -> list[Chart]:
-    """Every chart of a run's report, in order, but that of its loss."""
-    said = "A point a learning rate, on the first queries; rules compare at equal size only."
-    norms = norm_charts(norm_points(result), said, icl=result.update_norm.icl)
+    """Every chart of a run's report, in order, except the loss."""
+    note = "One point per learning rate, on the first queries; compare rules at equal size only."
+    norms = norm_charts(norm_points(result), note, icl=result.update_norm.icl)
     charts = [accuracy_chart(result), *(profile_chart(profile) for profile in found)]
     return [*charts, *(chart for chart in (demo_mass_chart(result), kendall_chart(result)) if chart), *norms]
 
@@ -194,7 +202,7 @@ def group_charts(group: Group) -> list[Chart]:
     charts = [_accuracy_by_task(group)]
     for key in NORM_KEYS:
         series: list[dict[str, Any]] = [
-            {"name": of.task, "x": list(range(len(of.means))), "values": of.values, "lo": of.low, "hi": of.high}
+            {"name": of.name, "x": list(range(len(of.means))), "values": of.values, "lo": of.low, "hi": of.high}
             for of in group.layered(key)
         ]
         if series:
@@ -204,8 +212,8 @@ def group_charts(group: Group) -> list[Chart]:
                 "y": {"label": "cosine"},
                 "series": series,
             }
-            said = "Means over seeds; bands: 95 % intervals over seeds, cut at ±1."
-            charts.append(Chart("lines", spec, said))
+            note = "Means over draws; bands: 95 % intervals, Student over draws, cut at ±1."
+            charts.append(Chart("lines", spec, note))
     return charts
 
 
@@ -219,9 +227,9 @@ def _accuracy_by_task(group: Group) -> Chart:
             {
                 "name": bars.name,
                 "colour": COLOURS[bars.setting],
-                "values": [None if mean is None else mean.value for mean in bars.means],
-                "lo": [None if mean is None else mean.low for mean in bars.means],
-                "hi": [None if mean is None else mean.high for mean in bars.means],
+                "values": bars.values,
+                "lo": bars.low,
+                "hi": bars.high,
             }
             for bars in found
         ],
@@ -231,13 +239,5 @@ def _accuracy_by_task(group: Group) -> Chart:
             for source, values in bars.papers.items()
         ],
     }
-    said = "Means over seeds; whiskers: 95 % intervals over seeds, cut at 0 and 1; marks: the papers' models."
-    return Chart("bars", spec, said)
-
-
-def scattered(chart: Chart, more: str = "") -> Chart:
-    """The same chart with points that are not joined: they are runs, not a curve."""
-    spec = dict(chart.spec)
-    spec["series"] = [{**one, "points": True} for one in spec["series"]]
-    spec["title"] = f"{spec['title']}, {more}" if more else spec["title"]
-    return Chart(chart.kind, spec, chart.said)
+    note = "Means over draws; whiskers: 95 % intervals, Student over draws, cut at 0 and 1; marks: the papers' models."
+    return Chart("bars", spec, note)

@@ -1,7 +1,7 @@
-"""The prompts exactly as the model saw them, ready to be shown: every token's text, and the span it belongs to.
+"""The prompts exactly as the model saw them, ready to show: the text of every token, and its span.
 
-A result file holds no texts. A run that is still in memory has its prompts; for one read from disk they are made again
-from its options, and shown only if their hash is the one the run wrote down.
+A result file holds no texts. A run that is still in memory has its prompts; for one read from disk they are rebuilt
+from its options, and shown only if their hash is the one in the result.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dualview.comparison.result import Result
 from dualview.io.errors import UserError
 from dualview.tasks.prompts import PromptSet, build_prompts, prompts_hash
 
+_DEMO_SPANS = ("template", "label", "separator")
+
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens of the prefix that stand together: BOS, or one demonstration's template, label or separator."""
+    """A group of tokens of the prefix: BOS, or one demonstration's template, label or separator."""
 
     span: str
     demo: int | None
@@ -35,12 +37,12 @@ class ShownQuery:
 
 @dataclass(frozen=True)
 class ShownPrompts:
-    """One prefix, shared by every query, and the queries behind it."""
+    """One prefix, shared by every query, and the queries that follow it."""
 
     prefix: tuple[Piece, ...]
     queries: tuple[ShownQuery, ...]
     tokens: dict[int, str]
-    """What each token id decodes to alone; the vocabulary's entry where that is only a part of a character."""
+    """What each token id decodes to on its own; the vocabulary's entry where that is part of a character."""
 
     @classmethod
     def of(cls, prompts: PromptSet, tokenizer: Any) -> ShownPrompts:
@@ -57,8 +59,17 @@ class ShownPrompts:
         prefix = _prefix(prompts)
         return cls(prefix, queries, {token: known.token(token) for token in _used(prefix, queries)})
 
+    @property
+    def spans(self) -> list[str]:
+        """The kinds of spans in the prefix."""
+        return [*(["bos"] if any(piece.span == "bos" for piece in self.prefix) else []), *_DEMO_SPANS]
+
+    @property
+    def prefix_length(self) -> int:
+        return sum(len(piece.ids) for piece in self.prefix)
+
     def first(self, count: int) -> ShownPrompts:
-        """The same with so many of its queries, and the tokens that these need."""
+        """The same with the first `count` queries, and the tokens that these need."""
         queries = self.queries[:count]
         return ShownPrompts(self.prefix, queries, {token: self.tokens[token] for token in _used(self.prefix, queries)})
 
@@ -81,11 +92,7 @@ def _prefix(prompts: PromptSet) -> tuple[Piece, ...]:
     demos = (
         piece
         for number, demo in enumerate(prompts.demos)
-        for piece in (
-            Piece("template", number, demo.template),
-            Piece("label", number, demo.label),
-            Piece("separator", number, demo.separator),
-        )
+        for piece in (Piece(span, number, getattr(demo, span)) for span in _DEMO_SPANS)
     )
     return (*bos, *demos)
 
@@ -113,24 +120,23 @@ class Missing:
 
 
 def prompts_of(result: Result) -> ShownPrompts | Missing:
-    """The prompts of a run; those of one read from disk are made again from its options and checked by their hash."""
+    """The prompts of a run; those of one read from disk are rebuilt from its options and checked by their hash."""
     if result.asked is not None:
         return ShownPrompts.of(result.asked.prompts, result.asked.tokenizer)
     try:
         return rebuild(result)
     except Exception as error:
-        # Data moved, a hub away, another tokenizer: whatever it is, the numbers can still be shown.
-        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return Missing(said)
+        # Data moved, no connection to a hub, another tokenizer: whatever it is, the numbers can still be shown.
+        return Missing(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
 
 
 def rebuild(result: Result) -> ShownPrompts:
-    """The same rows through the same tokenizer; without the model, and without going to a hub for its tokenizer."""
+    """The same rows through the same tokenizer, without loading the model or asking a hub."""
     from dualview.options import RunOptions
     from dualview.tasks.sampling import read_rows, sample_demos, sample_queries
     from dualview.tasks.task import load_task
 
-    # What differs from the defaults was written down in full, so a protocol's presets must not come on top of it.
+    # The result lists every option that differs from its default, so a protocol must not add its presets to them.
     options = RunOptions.make(**{k: v for k, v in result.provenance.options.items() if k != "protocol"})
     task = load_task(options.task, options.data)
     asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
@@ -143,12 +149,12 @@ def rebuild(result: Result) -> ShownPrompts:
         task, tokenizer, demos[: result.task.shots_used], asked, bos=options.bos, separator=options.separator
     )
     if prompts_hash(prompts) != result.provenance.prompts_hash:
-        raise UserError("the rows or the tokenizer are no longer those of the run: the prompts' hash differs.")
+        raise UserError("the rows or the tokenizer have changed since the run: the prompts' hash differs.")
     return ShownPrompts.of(prompts, tokenizer)
 
 
 def _tokenizer(name: str) -> Any:
-    """From this machine only, and never with a model's own code: a result file may come from anybody."""
+    """From this machine only, and never with a model's own code: a result file may come from anyone."""
     from pathlib import Path
 
     from transformers import AutoTokenizer

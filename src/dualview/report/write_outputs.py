@@ -1,4 +1,4 @@
-"""What a run leaves in a folder: the result, the tensors if they are to be kept, and the report."""
+"""The files of a run: the result, the records if they are kept, and the report."""
 
 from __future__ import annotations
 

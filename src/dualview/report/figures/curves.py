@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FEW = 30
-"""Points up to which each one gets its marker."""
+"""Up to this many points, each gets a marker."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One series: its mean at each x and, where there are several seeds, the band about it."""
+    """One series: its mean at each x and, where there are several seeds, the band around it."""
 
     x: Sequence[float]
     mean: Sequence[float | None]
@@ -38,7 +38,7 @@ def curves(
 ) -> Figure:
     """Every series as a line with its band; `references` are horizontal lines (a closed form, chance, a paper's value).
 
-    `note` is the small print: what was trained, on what, how many seeds, and what the band is.
+    `note` is the caption: what was trained, on what, how many seeds, and what the band is.
     """
     figure = new_figure(6.4, 3.9)
     axes = figure.add_subplot()

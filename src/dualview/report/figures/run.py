@@ -1,7 +1,7 @@
-"""Figures for a paper: one function each, from results, records or explanations to a matplotlib figure.
+"""Figures of one run: one function each, from a result to a matplotlib figure.
 
-`save(figure, path)` writes PDF, SVG and PNG. Every figure says what was run beneath it, and draws the papers' values
-for the task, which are of other models, wherever they exist.
+`save(figure, path)` writes PDF, SVG and PNG. Every figure has a caption that says what was run, and draws the papers'
+values for the task, which are of other models, where they exist.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualview.comparison.result import Result
+from dualview.comparison.result import NormPoint, Result
 from dualview.io.errors import UserError
 from dualview.metrics.controls import QUANTILES
 from dualview.records import Records
-from dualview.report.catalogue import at
+from dualview.report.catalogue import caption, shown
 from dualview.report.chart_data import (
     KENDALL_FORMS,
     NORM_KEYS,
     TITLES,
-    NormPoint,
     NormSeries,
+    Profile,
     accuracies,
-    caption,
-    demo_parts,
     kendall_layers,
     n_candidates,
     noise_at,
     norm_points,
     norm_series,
+    profiles,
 )
 from dualview.report.figures.curves import Curve, curves
+from dualview.report.figures.explanation import attention
 from dualview.report.figures.style import (
     BLACK,
     CEILING,
@@ -45,10 +45,8 @@ from dualview.report.figures.style import (
     new_figure,
     plain,
     save,
-    short,
     small_print,
 )
-from dualview.report.profiles import Profile, profiles
 from dualview.report.published import published_values
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ _PAPER_LINES: tuple[Any, ...] = ((0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), 
 
 
 def accuracy(result: Result) -> Figure:
-    """Accuracy of the settings with 95 % intervals over queries (Wilson), and the papers' on the same task."""
+    """Accuracy of the settings with 95 % intervals (Wilson over queries), and the papers' on the same task."""
     shares = accuracies(result)
     figure = new_figure(5.6, 3.6)
     axes = figure.add_subplot()
@@ -107,7 +105,7 @@ def accuracy(result: Result) -> Figure:
     axes.set_ylim(0, 1.04)
     axes.set_xlim(-0.6, len(shares) - 0.4)
     legend(axes)
-    small_print(figure, "Accuracy of the settings", f"{caption(result)} Whiskers: 95 % intervals over queries.")
+    small_print(figure, "Accuracy of the settings", f"{caption(result)} Whiskers: 95 % intervals, Wilson over queries.")
     return figure
 
 
@@ -177,7 +175,7 @@ def _draw_profile(axes: Axes, profile: Profile) -> None:
 
 
 def _boxes(profile: Profile) -> list[dict[str, Any]]:
-    """One box a layer, as `Axes.bxp` takes it; a layer without values is drawn as nothing."""
+    """One box per layer, as `Axes.bxp` takes it; a layer without values is not drawn."""
     assert profile.quantiles is not None
     rows = {name: finite(profile.quantiles[name]) for name in QUANTILES}
     names = {"q05": "whislo", "q25": "q1", "q50": "med", "q75": "q3", "q95": "whishi"}
@@ -189,7 +187,7 @@ def _boxes(profile: Profile) -> list[dict[str, Any]]:
 
 
 def _bands(axes: Axes, profile: Profile) -> None:
-    """Everything up to the highest floor is shaded; the ceilings are a band of their own."""
+    """The area up to the highest floor is shaded; the ceilings are a band."""
     bottom = axes.get_ylim()[0]
     edges = [i - 0.5 for i in range(profile.layers + 1)]
 
@@ -211,17 +209,16 @@ def _bands(axes: Axes, profile: Profile) -> None:
 
 def demo_mass(result: Result) -> Figure:
     """λ, the softmax mass on the demonstrations, of every layer and head: 0 none of it, 1 all of it."""
-    mass = at(result.to_json(), "demo_mass")
+    mass = result.demo_mass
     if mass is None:
         raise UserError("This result has no λ: the run did not record the mass on the demonstrations.")
-    per_head, per_layer = mass["per_head"], mass["per_layer"]
-    layers, heads = len(per_head), len(per_head[0])
+    layers, heads = len(mass.per_head), len(mass.per_head[0])
     figure = new_figure(6.4, 2.2 + 0.085 * layers)
     map_axes, line_axes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
     dress(map_axes, xlabel="head", ylabel="layer")
     map_axes.grid(visible=False)
     image = map_axes.imshow(
-        [finite(row) for row in per_head], aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest"
+        [finite(row) for row in mass.per_head], aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest"
     )
     map_axes.set_xticks(range(0, heads, max(1, heads // 16)))
     map_axes.set_yticks(range(0, layers, max(1, layers // 15)))
@@ -229,40 +226,45 @@ def demo_mass(result: Result) -> Figure:
     bar.set_label("λ: share of the softmax mass", fontsize=SMALL)
     bar.ax.tick_params(labelsize=SMALL)
     dress(line_axes, xlabel="mean of heads")
-    line_axes.plot(finite(per_layer), range(layers), color=SETTINGS["icl"].colour, marker="o", markersize=3)
+    line_axes.plot(finite(mass.per_layer), range(layers), color=SETTINGS["icl"].colour, marker="o", markersize=3)
     line_axes.set_xlim(0, 1)
-    said = f"{caption(result)} Means over queries; mean of all {mass['mean']:.3f}."
-    small_print(figure, "λ: attention to the demonstrations, by layer and head", said)
+    note = f"{caption(result)} Means over queries; mean of all {shown(mass.mean)}."
+    small_print(figure, "λ: attention to the demonstrations, by layer and head", note)
     return figure
 
 
 def norm_curve(result: Result) -> Figure:
     """Each similarity against the size of fine-tuning's update, over the learning rates, for every rule.
 
-    Rules can only be compared at equal size. The grey curve beside normalised SimAOU is what two independent random
-    updates of these sizes would give (`metrics.representation.noise_floor`).
+    Rules can only be compared at equal size. The grey curve with normalised SimAOU is what two independent random
+    updates of these sizes would give (`metrics.sim_aou.noise_floor`).
     """
     points = norm_points(result)
     if not points:
         raise UserError("This result has no similarity by update norm: run it with --controls full.")
-    how_many = at(result.to_json(), "norm_curve")[0]["queries"]
-    said = f"{caption(result)} The first {how_many} queries; a point a learning rate; crossed: diverged or collapsed."
-    return norm_figure(points, "Similarity against the size of the update", said, icl=result.update_norm.icl)
+    n = points[0].queries
+    note = f"{caption(result)} The first {n} queries; one point per learning rate; crossed: diverged or collapsed."
+    return norm_figure(points, "Similarity against the size of the update", note, icl=result.update_norm.icl)
 
 
-def norm_figure(points: Sequence[NormPoint], title: str, said: str, *, icl: float | None = None) -> Figure:
-    """Points by rule, a panel for each similarity; `icl` is the size of ICL's own update."""
+def norm_figure(
+    points: Sequence[NormPoint], title: str, note: str, *, icl: float | None = None, joined: bool = True
+) -> Figure:
+    """Points by rule, a panel for each similarity; `icl` is the size of ICL's own update.
+
+    `joined`: points of one run make a curve; those of several do not.
+    """
     import numpy as np
 
     figure = new_figure(8.2, 3.7)
     panels = figure.subplots(1, len(NORM_KEYS))
-    norms = [point.norm for point in points]
+    norms = [point.update_norm for point in points if point.update_norm]
     for axes, key in zip(panels, NORM_KEYS, strict=True):
         dress(axes, xlabel="update norm of FT (relative)", ylabel=f"{TITLES[key]} (cosine)")
         axes.axhline(0, color=BLACK, linewidth=0.7)
         found = norm_series(points, key)
         for series in found:
-            _draw_rule(axes, series)
+            _draw_rule(axes, series, joined=joined)
         if not found:
             axes.annotate("undefined", (0.5, 0.6), xycoords="axes fraction", ha="center", fontsize=SMALL, color=GREY)
         if icl is not None:
@@ -272,12 +274,12 @@ def norm_figure(points: Sequence[NormPoint], title: str, said: str, *, icl: floa
             axes.plot(sizes, noise_at(sizes, icl), color=GREY, linewidth=1.4, label="noise alone")
         _log_ticks(axes)
     panels[1].legend(fontsize=SMALL, framealpha=0.9, edgecolor="#BBBBBB", loc="best")
-    small_print(figure, title, said)
+    small_print(figure, title, note)
     return figure
 
 
 def _log_ticks(axes: Axes) -> None:
-    """A logarithmic scale whose labels stay readable over less than a decade."""
+    """A logarithmic scale with readable labels even over less than a decade."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set_xscale("log")
@@ -287,84 +289,36 @@ def _log_ticks(axes: Axes) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _draw_rule(axes: Axes, series: NormSeries) -> None:
+def _draw_rule(axes: Axes, series: NormSeries, *, joined: bool) -> None:
     how = look(series.index + 1)
-    line = how.line if series.joined else "none"
+    line = how.line if joined else "none"
     style: dict[str, Any] = {"color": how.colour, "linestyle": line, "linewidth": 1.3, "marker": how.marker}
     axes.plot(series.norms, series.values, markersize=5, label=plain(series.rule), **style)
-    bad = [
-        pair
-        for pair, crossed in zip(zip(series.norms, series.values, strict=True), series.crossed, strict=True)
-        if crossed
-    ]
+    bad = [(x, y) for x, y, crossed in zip(series.norms, series.values, series.crossed, strict=True) if crossed]
     axes.plot([x for x, _ in bad], [y for _, y in bad], color=BLACK, linestyle="none", marker="x", markersize=8)
 
 
 def kendall(result: Result) -> Figure:
     """Kendall's tau-b between ICL's attention to the training tokens and fine-tuning's, by layer, with its controls."""
     found = kendall_layers(result)
-    if not found:
+    if not found or result.kendall is None:
         raise UserError("This result has no Kendall's tau by layer: run it with controls.")
     series = {KENDALL_FORMS[form]: Curve(list(range(len(row))), row) for form, row in found.items()}
     papers = published_values(result.task.name, "kendall.released.tau_token")
-    said = (
-        f"{caption(result)} Means over the first {at(result.to_json(), 'kendall.queries')} queries. "
-        "The papers' values are of the released form."
-    )
-    return curves(
-        series,
-        "Attention to training tokens, ICL against fine-tuning",
-        "layer",
-        "Kendall's tau-b",
-        said,
-        references=papers,
-    )
-
-
-def attention(explanation: Any) -> Figure:
-    """Every demonstration's part in one answer: ICL's mass on it beside its share in fine-tuning's update.
-
-    `explanation`: what `dualview.analyses.explain` returns, or the JSON it wrote.
-    """
-    found = demo_parts(explanation)
-    rows = list(range(len(found.demos)))
-    figure = new_figure(7.4, 1.7 + 0.27 * len(rows))
-    left, right = figure.subplots(1, 2, sharey=True)
-    for axes in (left, right):
-        dress(axes)
-        axes.grid(visible=False)
-        axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
-        axes.axvline(0, color=BLACK, linewidth=0.7)
-    left.set_xlabel("softmax mass, mean of heads and layers", fontsize=SMALL)
-    right.set_xlabel("share of the update, mean of layers", fontsize=SMALL)
-    icl: dict[str, Any] = {"color": SETTINGS["icl"].colour, "hatch": "///", "edgecolor": "white", "linewidth": 0}
-    left.barh(rows, [demo.icl for demo in found.demos], 0.7, label="in context", **icl)
-    both = any(demo.ft_k is not None for demo in found.demos)
-    ft, height, aside = SETTINGS["ft"].colour, 0.36 if both else 0.7, 0.18 if both else 0.0
-    shares = [demo.ft_v for demo in found.demos]
-    right.barh([row - aside for row in rows], shares, height, color=ft, label="fine-tuning, dual form of W_V")
-    if both:
-        pale: dict[str, Any] = {"color": "#F3C9A8", "hatch": "////", "edgecolor": ft, "linewidth": 0.4}
-        shares = finite([demo.ft_k for demo in found.demos])
-        right.barh([row + aside for row in rows], shares, height, label="fine-tuning, dual form of W_K", **pale)
-    for axes in (left, right):
-        legend(axes, columns=1)
-    names = [f"{i}. {short(demo.text, 34)} → {short(demo.label, 14)}" for i, demo in enumerate(found.demos)]
-    left.set_yticks(rows, [plain(name) for name in names], fontsize=SMALL)
-    left.invert_yaxis()
-    small_print(figure, f"Where the answer came from: {short(found.query, 90)}", found.caption)
-    return figure
+    means = f"Means over the first {result.kendall.queries} queries."
+    note = f"{caption(result)} {means} The papers' values are of the released form."
+    title = "Attention to training tokens, ICL against fine-tuning"
+    return curves(series, title, "layer", "Kendall's tau-b", note, references=papers)
 
 
 def run_figures(result: Result, records: Records | None = None) -> Mapping[str, Figure]:
     """Every figure this result has data for, by name."""
-    content = result.to_json()
     found = {"accuracy": accuracy(result)}
     layered = profiles(result, records)
     for family, title in (("sim_aou", "SimAOU: attention's output"), ("sim_am", "SimAM: attention's logits")):
         if any(profile.metric.key.startswith(f"{family}.") for profile in layered):
             found[family] = _by_layer(result, layered, family, title)
-    if content.get("demo_mass") is not None:
+    if result.demo_mass is not None:
         found["demo_mass"] = demo_mass(result)
     if norm_points(result):
         found["norm_curve"] = norm_curve(result)

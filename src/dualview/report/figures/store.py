@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualview.io.errors import UserError
-from dualview.report.chart_data import NormPoint
 from dualview.report.figures.curves import Curve, curves
 from dualview.report.figures.run import norm_figure
 from dualview.report.figures.style import (
@@ -34,12 +33,12 @@ def group_caption(group: Group) -> str:
     shots = sorted({run.shots for run in group.runs})
     return (
         f"{group.label}; shots {_span(shots)}, n = {_span(queries)} queries; {_seeds(group)}. "
-        "Means over seeds; intervals: 95 %, Student's, over seeds, cut to what the number can be."
+        "Means over draws; 95 % intervals: Student over draws, cut to the values a number can have."
     )
 
 
 def _seeds(group: Group) -> str:
-    """How many seeds were run, task by task where they differ."""
+    """The number of seeds, task by task where they differ."""
     counts = {task: len(group.on(task)) for task in group.tasks}
     if len(set(counts.values())) == 1:
         each = next(iter(counts.values()))
@@ -58,10 +57,10 @@ def accuracy_by_task(group: Group) -> Figure:
     axes = figure.add_subplot()
     dress(axes, ylabel="accuracy")
     for index, bars in enumerate(group.accuracies()):
-        how, aside = SETTINGS[bars.setting], (index - 1) * 0.27
+        how, shift = SETTINGS[bars.setting], (index - 1) * 0.27
         means = {i: mean for i, mean in enumerate(bars.means) if mean is not None}
         axes.bar(
-            [i + aside for i in means],
+            [i + shift for i in means],
             [mean.value for mean in means.values()],
             0.25,
             color=how.colour,
@@ -73,12 +72,12 @@ def accuracy_by_task(group: Group) -> Figure:
         for i, mean in means.items():
             if mean.low is not None and mean.high is not None:
                 whiskers = [[mean.value - mean.low], [mean.high - mean.value]]
-                axes.errorbar(i + aside, mean.value, yerr=whiskers, color=BLACK, capsize=2.5, linewidth=1)
+                axes.errorbar(i + shift, mean.value, yerr=whiskers, color=BLACK, capsize=2.5, linewidth=1)
         for mark, (source, values) in zip(_MARKS, bars.papers.items(), strict=False):
-            told = {i: value for i, value in enumerate(values) if value is not None}
+            known = {i: value for i, value in enumerate(values) if value is not None}
             look: dict[str, Any] = {"marker": mark, "markersize": 4.5, "color": BLACK, "markeredgecolor": "white"}
             named = source if bars.setting == "zsl" else None
-            axes.plot([i + aside for i in told], list(told.values()), linestyle="none", label=named, **look)
+            axes.plot([i + shift for i in known], list(known.values()), linestyle="none", label=named, **look)
     axes.set_xticks(range(len(tasks)), [plain(short(task, 18)) for task in tasks], fontsize=SMALL + 1)
     axes.set_ylim(0, 1.02)
     legend(axes)
@@ -89,7 +88,7 @@ def accuracy_by_task(group: Group) -> Figure:
 def similarity_by_layer(group: Group, key: str, title: str) -> Figure:
     """One similarity over layers, a curve for each task, with its interval over seeds."""
     series = {
-        of.task: Curve(
+        of.name: Curve(
             list(range(len(of.means))),
             of.values,
             *((of.low, of.high) if any(low is not None for low in of.low) else (None, None)),
@@ -104,7 +103,7 @@ def similarity_by_layer(group: Group, key: str, title: str) -> Figure:
 
 
 def _room(series: Iterable[Curve]) -> tuple[float, float]:
-    """The range of the axis: all means, and of the bands as much as leaves the curves room to be told apart."""
+    """The range of the axis: all means, and as much of the bands as keeps the curves distinguishable."""
     drawn = list(series)
     means = [value for curve in drawn for value in curve.mean if value is not None]
     ends = [v for curve in drawn for row in (curve.lo, curve.hi) if row is not None for v in row if v is not None]
@@ -116,15 +115,15 @@ def _room(series: Iterable[Curve]) -> tuple[float, float]:
 
 
 def similarity_against_norm(runs: Sequence[Run]) -> Figure:
-    """Each similarity against the size of fine-tuning's update, for every rule: one point a run."""
-    points: list[NormPoint] = [point for run in runs if (point := run.point) is not None]
+    """Each similarity against the size of fine-tuning's update, for every rule: one point per run."""
+    points = [point for run in runs if (point := run.point) is not None]
     if not points:
         raise UserError("No run has an update norm to draw.")
     models = ", ".join(dict.fromkeys(run.model for run in runs))
     tasks = ", ".join(dict.fromkeys(run.task for run in runs))
     queries = _span(sorted({run.n_queries for run in runs}))
-    said = (
-        f"{models}; {tasks}; a point a run, {len(points)} runs, n = {queries} queries each; "
+    note = (
+        f"{models}; {tasks}; one point per run, {len(points)} runs, n = {queries} queries each; "
         "crossed: diverged or collapsed."
     )
-    return norm_figure(points, "Similarity against the size of the update, by rule", said)
+    return norm_figure(points, "Similarity against the size of the update, by rule", note, joined=False)

@@ -9,7 +9,7 @@
             lo and hi of a band: a number, or one for each x; rules: upright lines
    bars    {title, y, groups: [name], series: [{name, values, lo?, hi?, colour?, colours?}],
             marks?: [{name, values, series?}], rules?: [{name, value}]}
-            a mark stands over its group, or over one series' bars; rules: lines across
+            a mark is over its group, or over one series' bars; rules: lines across
    boxes   {title, x: {label}, y, boxes: [{label, q05, q25, q50, q75, q95, mean}], floor?, ceiling?, lines?, marks?}
             floor and ceiling: {name, values, from?} with a number or one for each box, from: where a band of them
             begins; lines: [{name, values}], joined; marks: [{name, value}], lines across
@@ -35,7 +35,7 @@ window.dualviewCharts = (() => {
     const ends = numbersIn(...spec.series.map((s) => [s.lo || [], s.hi || []]));
     const look = (s, index) => s.look ?? index;
     const at = (index, place) => own[index].indexOf(place);
-    const told = (s, i, place) => {
+    const textAt = (s, i, place) => {
       const k = at(i, place);
       if (k < 0 || !isNumber(s.values[k])) return null;
       return withRange(s.values[k], s.lo?.[k], s.hi?.[k]) + (s.crossed?.[k] ? " (diverged or collapsed)" : "");
@@ -55,7 +55,7 @@ window.dualviewCharts = (() => {
         head: [spec.x.label || "x", ...spec.series.map((s) => s.name), ...bands.map((b) => b.name)],
         rows: () => places.map((place, k) => [
           isNumber(place) ? shown(place) : place,
-          ...spec.series.map((s, i) => told(s, i, place) || ""),
+          ...spec.series.map((s, i) => textAt(s, i, place) || ""),
           ...bands.map((b) => `${shown(each(b.lo, k))} to ${shown(each(b.hi, k))}`),
         ]),
       },
@@ -90,7 +90,7 @@ window.dualviewCharts = (() => {
         const stops = places.map((place) => ({
           x: x(place) - 0.5, y: box.top, width: 1, height: box.bottom - box.top,
           title: `${spec.x.label || "x"} ${isNumber(place) ? shown(place) : place}`,
-          rows: spec.series.map((s, i) => ({ name: s.name, text: told(s, i, place), colour: colourOf(s, look(s, i)) })).filter((r) => r.text),
+          rows: spec.series.map((s, i) => ({ name: s.name, text: textAt(s, i, place), colour: colourOf(s, look(s, i)) })).filter((r) => r.text),
         }));
         return { stops, columns: 1 };
       },
