@@ -55,8 +55,11 @@ class SeedsResult(BaseModel):
         """In a notebook: each number over seeds, and two figures."""
         return as_html(self)
 
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True)
+
     def save(self, path: Path) -> None:
-        write_json(path, self.model_dump(mode="json", by_alias=True))
+        write_json(path, self.to_json())
 
 
 def parse_seeds(text: str) -> list[int]:

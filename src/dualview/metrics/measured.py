@@ -6,9 +6,9 @@ saved records. Keys that a later version adds are kept when a file is read and w
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PerLayer = list[float | None]
 """One number a layer; null where it is undefined."""
@@ -58,8 +58,8 @@ class SimAOUPart(ResultPart):
     normalised_per_layer: PerLayer | None
     noise_floor: float | None = None
     noise_floor_per_layer: PerLayer | None = None
-    undefined: dict[str, Undefined | None] = {}
-    reason: dict[str, str | None] = {}
+    undefined: dict[str, Undefined | None] | None = None
+    reason: dict[str, str | None] | None = None
 
 
 class SimAMPart(ResultPart):
@@ -69,8 +69,8 @@ class SimAMPart(ResultPart):
     before_per_layer: PerLayer | None
     after_per_layer: PerLayer | None
     delta_per_layer: PerLayer | None
-    undefined: dict[str, Undefined | None] = {}
-    reason: dict[str, str | None] = {}
+    undefined: dict[str, Undefined | None] | None = None
+    reason: dict[str, str | None] | None = None
 
 
 class UpdateNormPart(ResultPart):
@@ -85,13 +85,8 @@ class DemoMassPart(ResultPart):
 
     mean: float | None
     per_layer: PerLayer
-    per_head: list[PerLayer]
-
-    @model_validator(mode="after")
-    def _has_layers(self) -> DemoMassPart:
-        if not self.per_head:
-            raise ValueError("has no layers")
-        return self
+    per_head: Annotated[list[PerLayer], Field(min_length=1)]
+    """Of each layer, its heads'."""
 
 
 class RankPart(ResultPart):
@@ -193,7 +188,7 @@ class JudgedMetric(ResultPart):
 class VerdictPart(ResultPart):
     overall: str
     sentence: str
-    by_metric: dict[str, JudgedMetric] = {}
+    by_metric: dict[str, JudgedMetric] = Field(default_factory=dict)
     conditions: list[ConditionPart]
     limits: str
 

@@ -101,7 +101,8 @@ def _notes(measured: Measured, key: str) -> str:
         return f"p {part.p:.2g}; {part.n_both} of {part.n_ft}; reverse {_optional(part.reverse)}"
     if key == "sim_aou.normalised":
         return f"noise alone {_optional(measured.sim_aou.noise_floor)}"
-    if key == "sim_am.delta" and (undefined := measured.sim_am.undefined.get("delta")) and undefined.count:
+    undefined = (measured.sim_am.undefined or {}).get("delta") if key == "sim_am.delta" else None
+    if undefined is not None and undefined.count:
         return f"{undefined.count / undefined.of:.0%} undefined, left out"
     return ""
 
