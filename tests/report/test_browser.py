@@ -9,9 +9,9 @@ import pytest
 from markupsafe import Markup
 
 from browser.watched import fits, no_violations, watched
-from dualview.report.html import write_report
-from dualview.report.page import render_page
-from dualview.report.store_report import store_report
+from dualview.report.html.page import render_page
+from dualview.report.html.run import write_report
+from dualview.report.html.store import store_report
 from report.made import Bend, TinyRun
 from report.test_figures import with_kendall_layers, with_norms
 from report.test_html import HOSTILE, hostile, hostile_prompts

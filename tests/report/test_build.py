@@ -162,10 +162,10 @@ def test_a_mistake_of_ours_is_not_told_as_the_file_s(folder: Path, monkeypatch: 
     def broken(*_given: object, **_named: object) -> None:
         raise IndexError("ours")
 
-    monkeypatch.setattr("dualview.report.html.render", broken)
+    monkeypatch.setattr("dualview.report.html.run.render", broken)
     with pytest.raises(IndexError, match="ours"):
         report(folder)
-    monkeypatch.setattr("dualview.report.store_report.render_store", broken)
+    monkeypatch.setattr("dualview.report.html.store.render_store", broken)
     with pytest.raises(IndexError, match="ours"):
         report(seeds_file(folder))
 

@@ -15,6 +15,7 @@ from dualview.comparison.result import Result
 from dualview.io.errors import UserError
 from dualview.report.figures import run as figures
 from dualview.report.figures.curves import Curve, curves
+from dualview.report.figures.explanation import attention
 from dualview.report.figures.style import CYCLE, SETTINGS, save
 from report.made import Bend, TinyRun, unrecorded
 
@@ -72,7 +73,7 @@ def every_figure(run: TinyRun, bend: Bend) -> dict[str, Figure]:
         with_norms(content)
 
     found = dict(figures.run_figures(bend(everything), run.records))
-    return {**found, "attention": figures.attention(explained())}
+    return {**found, "attention": attention(explained())}
 
 
 def test_every_figure_says_what_was_run(run: TinyRun, bend: Bend) -> None:
@@ -106,7 +107,7 @@ def test_accuracy_bars_are_the_accuracies(bend: Bend) -> None:
 
 
 def test_boxes_are_the_quantiles_and_the_papers_are_drawn(run: TinyRun, bend: Bend) -> None:
-    from dualview.report.chart_data import profiles
+    from dualview.report.charts.profiles import profiles
 
     result = bend(on_mr)
     raw = next(p for p in profiles(result, run.records) if p.metric.key == "sim_aou.raw")
@@ -144,13 +145,13 @@ def test_kendall_has_its_controls_and_the_papers(bend: Bend) -> None:
 
 
 def test_attention_shows_both_sides(run: TinyRun) -> None:
-    left, right = figures.attention(explained()).axes
+    left, right = attention(explained()).axes
     assert [bar.get_width() for bar in left.patches] == pytest.approx([0.0, 0.1, 0.2])  # pyright: ignore
     assert [bar.get_width() for bar in right.patches[:3]] == pytest.approx([0.2, 0.1, 0.0])  # pyright: ignore
     assert [bar.get_width() for bar in right.patches[3:]] == pytest.approx([0.0, 0.05, 0.1])  # pyright: ignore
     for part in ({"demos": []}, [], {"query": "only"}):
         with pytest.raises(UserError, match="not an explanation"):
-            figures.attention(part)
+            attention(part)
 
 
 def test_curves_have_bands_and_references() -> None:
@@ -263,5 +264,5 @@ def test_whole_numbers_have_whole_ticks() -> None:
 
 
 def test_an_explanation_s_figure_says_how_many_and_which_seed() -> None:
-    assert "3 demonstrations, n = 1 query" in text_of(figures.attention(explained()))
-    assert "3 demonstrations (seed 7), n = 1 query" in text_of(figures.attention({**explained(), "seed": 7}))
+    assert "3 demonstrations, n = 1 query" in text_of(attention(explained()))
+    assert "3 demonstrations (seed 7), n = 1 query" in text_of(attention({**explained(), "seed": 7}))

@@ -15,8 +15,8 @@ from dualview.comparison.prepare import prepare
 from dualview.comparison.result import Result
 from dualview.metrics.sim_aou import noise_floor
 from dualview.options import RunOptions
-from dualview.report.html import render, write_report
-from dualview.report.prompts import Missing, ShownPrompts, prompts_of
+from dualview.report.html.prompts import Missing, ShownPrompts, prompts_of
+from dualview.report.html.run import render, write_report
 from dualview.report.published import published
 from dualview.tasks.show_prompt import describe_prompt
 from report.made import Bend, TinyRun, unrecorded
@@ -202,7 +202,7 @@ def test_hostile_text_stays_text(run: TinyRun, bend: Bend, page: Element) -> Non
 
 def many(result: Result, n: int) -> tuple[Result, ShownPrompts]:
     """So many queries of about forty tokens behind a prefix of two thousand."""
-    from dualview.report.prompts import Piece, ShownQuery
+    from dualview.report.html.prompts import Piece, ShownQuery
 
     content = result.to_json()
     content["queries"] = (content["queries"] * (n // 20 + 1))[:n]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualview.report.chart_data import profiles
+from dualview.report.charts.profiles import profiles
 from report.made import Bend, TinyRun, without_layers
 
 

@@ -84,7 +84,7 @@ def _records_of(file: Path, result: Result) -> Records | None:
 
 
 def _one(result: Result, records: Records | None, where: Path, figures: Path | None) -> list[Path]:
-    from dualview.report.html import write_report
+    from dualview.report.html.run import write_report
 
     written = [write_report(result, where, records=records)]
     if figures is not None:
@@ -102,10 +102,10 @@ def _stored(folder: Path) -> Iterable[Result]:
 
 
 def _many(results: Iterable[Result], where: Path, figures: Path | None, title: str) -> list[Path]:
-    from dualview.report.overview import Run
-    from dualview.report.store_report import store_report, write_store_figures
+    from dualview.report.html.store import store_report, write_store_figures
+    from dualview.report.overview import RunSummary
 
-    runs = [Run.of(result) for result in results]
+    runs = [RunSummary.of(result) for result in results]
     written = [store_report(runs, where, title=title)]
     return written if figures is None else [*written, *write_store_figures(runs, figures)]
 

@@ -9,7 +9,16 @@ import math
 from dataclasses import dataclass
 
 from dualview.comparison.result import Result
-from dualview.metrics.measured import Measured
+from dualview.metrics.measured import CONTROL_OF, Measured
+
+SETTING_NAMES = {"zsl": "zero-shot", "icl": "in-context", "ft": "fine-tuned", "patch": "patched"}
+SIMILARITIES = {
+    "sim_aou.raw": "SimAOU, raw",
+    "sim_aou.normalised": "SimAOU, normalised",
+    "sim_am.delta": "SimAM, delta",
+    "sim_am.after": "SimAM, after",
+}
+"""The similarities that have a value for each layer: their keys in the result file and their titles."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +30,12 @@ class Number:
     name: str
     style: str
     """Its format specification."""
-    control: str | None
-    """The name of its entry in the result's controls."""
     meaning: str
 
     @property
-    def interval(self) -> str:
-        """What its 95 % interval is."""
-        return "Wilson over queries" if self.key.startswith(("accuracy.", "rec2ftp.")) else "bootstrap over queries"
+    def control(self) -> str | None:
+        """The name of its entry in the result's controls."""
+        return CONTROL_OF.get(self.key)
 
 
 NUMBERS = (
@@ -36,16 +43,14 @@ NUMBERS = (
         "accuracy.zsl",
         "accuracy, zero-shot",
         ".3f",
-        None,
         "share of the queries answered correctly without demonstrations",
     ),
-    Number("accuracy.icl", "accuracy, in-context", ".3f", None, "the same with the demonstrations in the prompt"),
-    Number("accuracy.ft", "accuracy, fine-tuned", ".3f", None, "the same after training on the demonstrations"),
+    Number("accuracy.icl", "accuracy, in-context", ".3f", "the same with the demonstrations in the prompt"),
+    Number("accuracy.ft", "accuracy, fine-tuned", ".3f", "the same after training on the demonstrations"),
     Number(
         "rec2ftp.value",
         "Rec2FTP",
         ".3f",
-        "rec2ftp",
         "of the queries that fine-tuning fixed, the share that ICL fixed too; compare it with chance, never with 0: an "
         "accurate ICL fixes a large share of any set",
     ),
@@ -53,37 +58,32 @@ NUMBERS = (
         "sim_aou.raw",
         "SimAOU raw",
         "+.3f",
-        "sim_aou",
         "cosine of the changes that ICL and fine-tuning make to attention's output; 1 the same direction, 0 unrelated",
     ),
     Number(
         "sim_aou.normalised",
         "SimAOU normalised",
         "+.3f",
-        "sim_aou_normalised",
         "the same after outputs are scaled to length 1, as in the first paper; large updates alone raise it, to the "
         "value of noise alone",
     ),
-    Number("sim_am.before", "SimAM before", "+.3f", None, "cosine of ICL's attention logits with zero-shot's"),
+    Number("sim_am.before", "SimAM before", "+.3f", "cosine of ICL's attention logits with zero-shot's"),
     Number(
         "sim_am.after",
         "SimAM after",
         "+.3f",
-        "sim_am_after",
         "cosine of ICL's attention logits with the fine-tuned ones; only its difference from SimAM before is evidence",
     ),
     Number(
         "sim_am.delta",
         "SimAM delta",
         "+.3f",
-        "sim_am",
         "cosine of the two changes of the attention logits; 1 the same change, 0 unrelated",
     ),
     Number(
         "kendall.dual_v.tau_token",
         "Kendall, dual form of W_V",
         "+.3f",
-        "kendall_dual_v",
         "tau-b between ICL's attention to the training tokens and their shares in fine-tuning's update; 1 the same "
         "order, 0 unrelated; compare it with the same at a learning rate of 0",
     ),
@@ -91,24 +91,21 @@ NUMBERS = (
         "kendall.released.tau_token",
         "Kendall, as released",
         "+.3f",
-        "kendall_released",
         "the same with q·q in place of the shares, as in the first paper's code; it hardly depends on training",
     ),
     Number(
         "overlap.ft.token_overlap",
         "top-10 tokens shared, ICL and FT",
         ".3f",
-        "token_overlap",
         "share of the ten most likely next tokens that ICL and fine-tuning have in common",
     ),
     Number(
         "update_norm.icl",
         "update norm, in-context",
         ".3f",
-        None,
         "size of ICL's change to attention's output, relative to the output",
     ),
-    Number("update_norm.ft", "update norm, fine-tuned", ".3f", None, "the same of fine-tuning's change"),
+    Number("update_norm.ft", "update norm, fine-tuned", ".3f", "the same of fine-tuning's change"),
 )
 
 
@@ -116,7 +113,6 @@ PATCHED = Number(
     "accuracy.patch",
     "accuracy, patched",
     ".3f",
-    None,
     "the same with a compiled patch of the weights, no demonstrations",
 )
 """Shown only for a run with a patch."""

@@ -10,18 +10,17 @@ from typing import Any
 
 from dualview.comparison.result import NormPoint, Result
 from dualview.metrics._scipy import student_quantile
-from dualview.report.catalogue import NUMBERS, clip
-from dualview.report.chart_data import NORM_KEYS, SETTING_NAMES, TITLES, norm_points, per_layer
-from dualview.report.published import SIX_TASKS, published_values
+from dualview.report.catalogue import NUMBERS, SIMILARITIES, clip
+from dualview.report.charts.profiles import per_layer
+from dualview.report.charts.run import NORM_KEYS, norm_points
+from dualview.report.published import SIX_TASKS
 
-PAPERS_DRAWN = ("Dai et al., 1.3B", "Dai et al., 2.7B")
-"""The papers whose accuracies are drawn with a group's."""
 _IGNORED = {"task", "seed", "data", "save_records", "model", "protocol", "batch_size"}
 """Options that do not separate groups: the axes of the table, and those that change no number."""
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSummary:
     """The part of a result that a report over many runs needs: its numbers, without queries."""
 
     model: str
@@ -39,9 +38,9 @@ class Run:
     options: Mapping[str, Any]
 
     @classmethod
-    def of(cls, result: Result) -> Run:
+    def of(cls, result: Result) -> RunSummary:
         keys = [*(number.key for number in NUMBERS), "rec2ftp.chance"]
-        layers = {key: per_layer(result, key) for key in TITLES}
+        layers = {key: per_layer(result, key) for key in SIMILARITIES}
         return cls(
             model=result.provenance.model,
             task=result.task.name,
@@ -110,66 +109,23 @@ def mean_of(values: Iterable[float | None], key: str = "") -> Mean | None:
 
 
 @dataclass(frozen=True)
-class MeanSeries:
-    """Means that are drawn together, with their intervals."""
-
-    name: str
-    means: Sequence[Mean | None]
-
-    @property
-    def values(self) -> list[float | None]:
-        return [None if mean is None else mean.value for mean in self.means]
-
-    @property
-    def low(self) -> list[float | None]:
-        return [None if mean is None else mean.low for mean in self.means]
-
-    @property
-    def high(self) -> list[float | None]:
-        return [None if mean is None else mean.high for mean in self.means]
-
-
-@dataclass(frozen=True)
-class Bars(MeanSeries):
-    """One setting's accuracy on every task of a group, and the papers' values."""
-
-    setting: str
-    papers: Mapping[str, Sequence[float | None]]
-
-
-@dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs that differ only in task and seed."""
 
     label: str
-    runs: Sequence[Run]
+    runs: Sequence[RunSummary]
 
     @property
     def tasks(self) -> list[str]:
         return list(dict.fromkeys(run.task for run in self.runs))
 
-    def on(self, task: str) -> list[Run]:
+    def on(self, task: str) -> list[RunSummary]:
         return [run for run in self.runs if run.task == task]
 
     def mean(self, task: str, key: str, where: str | None = None) -> Mean | None:
         """Over the task's seeds; with `where`, only over those for which that number is defined."""
         runs = [run for run in self.on(task) if where is None or run.numbers.get(where) is not None]
         return mean_of((run.numbers.get(key) for run in runs), key)
-
-    def accuracies(self) -> list[Bars]:
-        """The three settings on every task."""
-        found: list[Bars] = []
-        for setting in ("zsl", "icl", "ft"):
-            key = f"accuracy.{setting}"
-            papers = {s: [published_values(task, key).get(s) for task in self.tasks] for s in PAPERS_DRAWN}
-            known = {source: row for source, row in papers.items() if any(value is not None for value in row)}
-            means = [self.mean(task, key) for task in self.tasks]
-            found.append(Bars(SETTING_NAMES[setting], means, setting, known))
-        return found
-
-    def layered(self, key: str) -> list[MeanSeries]:
-        """A similarity by layer on every task that has it."""
-        return [MeanSeries(task, means) for task in self.tasks if (means := self.layers(task, key))]
 
     def verdicts(self, task: str | None = None) -> Counter[str]:
         runs = self.runs if task is None else self.on(task)
@@ -182,39 +138,39 @@ class Group:
         return [mean_of(column, key) for column in zip(*rows, strict=True)]
 
 
-def ordered(runs: Iterable[Run]) -> list[Run]:
+def ordered(runs: Iterable[RunSummary]) -> list[RunSummary]:
     """By model, options (fewest first), task (the papers' six first) and seed, in whatever order they finished."""
     six = {task: place for place, task in enumerate(SIX_TASKS)}
 
-    def place(run: Run) -> tuple[Any, ...]:
+    def place(run: RunSummary) -> tuple[Any, ...]:
         seed = -1 if run.seed is None else run.seed
         return (run.model, len(run.options), _options(run), six.get(run.task, len(six)), run.task, seed)
 
     return sorted(runs, key=place)
 
 
-def _options(run: Run) -> str:
+def _options(run: RunSummary) -> str:
     return json.dumps(run.options, sort_keys=True, default=str)
 
 
-def groups_of(runs: Sequence[Run]) -> list[Group]:
+def groups_of(runs: Sequence[RunSummary]) -> list[RunGroup]:
     """Runs by model and options, each labelled by the options that differ between groups."""
-    by_key: dict[str, list[Run]] = {}
+    by_key: dict[str, list[RunSummary]] = {}
     for run in runs:
         by_key.setdefault(f"{run.model} {_options(run)}", []).append(run)
     found = [group[0] for group in by_key.values()]
     names = sorted({name for run in found for name in run.options})
     differing = [name for name in names if len({str(run.options.get(name)) for run in found}) > 1]
-    return [Group(_label(group[0], differing), group) for group in by_key.values()]
+    return [RunGroup(_label(group[0], differing), group) for group in by_key.values()]
 
 
-def _label(run: Run, differing: Sequence[str]) -> str:
+def _label(run: RunSummary, differing: Sequence[str]) -> str:
     """The model and the options that differ; an untrained model is always labelled as such."""
     named = [f"{name} {run.options[name]}" for name in dict.fromkeys(["weights", *differing]) if name in run.options]
     return ", ".join([run.model, *named])
 
 
-def tasks_of(runs: Sequence[Run]) -> list[str]:
+def tasks_of(runs: Sequence[RunSummary]) -> list[str]:
     """The columns of the table: the papers' six if any of them was run, then the others."""
     known = list(dict.fromkeys(run.task for run in runs))
     six = list(SIX_TASKS) if any(task in SIX_TASKS for task in known) else []

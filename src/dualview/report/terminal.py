@@ -13,7 +13,7 @@ from dualview.comparison.seeds import SeedsResult
 from dualview.io.assets import AssetStatus
 from dualview.io.gguf_cache import Conversion
 from dualview.metrics.measured import Measured
-from dualview.report import rows
+from dualview.report import tables
 from dualview.report.catalogue import run_lines, run_title
 from dualview.tasks.task import Task, TaskCheck
 
@@ -27,9 +27,9 @@ def result_table(result: Result) -> RenderableType:
 
 def metrics_report(measured: Measured) -> Group:
     """The metrics, what the papers found on the same task, and the verdict."""
-    table = rows.metrics_table(measured)
+    table = tables.metrics_table(measured)
     parts: list[RenderableType] = [_rich(table), Text(f"\n{table.note}", "dim")]
-    if (papers := rows.papers_table(measured)) is not None:
+    if (papers := tables.papers_table(measured)) is not None:
         parts += [Text("\npublished, other models:", "dim"), _rich(papers, style="dim")]
     if measured.verdict is not None:
         parts += [Text(f"\n{measured.verdict.sentence}", "bold"), Text(measured.verdict.limits, "dim")]
@@ -38,7 +38,7 @@ def metrics_report(measured: Measured) -> Group:
 
 def seeds_table(several: SeedsResult) -> RenderableType:
     """Each number over seeds: its mean, the interval of the mean, and every seed's value."""
-    table = rows.seeds_table(several)
+    table = tables.seeds_table(several)
     verdicts = ", ".join(f"{verdict} {count}" for verdict, count in several.verdicts.items())
     note, last = Text(f"\n{table.note}", "dim"), Text(f"\nverdicts: {verdicts or 'none'}", "bold")
     return Group(_heading(several.results[0]), _rich(table), note, last)
@@ -51,7 +51,7 @@ def _heading(result: Result) -> Text:
     )
 
 
-def _rich(table: rows.TextTable, style: str = "") -> Table:
+def _rich(table: tables.TextTable, style: str = "") -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold", style=style)
     made.add_column("")  # the names need no heading here
     for index, text in enumerate(table.head[1:], start=1):

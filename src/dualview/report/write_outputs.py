@@ -10,7 +10,7 @@ from dualview.comparison.seeds import SeedsResult
 from dualview.io.saving import extra, save_somewhere
 from dualview.records import save_records
 from dualview.report.build import report
-from dualview.report.html import write_report
+from dualview.report.html.run import write_report
 
 
 def write(result: Result, *, out: Path | None, json: Path | None) -> list[Path]:

@@ -36,7 +36,7 @@ class Asset:
 def assets() -> dict[str, Asset]:
     """Every static file by name: only these can be requested, so no path leads anywhere else."""
     own = resources.files("dualview.web") / "static"
-    shared = resources.files("dualview.report") / "static"
+    shared = resources.files("dualview.report.html") / "static"
     files = [entry for folder in (own, shared) for entry in folder.iterdir()]
     known = {file.name: (file, _KINDS.get(file.name[file.name.rfind(".") :])) for file in files if "." in file.name}
     return {name: Asset(file.read_bytes(), kind) for name, (file, kind) in known.items() if kind is not None}

@@ -14,9 +14,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from dualview.metrics.summary import plain
-from dualview.report.html import render
-from dualview.report.page import policy
-from dualview.report.prompts import Missing
+from dualview.report.html.page import policy
+from dualview.report.html.prompts import Missing
+from dualview.report.html.run import render
 from dualview.store.api import ls
 from dualview.store.paths import KEY
 from dualview.store.store import Store

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dualview.report.catalogue import run_lines, run_title
-from dualview.report.page import TEMPLATES
-from dualview.report.rows import TextTable, metrics_table, seeds_table
+from dualview.report.html.page import TEMPLATES
+from dualview.report.tables import TextTable, metrics_table, seeds_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,9 +31,9 @@ def result_html(result: Result) -> str:
 def seeds_html(several: SeedsResult) -> str:
     """Several seeds: each number's mean, its interval and every seed's value, with accuracy and SimAOU by layer."""
     from dualview.report.figures.store import accuracy_by_task, similarity_by_layer
-    from dualview.report.overview import Run, groups_of
+    from dualview.report.overview import RunSummary, groups_of
 
-    group = groups_of([Run.of(result) for result in several.results])[0]
+    group = groups_of([RunSummary.of(result) for result in several.results])[0]
     figures = [accuracy_by_task(group)]
     if group.layers(group.tasks[0], "sim_aou.raw"):
         figures.append(similarity_by_layer(group, "sim_aou.raw", "SimAOU, raw"))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from dualview.comparison.result import NormPoint, Result
 from dualview.io.atomic import write_text
 from dualview.io.errors import UserError
-from dualview.report.catalogue import NUMBERS, Number, shown
-from dualview.report.chart_data import NORM_KEYS, TITLES
-from dualview.report.charts import group_charts, norm_charts
+from dualview.report.catalogue import NUMBERS, SIMILARITIES, Number, shown
+from dualview.report.charts.run import NORM_KEYS, norm_charts
+from dualview.report.charts.store import group_charts
 from dualview.report.figures.store import (
     accuracy_by_task,
     group_caption,
@@ -21,10 +21,10 @@ from dualview.report.figures.store import (
     similarity_by_layer,
 )
 from dualview.report.figures.style import save
-from dualview.report.overview import Group, Mean, Run, groups_of, ordered, tasks_of
-from dualview.report.page import render_page
+from dualview.report.html.page import render_page
+from dualview.report.overview import Mean, RunGroup, RunSummary, groups_of, ordered, tasks_of
 from dualview.report.published import published
-from dualview.report.rows import TextTable, span
+from dualview.report.tables import TextTable, span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,19 +47,20 @@ _CONTENTS = {
 }
 
 
-def render_store(results: Iterable[Result | Run], title: str = "Many runs") -> str:
+def render_store(results: Iterable[Result | RunSummary], title: str = "Many runs") -> str:
     """The report of many runs as HTML."""
-    runs = ordered(result if isinstance(result, Run) else Run.of(result) for result in results)
+    runs = ordered(result if isinstance(result, RunSummary) else RunSummary.of(result) for result in results)
     if not runs:
         raise UserError("There are no finished runs to report.")
     groups, tasks = groups_of(runs), tasks_of(runs)
     figures = [chart for group in groups[:DRAWN] for chart in group_charts(group)]
     points = [point for run in runs if (point := run.point) is not None]
     grid = [point for run in runs for point in run.points]
-    note = "One point per run; compare rules at equal size only."
-    norms = norm_charts(points[:POINTS], note + _first(points), joined=False)
-    note = "One point per learning rate of a run."
-    norms += norm_charts(grid[:POINTS], note + _first(grid), joined=False, more=", over the learning rates")
+    per_run = f"One point per run; compare rules at equal size only.{_first(points)}"
+    per_rate = f"One point per learning rate of a run.{_first(grid)}"
+    norms = norm_charts(points[:POINTS], per_run, joined=False)
+    norms += norm_charts(grid[:POINTS], per_rate, joined=False, more=", over the learning rates")
+    norms = [chart for chart in norms if chart.spec.get("series")]
     return render_page(
         "store.html",
         title,
@@ -87,27 +88,27 @@ def _first(points: Sequence[NormPoint]) -> str:
     return f" The first {POINTS} of {len(points)} points." if len(points) > POINTS else ""
 
 
-def store_report(results: Iterable[Result | Run], path: Path, *, title: str = "Many runs") -> Path:
+def store_report(results: Iterable[Result | RunSummary], path: Path, *, title: str = "Many runs") -> Path:
     """Write the report of many runs, whole or not at all."""
     write_text(path, render_store(results, title))
     return path
 
 
-def write_store_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
+def write_store_figures(runs: Sequence[RunSummary], folder: Path) -> list[Path]:
     """Write the figures of many runs as PDF, SVG and PNG into a folder, named after the group if there are several."""
     figures: dict[str, Figure] = {}
     groups = groups_of(ordered(runs))
     for name, group in zip(_file_names(groups), groups, strict=True):
         figures[f"accuracy{name}"] = accuracy_by_task(group)
         for key in NORM_KEYS:
-            if group.layered(key):
-                figures[f"{key.replace('.', '_')}{name}"] = similarity_by_layer(group, key, TITLES[key])
+            if any(group.layers(task, key) for task in group.tasks):
+                figures[f"{key.replace('.', '_')}{name}"] = similarity_by_layer(group, key, SIMILARITIES[key])
     if any(run.point is not None for run in runs):
         figures["update_norm"] = similarity_against_norm(runs)
     return [path for name, figure in figures.items() for path in save(figure, folder / name)]
 
 
-def _file_names(groups: Sequence[Group]) -> list[str]:
+def _file_names(groups: Sequence[RunGroup]) -> list[str]:
     """What to append to a figure's name: the model and the group's own options; nothing if there is one group."""
     if len(groups) == 1:
         return [""]
@@ -137,7 +138,7 @@ class Line:
     own: bool = False
 
 
-def lines_by_task(group: Group, tasks: Sequence[str]) -> list[Line]:
+def lines_by_task(group: RunGroup, tasks: Sequence[str]) -> list[Line]:
     """Every number on every task: the mean over seeds with its interval, the papers' values under it.
 
     A number that some seeds or tasks lack (Rec2FTP where fine-tuning fixed nothing) shows how many have it.
@@ -155,7 +156,7 @@ def lines_by_task(group: Group, tasks: Sequence[str]) -> list[Line]:
     return lines
 
 
-def _own_cells(group: Group, tasks: Sequence[str], means: Sequence[Mean | None], number: Number) -> list[Cell]:
+def _own_cells(group: RunGroup, tasks: Sequence[str], means: Sequence[Mean | None], number: Number) -> list[Cell]:
     cells = [_mean_cell(mean, number, len(group.on(task))) for task, mean in zip(tasks, means, strict=True)]
     return [*cells, _over_tasks([None if mean is None else mean.value for mean in means], number)]
 
@@ -189,7 +190,7 @@ def _papers(number: Number, tasks: Sequence[str]) -> list[Line]:
     return lines
 
 
-def runs_table(runs: Sequence[Run]) -> TextTable:
+def runs_table(runs: Sequence[RunSummary]) -> TextTable:
     """The first runs, one per line."""
     shown_keys = ("accuracy.zsl", "accuracy.icl", "accuracy.ft", "rec2ftp.value", "sim_aou.raw", "sim_am.delta")
     numbers = [number for number in NUMBERS if number.key in shown_keys]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
@@ -41,6 +41,11 @@ class MetricRow:
     published: Mapping[str, str] = field(default_factory=dict[str, str])
     """By paper, on the same task."""
 
+    @property
+    def short_notes(self) -> str:
+        """For a table without a column of p: Rec2FTP's is needed to read it."""
+        return f"p {self.p}; {self.notes}" if self.name == "Rec2FTP" and self.p else self.notes
+
 
 def metric_rows(measured: Measured) -> list[MetricRow]:
     """Every number of a result, or of what `dualview metrics` recomputed."""
@@ -48,25 +53,19 @@ def metric_rows(measured: Measured) -> list[MetricRow]:
 
 
 def _row(measured: Measured, number: Number) -> MetricRow:
-    value = measured.number(number.key)
-    row = MetricRow(
+    value, control = measured.number(number.key), measured.control_of(number.key)
+    floor = None if control is None else control.highest_floor
+    p = measured.rec2ftp.p if number.key == "rec2ftp.value" else None if control is None else control.p
+    return MetricRow(
         name=number.name,
         value=shown(value, number.style),
-        interval=_wilson(measured, number, value),
+        interval=_wilson(measured, number, value) if control is None else span(control.ci, number.style),
+        floor="" if floor is None else f"{floor[0]} {floor[1]:{number.style}}",
+        ceiling="" if control is None else _optional(control.ceiling),
+        p="" if p is None else f"{p:.2g}",
         notes=_notes(measured, number.key),
         gain=_gain(measured, number.key),
         published=_published(measured, number),
-    )
-    control = (measured.controls or {}).get(number.control or "")
-    if control is None:
-        return row
-    floor = control.highest_floor
-    return replace(
-        row,
-        interval=span(control.ci, "+.3f"),
-        floor="" if floor is None else f"{floor[0]} {floor[1]:+.3f}",
-        ceiling=_optional(control.ceiling),
-        p="" if control.p is None else f"{control.p:.2g}",
     )
 
 
@@ -98,7 +97,7 @@ def _notes(measured: Measured, key: str) -> str:
         part = measured.rec2ftp
         if part.value is None or part.p is None:
             return part.reason or ""
-        return f"p {part.p:.2g}; {part.n_both} of {part.n_ft}; reverse {_optional(part.reverse)}"
+        return f"{part.n_both} of {part.n_ft}; reverse {_optional(part.reverse)}"
     if key == "sim_aou.normalised":
         return f"noise alone {_optional(measured.sim_aou.noise_floor)}"
     undefined = (measured.sim_am.undefined or {}).get("delta") if key == "sim_am.delta" else None
@@ -109,7 +108,7 @@ def _notes(measured: Measured, key: str) -> str:
 
 def _gain(measured: Measured, key: str) -> str:
     """An accuracy's difference from zero-shot's, with the interval of the paired difference."""
-    control = (measured.controls or {}).get(key.replace(".", "_"))
+    control = (measured.controls or {}).get(key.replace(".", "_")) if key.startswith("accuracy.") else None
     if control is None or control.ci is None:
         return ""
     return f"over zero-shot {shown(control.value, '+.3f')} ({span(control.ci, '+.3f')})"
@@ -132,7 +131,7 @@ def metrics_table(measured: Measured, *, wide: bool = False) -> TextTable:
     """The metrics with their controls; `wide` adds every p, the gains over zero-shot and the papers' values."""
     rows = metric_rows(measured)
     head = ["number", "value", "95 % interval", "highest floor", "ceiling", "notes"]
-    cells = [[row.name, row.value, row.interval, row.floor, row.ceiling, row.notes] for row in rows]
+    cells = [[row.name, row.value, row.interval, row.floor, row.ceiling, row.short_notes] for row in rows]
     note = INTERVALS
     if wide:
         sources = list(dict.fromkeys(source for row in rows for source in row.published))
@@ -167,7 +166,7 @@ def seeds_table(several: SeedsResult) -> TextTable:
         if row is not None:
             ci = None if row.ci is None else (clip(number.key, row.ci[0]), clip(number.key, row.ci[1]))
             values = [shown(value, number.style) for value in row.values]
-            rows.append([number.name, shown(row.mean, number.style), span(ci, "+.3f"), *values])
+            rows.append([number.name, shown(row.mean, number.style), span(ci, number.style), *values])
     return TextTable("Each number over seeds", head, rows, _all_but(head), OVER_SEEDS)
 
 

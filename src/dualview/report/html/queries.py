@@ -12,9 +12,9 @@ from markupsafe import Markup
 
 from dualview.comparison.result import QueryPart, Result
 from dualview.metrics.predictions import predictions
-from dualview.report.chart_data import SETTING_NAMES
-from dualview.report.page import TEMPLATES
-from dualview.report.prompts import Missing, ShownPrompts
+from dualview.report.catalogue import SETTING_NAMES
+from dualview.report.html.page import TEMPLATES
+from dualview.report.html.prompts import Missing, ShownPrompts
 
 BUDGET = 4_000_000
 """Bytes of a report that its queries may take, so that the whole stays below 5 MB."""

@@ -12,14 +12,14 @@ from dualview.comparison.result import Result
 from dualview.io.atomic import write_text
 from dualview.metrics.controls import ROLES
 from dualview.records import Records
-from dualview.report.catalogue import NUMBERS, run_lines, run_title, shown
-from dualview.report.chart_data import SETTING_NAMES, profiles
-from dualview.report.charts import loss_charts, run_charts
-from dualview.report.page import render_page
-from dualview.report.prompts import Missing, ShownPrompts, prompts_of
-from dualview.report.queries import answers_of, patterns_of, query_rows, settings_of, viewer_data
-from dualview.report.repro_command import command_of
-from dualview.report.rows import TextTable, metrics_table
+from dualview.report.catalogue import NUMBERS, SETTING_NAMES, run_lines, run_title, shown
+from dualview.report.charts.profiles import profiles
+from dualview.report.charts.run import loss_charts, run_charts
+from dualview.report.html.page import render_page
+from dualview.report.html.prompts import Missing, ShownPrompts, prompts_of
+from dualview.report.html.queries import answers_of, patterns_of, query_rows, settings_of, viewer_data
+from dualview.report.html.repro_command import command_of
+from dualview.report.tables import TextTable, metrics_table
 
 _CONTENTS = {
     "verdict": "Verdict",

@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 TEMPLATES = Environment(
-    loader=PackageLoader("dualview.report"),
+    loader=PackageLoader("dualview.report.html"),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
@@ -31,7 +31,7 @@ TEMPLATES = Environment(
 def _static(*names: str) -> Markup:
     """The package's own style sheet or scripts, one after another."""
     return Markup("").join(
-        Markup((files("dualview.report") / "static" / name).read_text(encoding="utf-8")) for name in names
+        Markup((files("dualview.report.html") / "static" / name).read_text(encoding="utf-8")) for name in names
     )
 
 
