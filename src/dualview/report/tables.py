@@ -61,7 +61,7 @@ def _row(measured: Measured, number: Number) -> MetricRow:
         value=shown(value, number.style),
         interval=_wilson(measured, number, value) if control is None else span(control.ci, number.style),
         floor="" if floor is None else f"{floor[0]} {floor[1]:{number.style}}",
-        ceiling="" if control is None else _optional(control.ceiling),
+        ceiling="" if control is None or control.ceiling is None else f"{control.ceiling:.3f}",
         p="" if p is None else f"{p:.2g}",
         notes=_notes(measured, number.key),
         gain=_gain(measured, number.key),
@@ -76,10 +76,6 @@ def span(ci: tuple[float, float] | None, style: str = ".3f") -> str:
     '0.250 to 0.500'
     """
     return "" if ci is None else f"{ci[0]:{style}} to {ci[1]:{style}}"
-
-
-def _optional(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
 
 
 def _wilson(measured: Measured, number: Number, value: float | None) -> str:
@@ -97,9 +93,9 @@ def _notes(measured: Measured, key: str) -> str:
         part = measured.rec2ftp
         if part.value is None or part.p is None:
             return part.reason or ""
-        return f"{part.n_both} of {part.n_ft}; reverse {_optional(part.reverse)}"
-    if key == "sim_aou.normalised":
-        return f"noise alone {_optional(measured.sim_aou.noise_floor)}"
+        return f"{part.n_both} of {part.n_ft}; reverse {shown(part.reverse)}"
+    if key == "sim_aou.normalised" and measured.sim_aou.noise_floor is not None:
+        return f"noise alone {measured.sim_aou.noise_floor:.3f}"
     undefined = (measured.sim_am.undefined or {}).get("delta") if key == "sim_am.delta" else None
     if undefined is not None and undefined.count:
         return f"{undefined.count / undefined.of:.0%} undefined, left out"
