@@ -37,11 +37,10 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Called by mkdocs once it knows its files: add the study's results, which lie elsewhere, and the notebook's page."""
+    """Called by mkdocs once it knows its files: add the study's results and the notebook's page."""
     root = Path(config["docs_dir"]).parent
-    tour = Path(config["docs_dir"]) / NOTEBOOK
-    page = File.generated(config, Path(NOTEBOOK).with_suffix(".md").as_posix(), content=notebook_page(tour))
-    files.append(page)
+    tour = notebook_page(Path(config["docs_dir"]) / NOTEBOOK)
+    files.append(File.generated(config, Path(NOTEBOOK).with_suffix(".md").as_posix(), content=tour))
     for path in sorted((root / RESULTS).glob("*.parquet")):
         files.append(File.generated(config, path.relative_to(root).as_posix(), abs_src_path=str(path)))
     return files

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dualview.comparison.result import Result
 from dualview.metrics.measured import CONTROL_OF, Measured
+from dualview.metrics.statistics import wilson_interval
 
 SETTING_NAMES = {"zsl": "zero-shot", "icl": "in-context", "ft": "fine-tuned", "patch": "patched"}
 SIMILARITIES = {
@@ -137,6 +138,13 @@ def clip(key: str, value: float) -> float:
     """
     low, high = _LIMITS.get(key.partition(".")[0], (-math.inf, math.inf))
     return min(max(value, low), high)
+
+
+def accuracy_interval(result: Result, value: float) -> tuple[float, float] | None:
+    """The 95 % interval of one of its accuracies: Wilson over queries."""
+    n = result.task.n_queries
+    found = wilson_interval(round(value * n), n)
+    return None if found is None else (found.low, found.high)
 
 
 def shown(value: float | None, style: str = ".3f") -> str:

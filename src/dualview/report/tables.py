@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
 from dualview.metrics.measured import Measured
-from dualview.metrics.statistics import wilson_interval
-from dualview.report.catalogue import NUMBERS, Number, clip, present, shown
+from dualview.report.catalogue import NUMBERS, Number, accuracy_interval, clip, present, shown
 from dualview.report.published import published
 
 
@@ -54,12 +53,14 @@ def metric_rows(measured: Measured) -> list[MetricRow]:
 
 def _row(measured: Measured, number: Number) -> MetricRow:
     value, control = measured.number(number.key), measured.control_of(number.key)
-    floor = None if control is None else control.highest_floor
+    floor, ci = (None, None) if control is None else (control.highest_floor, control.ci)
+    if isinstance(measured, Result) and number.key.startswith("accuracy.") and value is not None:
+        ci = accuracy_interval(measured, value)  # no control has it
     p = measured.rec2ftp.p if number.key == "rec2ftp.value" else None if control is None else control.p
     return MetricRow(
         name=number.name,
         value=shown(value, number.style),
-        interval=_wilson(measured, number, value) if control is None else span(control.ci, number.style),
+        interval=span(ci, number.style),
         floor="" if floor is None else f"{floor[0]} {floor[1]:{number.style}}",
         ceiling="" if control is None or control.ceiling is None else f"{control.ceiling:.3f}",
         p="" if p is None else f"{p:.2g}",
@@ -76,15 +77,6 @@ def span(ci: tuple[float, float] | None, style: str = ".3f") -> str:
     '0.250 to 0.500'
     """
     return "" if ci is None else f"{ci[0]:{style}} to {ci[1]:{style}}"
-
-
-def _wilson(measured: Measured, number: Number, value: float | None) -> str:
-    """The interval of an accuracy, which no control holds; only a whole result knows its number of queries."""
-    if not isinstance(measured, Result) or not number.key.startswith("accuracy.") or value is None:
-        return ""
-    n = measured.task.n_queries
-    interval = wilson_interval(round(value * n), n)
-    return "" if interval is None else span((interval.low, interval.high))
 
 
 def _notes(measured: Measured, key: str) -> str:

@@ -8,8 +8,7 @@ import numpy as np
 
 from dualview.comparison.result import NormPoint, Result
 from dualview.metrics.sim_aou import noise_floor
-from dualview.metrics.statistics import wilson_interval
-from dualview.report.catalogue import SETTING_NAMES, SIMILARITIES, shown
+from dualview.report.catalogue import SETTING_NAMES, SIMILARITIES, accuracy_interval, shown
 from dualview.report.charts.profiles import Profile
 from dualview.report.charts.spec import Chart, Series, Spec, any_known
 from dualview.report.published import published_values
@@ -29,14 +28,14 @@ def accuracy_chart(result: Result) -> Chart:
     """The settings' accuracies with their intervals, and the papers' on the same task."""
     task = result.task
     values = {name: value for name in SETTING_NAMES if (value := result.number(f"accuracy.{name}")) is not None}
-    intervals = [wilson_interval(round(value * task.n_queries), task.n_queries) for value in values.values()]
+    intervals = [accuracy_interval(result, value) or (None, None) for value in values.values()]
     papers = [published_values(task.name, f"accuracy.{name}") for name in values]
     sources = dict.fromkeys(source for found in papers for source in found)
     bars: Series = {
         "name": "accuracy",
         "values": list(values.values()),
-        "lo": [None if interval is None else interval.low for interval in intervals],
-        "hi": [None if interval is None else interval.high for interval in intervals],
+        "lo": [low for low, _ in intervals],
+        "hi": [high for _, high in intervals],
         "colours": [f"--{name}" for name in values],
     }
     spec: Spec = {

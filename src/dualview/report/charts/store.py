@@ -38,8 +38,8 @@ def accuracy_by_task_chart(group: RunGroup) -> Chart:
         "series": series,
         "marks": marks,
     }
-    note = "Means over draws; whiskers: 95 % intervals, Student over draws, cut at 0 and 1; marks: the papers' models."
-    return Chart("bars", spec, note)
+    note = "Means over draws; whiskers: 95 % intervals, Student over draws, cut at 0 and 1"
+    return Chart("bars", spec, f"{note}; marks: the papers' models." if marks else f"{note}.")
 
 
 def layer_chart(group: RunGroup, key: str) -> Chart | None:

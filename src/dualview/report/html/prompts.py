@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from dualview.comparison.result import Result
@@ -46,18 +47,22 @@ class ShownPrompts:
 
     @classmethod
     def of(cls, prompts: PromptSet, tokenizer: Any) -> ShownPrompts:
-        known = _Decoder(tokenizer)
+        @cache  # candidates repeat from query to query
+        def text_of(ids: tuple[int, ...]) -> str:
+            return str(tokenizer.decode(list(ids)))
+
+        def token_of(token: int) -> str:
+            text = text_of((token,))
+            return str(tokenizer.convert_ids_to_tokens(token)) if not text or "�" in text else text
+
         queries = tuple(
-            ShownQuery(
-                ids=query.ids,
-                candidates=query.candidates,
-                text=known.text(query.ids),
-                labels=tuple(known.text(candidate).strip() for candidate in query.candidates),
-            )
-            for query in prompts.queries
+            ShownQuery(q.ids, q.candidates, text_of(q.ids), tuple(text_of(each).strip() for each in q.candidates))
+            for q in prompts.queries
         )
-        prefix = _prefix(prompts)
-        return cls(prefix, queries, {token: known.token(token) for token in _used(prefix, queries)})
+        bos = () if prompts.bos is None else (Piece("bos", None, (prompts.bos,)),)
+        demos = (Piece(s, i, getattr(demo, s)) for i, demo in enumerate(prompts.demos) for s in _DEMO_SPANS)
+        prefix = (*bos, *demos)
+        return cls(prefix, queries, {token: token_of(token) for token in _used(prefix, queries)})
 
     @property
     def spans(self) -> list[str]:
@@ -85,31 +90,6 @@ class ShownPrompts:
 def _used(prefix: Sequence[Piece], queries: Sequence[ShownQuery]) -> list[int]:
     pieces = (*(p.ids for p in prefix), *(q.ids for q in queries), *(c for q in queries for c in q.candidates))
     return sorted({token for ids in pieces for token in ids})
-
-
-def _prefix(prompts: PromptSet) -> tuple[Piece, ...]:
-    bos = () if prompts.bos is None else (Piece("bos", None, (prompts.bos,)),)
-    demos = (
-        piece
-        for number, demo in enumerate(prompts.demos)
-        for piece in (Piece(span, number, getattr(demo, span)) for span in _DEMO_SPANS)
-    )
-    return (*bos, *demos)
-
-
-class _Decoder:
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._texts: dict[tuple[int, ...], str] = {}
-
-    def text(self, ids: tuple[int, ...]) -> str:
-        if ids not in self._texts:
-            self._texts[ids] = str(self._tokenizer.decode(list(ids)))
-        return self._texts[ids]
-
-    def token(self, token: int) -> str:
-        text = self.text((token,))
-        return str(self._tokenizer.convert_ids_to_tokens(token)) if not text or "�" in text else text
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dualview.comparison.result import NormPoint, Result
 from dualview.io.atomic import write_text
 from dualview.io.errors import UserError
-from dualview.report.catalogue import NUMBERS, SIMILARITIES, Number, shown
+from dualview.report.catalogue import EMBEDDED, NUMBERS, SIMILARITIES, Number, shown
 from dualview.report.charts.run import NORM_KEYS, norm_charts
 from dualview.report.charts.store import group_charts
 from dualview.report.figures.store import (
@@ -69,6 +69,7 @@ def render_store(results: Iterable[Result | RunSummary], title: str = "Many runs
             f"{len(runs)} runs, {len(groups)} group{'s' if len(groups) != 1 else ''} of equal options",
             f"models: {', '.join(dict.fromkeys(run.model for run in runs))}",
             f"tasks: {', '.join(dict.fromkeys(run.task for run in runs))}",
+            *([EMBEDDED] if any(run.model == "embedded" for run in runs) else []),
         ],
         contents=_CONTENTS,
         groups=groups,
@@ -164,7 +165,7 @@ def _own_cells(group: RunGroup, tasks: Sequence[str], means: Sequence[Mean | Non
 def _mean_cell(mean: Mean | None, number: Number, seeds: int) -> Cell:
     if mean is None:
         return Cell()
-    interval = [span((mean.low, mean.high))] if mean.low is not None and mean.high is not None else []
+    interval = [span((mean.low, mean.high), number.style)] if mean.low is not None and mean.high is not None else []
     fewer = [f"{mean.n} of {seeds} seeds"] if mean.n < seeds else []
     return Cell(shown(mean.value, number.style), [*interval, *fewer])
 
