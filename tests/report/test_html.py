@@ -62,6 +62,7 @@ def test_every_number_stands_beside_its_controls(run: TinyRun, page: Element) ->
     )
     gain = content["controls"]["accuracy_icl"]
     assert f"over zero-shot {gain['value']:+.3f}" in rows["accuracy, in-context"][-1]
+    assert not any("over zero-shot" in cells[-1] for name, cells in rows.items() if not name.startswith("accuracy"))
     listed = text(page.by_id("numbers"))
     for name, found in control["floors"].items():
         assert name in listed and (found is None or f"{found:+.3f}" in listed)
