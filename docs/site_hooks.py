@@ -1,11 +1,13 @@
 """What the site makes when it is built: the pages of results in its menu, and the command line's reference.
 
 `findings.md` and `lab/*.md` are written from result files, so the menu lists those that there are; the files that the
-findings link to go onto the site. `reference/cli.md` gets every verb and option, read from the program itself.
+findings link to go onto the site. The notebook becomes a page. `reference/cli.md` gets every verb and option, read from
+the program itself.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from dualview.cli.lab import lab_app
 from dualview.cli.main import app
 
 RESULTS = "studies/results"
+NOTEBOOK = "notebooks/tour.ipynb"
 NEEDS = re.compile(r"^(```.*) needs=\"[^\"]*\"", re.MULTILINE)
 """Why a block is not run by the tests: no option of the site's, which would not show such a block as code."""
 PLACE = "<!-- every verb, filled in when the site is built -->"
@@ -34,8 +37,10 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Called by mkdocs once it knows its files: the study's results lie outside of the pages' folder."""
+    """Called by mkdocs once it knows its files: add the study's results and the notebook's page."""
     root = Path(config["docs_dir"]).parent
+    tour = notebook_page(Path(config["docs_dir"]) / NOTEBOOK)
+    files.append(File.generated(config, Path(NOTEBOOK).with_suffix(".md").as_posix(), content=tour))
     for path in sorted((root / RESULTS).glob("*.parquet")):
         files.append(File.generated(config, path.relative_to(root).as_posix(), abs_src_path=str(path)))
     return files
@@ -51,6 +56,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if PLACE not in markdown:
         raise ValueError(f"{page.file.src_uri} has lost the place for the verbs: {PLACE}")
     return markdown.replace(PLACE, "\n".join(verbs()))
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook as Markdown: its text, and its code in blocks."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    parts = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    shown = [text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in parts]
+    return "\n\n".join([*shown, f"[The notebook itself]({path.name})", ""])
 
 
 def verbs() -> Iterator[str]:

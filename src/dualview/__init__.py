@@ -123,8 +123,8 @@ __all__ = [
 
 
 def _renderer(name: str) -> Callable[[Any], str]:
-    """A function of `report.notebook`, imported when something is shown."""
-    return lambda thing: getattr(importlib.import_module("dualview.report.notebook"), name)(thing)
+    """A function of `report.html.notebook`, imported when something is shown."""
+    return lambda thing: getattr(importlib.import_module("dualview.report.html.notebook"), name)(thing)
 
 
 display.register("Result", _renderer("result_html"))

@@ -9,10 +9,9 @@ Of the theory:   `sign_risk`. `curves` draws any series with bands.
 from __future__ import annotations
 
 from dualview.report.figures.curves import Curve, curves
-from dualview.report.figures.duality import sign_risk
+from dualview.report.figures.explanation import attention
 from dualview.report.figures.run import (
     accuracy,
-    attention,
     demo_mass,
     kendall,
     norm_curve,
@@ -22,6 +21,7 @@ from dualview.report.figures.run import (
 )
 from dualview.report.figures.store import accuracy_by_task, similarity_against_norm, similarity_by_layer
 from dualview.report.figures.style import save
+from dualview.report.figures.theory import sign_risk
 
 __all__ = [
     "Curve",

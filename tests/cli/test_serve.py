@@ -95,8 +95,8 @@ def test_mistakes(app: typer.Typer, started: dict[str, Any], tmp_path: Path) -> 
         (("--model", tmp_path), "config.json"),
         (("--model", "nope.gguf"), "There is no model 'nope.gguf'"),
         (("--model", "embedded", "--model", " "), "There is no model ' '"),
-        (("--store", tmp_path), "is no store"),
-        (("--store", tmp_path / "none"), "is no store"),
+        (("--store", tmp_path), "is not a store"),
+        (("--store", tmp_path / "none"), "is not a store"),
         (("--allow-host", "http://x y"), "--allow-host 'http://x y'"),
         (("--allow-host", "box.example/"), "--allow-host"),
     ):

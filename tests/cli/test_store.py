@@ -245,7 +245,7 @@ def test_how_to_go_on_is_a_command_for_a_shell(
             )
         ),
         (("report", "empty"), "empty holds neither result.json nor seeds.json and is no store"),
-        (("serve", "--no-browser", "--store", "empty"), "empty is no store, so it has no results to browse"),
+        (("serve", "--no-browser", "--store", "empty"), "empty is not a store; --store takes a folder that"),
         (
             ("sweep", "{study}", "--store", "other"),
             "other is not a store: it has no store.json; name a store or an empty",

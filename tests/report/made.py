@@ -62,6 +62,11 @@ def bend(run: TinyRun) -> Bend:
 
 
 def without_layers(content: dict[str, Any]) -> None:
-    """As if the controls had not been told layer by layer."""
+    """As if the controls had no values layer by layer."""
     for control in content["controls"].values():
         control.pop("per_layer", None)
+
+
+def unrecorded(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of a result (`sim_aou`, `sim_am`, `update_norm`) of a run that did not record it."""
+    return {key: {} if isinstance(value, dict) else None for key, value in part.items()}

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 
 from browser.watched import fits, no_violations, watched
-from dualview.report.html import write_report
-from dualview.report.page import Markup, document, tag
-from dualview.report.store_report import store_report
+from dualview.report.html.page import render_page
+from dualview.report.html.run import write_report
+from dualview.report.html.store import store_report
 from report.made import Bend, TinyRun
 from report.test_figures import with_kendall_layers, with_norms
 from report.test_html import HOSTILE, hostile, hostile_prompts
@@ -163,10 +164,9 @@ def test_hostile_text_is_inert(browser: Any, run: TinyRun, bend: Bend, tmp_path:
 
 
 def test_the_policy_stops_what_should_ever_get_in(browser: Any, tmp_path: Path) -> None:
-    planted_page = tag(
-        "main", Markup("<script>window.hacked = 1</script><img src='http://127.0.0.1:9/x'>"), id="content"
-    )
-    (tmp_path / "page.html").write_text(document("t", planted_page, {"charts": [], "prompts": None}), encoding="utf-8")
+    planted_text = Markup("<script>window.hacked = 1</script><img src='http://127.0.0.1:9/x'>")
+    made = render_page("page.html", "t", {"charts": [], "prompts": None}, body=planted_text)
+    (tmp_path / "page.html").write_text(made, encoding="utf-8")
     page = browser.new_page()
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
@@ -183,9 +183,11 @@ def test_nothing_is_drawn_beyond_the_plot(browser: Any, tmp_path: Path) -> None:
     wide = [{"name": "s", "x": list(range(30)), "values": [0.1 + 0.001 * i for i in range(30)]}]
     wide[0] |= {"lo": [-50.0] * 30, "hi": [50.0] * 30}
     lines = {"title": "lines", "x": {"label": "layer", "values": []}, "y": {"label": "y"}, "series": wide}
-    body = tag("main", tag("div", data_chart=0), tag("div", data_chart=1), id="content")
+    body = Markup('<div data-chart="0"></div><div data-chart="1"></div>')
     charts = [{"kind": "bars", "spec": bars}, {"kind": "lines", "spec": lines}]
-    (tmp_path / "x.html").write_text(document("x", body, {"charts": charts, "prompts": None}), encoding="utf-8")
+    (tmp_path / "x.html").write_text(
+        render_page("page.html", "x", {"charts": charts, "prompts": None}, body=body), encoding="utf-8"
+    )
     inside = """(chart) => {
       const svg = chart.querySelector("svg[role=img]");
       const clips = [...svg.querySelectorAll("g[clip-path]")];

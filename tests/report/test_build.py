@@ -145,7 +145,7 @@ LACKING: list[tuple[Change, str]] = [
     (lambda c: c["queries"][1].update(gold=9), "queries.1"),
     (lambda c: c["queries"][1]["ft"].pop(), "queries.1"),
     (lambda c: c["verdict"].pop("limits"), "verdict.limits"),
-    (lambda c: c["demo_mass"].update(per_head=[]), "demo_mass.per_head"),
+    (lambda c: c["demo_mass"].update(per_head=[]), "demo_mass"),
     (lambda c: c["controls"]["sim_aou"]["per_layer"]["quantiles"]["q50"].pop(), "controls.sim_aou.per_layer"),
     (lambda c: c["controls"]["sim_aou"]["floors_p"].clear(), "controls.sim_aou"),
 ]
@@ -162,10 +162,10 @@ def test_a_mistake_of_ours_is_not_told_as_the_file_s(folder: Path, monkeypatch: 
     def broken(*_given: object, **_named: object) -> None:
         raise IndexError("ours")
 
-    monkeypatch.setattr("dualview.report.html.render", broken)
+    monkeypatch.setattr("dualview.report.html.run.render", broken)
     with pytest.raises(IndexError, match="ours"):
         report(folder)
-    monkeypatch.setattr("dualview.report.store_report.render_store", broken)
+    monkeypatch.setattr("dualview.report.html.store.render_store", broken)
     with pytest.raises(IndexError, match="ours"):
         report(seeds_file(folder))
 

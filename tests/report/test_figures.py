@@ -15,8 +15,9 @@ from dualview.comparison.result import Result
 from dualview.io.errors import UserError
 from dualview.report.figures import run as figures
 from dualview.report.figures.curves import Curve, curves
+from dualview.report.figures.explanation import attention
 from dualview.report.figures.style import CYCLE, SETTINGS, save
-from report.made import Bend, TinyRun
+from report.made import Bend, TinyRun, unrecorded
 
 
 def text_of(figure: Figure) -> str:
@@ -72,7 +73,7 @@ def every_figure(run: TinyRun, bend: Bend) -> dict[str, Figure]:
         with_norms(content)
 
     found = dict(figures.run_figures(bend(everything), run.records))
-    return {**found, "attention": figures.attention(explained())}
+    return {**found, "attention": attention(explained())}
 
 
 def test_every_figure_says_what_was_run(run: TinyRun, bend: Bend) -> None:
@@ -106,7 +107,7 @@ def test_accuracy_bars_are_the_accuracies(bend: Bend) -> None:
 
 
 def test_boxes_are_the_quantiles_and_the_papers_are_drawn(run: TinyRun, bend: Bend) -> None:
-    from dualview.report.profiles import profiles
+    from dualview.report.charts.profiles import profiles
 
     result = bend(on_mr)
     raw = next(p for p in profiles(result, run.records) if p.metric.key == "sim_aou.raw")
@@ -144,13 +145,13 @@ def test_kendall_has_its_controls_and_the_papers(bend: Bend) -> None:
 
 
 def test_attention_shows_both_sides(run: TinyRun) -> None:
-    left, right = figures.attention(explained()).axes
+    left, right = attention(explained()).axes
     assert [bar.get_width() for bar in left.patches] == pytest.approx([0.0, 0.1, 0.2])  # pyright: ignore
     assert [bar.get_width() for bar in right.patches[:3]] == pytest.approx([0.2, 0.1, 0.0])  # pyright: ignore
     assert [bar.get_width() for bar in right.patches[3:]] == pytest.approx([0.0, 0.05, 0.1])  # pyright: ignore
     for part in ({"demos": []}, [], {"query": "only"}):
-        with pytest.raises(UserError, match="no explanation"):
-            figures.attention(part)
+        with pytest.raises(UserError, match="not an explanation"):
+            attention(part)
 
 
 def test_curves_have_bands_and_references() -> None:
@@ -173,7 +174,7 @@ def test_what_a_result_lacks_is_said(bend: Bend) -> None:
         for key in ("controls", "verdict", "kendall", "demo_mass"):
             content.pop(key)
         for part in ("sim_aou", "sim_am"):
-            content[part] = dict.fromkeys(content[part])
+            content[part] = unrecorded(content[part])
 
     result = bend(bare)
     assert set(figures.run_figures(result)) == {"accuracy"}
@@ -263,5 +264,5 @@ def test_whole_numbers_have_whole_ticks() -> None:
 
 
 def test_an_explanation_s_figure_says_how_many_and_which_seed() -> None:
-    assert "3 demonstrations, n = 1 query" in text_of(figures.attention(explained()))
-    assert "3 demonstrations (seed 7), n = 1 query" in text_of(figures.attention({**explained(), "seed": 7}))
+    assert "3 demonstrations, n = 1 query" in text_of(attention(explained()))
+    assert "3 demonstrations (seed 7), n = 1 query" in text_of(attention({**explained(), "seed": 7}))

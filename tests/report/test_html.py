@@ -15,11 +15,11 @@ from dualview.comparison.prepare import prepare
 from dualview.comparison.result import Result
 from dualview.metrics.sim_aou import noise_floor
 from dualview.options import RunOptions
-from dualview.report.html import render, write_report
-from dualview.report.prompts import Missing, ShownPrompts, prompts_of
+from dualview.report.html.prompts import Missing, ShownPrompts, prompts_of
+from dualview.report.html.run import render, write_report
 from dualview.report.published import published
 from dualview.tasks.show_prompt import ShownPrompt
-from report.made import Bend, TinyRun
+from report.made import Bend, TinyRun, unrecorded
 from report.parsed import Element, data_of, parse
 from report.test_figures import with_norms
 
@@ -62,6 +62,7 @@ def test_every_number_stands_beside_its_controls(run: TinyRun, page: Element) ->
     )
     gain = content["controls"]["accuracy_icl"]
     assert f"over zero-shot {gain['value']:+.3f}" in rows["accuracy, in-context"][-1]
+    assert not any("over zero-shot" in cells[-1] for name, cells in rows.items() if not name.startswith("accuracy"))
     listed = text(page.by_id("numbers"))
     for name, found in control["floors"].items():
         assert name in listed and (found is None or f"{found:+.3f}" in listed)
@@ -165,7 +166,7 @@ def test_a_result_without_controls_says_so(bend: Bend) -> None:
         for key in ("controls", "verdict", "kendall", "overlap", "demo_mass", "controls_skipped", "selection"):
             content.pop(key, None)
         for part in ("sim_aou", "sim_am", "update_norm"):
-            content[part] = dict.fromkeys(content[part])
+            content[part] = unrecorded(content[part])
         content["queries"][0]["ft"] = [None, None, None]  # a diverged model
 
     shown = parse(render(bend(bare), prompts=Missing("no texts")))
@@ -202,7 +203,7 @@ def test_hostile_text_stays_text(run: TinyRun, bend: Bend, page: Element) -> Non
 
 def many(result: Result, n: int) -> tuple[Result, ShownPrompts]:
     """So many queries of about forty tokens behind a prefix of two thousand."""
-    from dualview.report.prompts import Piece, ShownQuery
+    from dualview.report.html.prompts import Piece, ShownQuery
 
     content = result.to_json()
     content["queries"] = (content["queries"] * (n // 20 + 1))[:n]

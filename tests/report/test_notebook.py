@@ -9,7 +9,7 @@ import numpy as np
 
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import OverSeeds, SeedsResult
-from report.made import Bend, TinyRun
+from report.made import Bend, TinyRun, unrecorded
 from report.parsed import Element, parse
 from report.test_html import HOSTILE, hostile
 from report.test_store_report import planted
@@ -24,7 +24,7 @@ def images(page: Element) -> list[str]:
 def test_a_result_shows_its_verdict_numbers_and_figures(run: TinyRun) -> None:
     page = parse(run.result._repr_html_())  # pyright: ignore[reportPrivateUsage]
     assert run.result.to_json()["verdict"]["sentence"] in page.text
-    rows = {r.all("td")[0].text: r.all("td")[1].text for r in page.all("tr") if r.all("td")}
+    rows = {r.all("th")[0].text: r.all("td")[0].text for r in page.all("tr") if r.all("td")}
     assert rows["accuracy, in-context"] == f"{run.result.accuracy.icl:.3f}"
     assert len(images(page)) == 2 and all("<svg" in image for image in images(page))
     assert page.all("script") == []
@@ -34,7 +34,7 @@ def test_a_bare_result_is_shown_as_well(bend: Bend) -> None:
     def bare(content: dict[str, Any]) -> None:
         for key in ("controls", "verdict"):
             content.pop(key)
-        content["sim_aou"] = dict.fromkeys(content["sim_aou"])
+        content["sim_aou"] = unrecorded(content["sim_aou"])
 
     page = parse(bend(bare)._repr_html_())  # pyright: ignore[reportPrivateUsage]
     assert "No verdict" in page.text and len(images(page)) == 1
@@ -47,7 +47,7 @@ def test_several_seeds_show_each(run: TinyRun) -> None:
     several = SeedsResult(seeds=[1, 2, 3], summary=summary, verdicts={"supported": 2}, results=results)
     page = parse(several._repr_html_())  # pyright: ignore[reportPrivateUsage]
     (row,) = [r for r in page.all("tr") if r.all("td")]
-    assert [cell.text for cell in row.all("td")][3:] == [f"{value:.3f}" for value in values]
+    assert [cell.text for cell in row.all("td")][2:] == [f"{value:.3f}" for value in values]
     assert "supported 2" in page.text and len(images(page)) == 2
 
 

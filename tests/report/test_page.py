@@ -6,12 +6,15 @@ import base64
 import hashlib
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup
 
-from dualview.report.page import Markup, data_block, document, join, policy, table, tag
+from dualview.report.html.page import TEMPLATES, data_json, policy, render_page
+from dualview.report.tables import TextTable
 from report.parsed import data_of, parse
 
 NASTY = st.one_of(
@@ -37,7 +40,9 @@ def as_parsed(text: str) -> str:
 
 @given(NASTY, NASTY)
 def test_text_and_attributes_come_back_as_they_went_in(text: str, attribute: str) -> None:
-    root = parse(tag("p", text, title=attribute))
+    root = parse(
+        TEMPLATES.from_string('<p title="{{ attribute }}">{{ text }}</p>').render(text=text, attribute=attribute)
+    )
     (element,) = root.children
     assert not isinstance(element, str) and element.name == "p"
     assert [child for child in element.children if not isinstance(child, str)] == []
@@ -52,22 +57,33 @@ def json_values() -> st.SearchStrategy[Any]:
 
 @given(json_values())
 def test_data_comes_back_and_cannot_end_its_element(content: Any) -> None:
-    block = data_block(content, "data")
-    inner = block.removeprefix('<script type="application/json" id="data">').removesuffix("</script>")
+    inner = str(data_json(content))
     assert json.loads(inner) == content
     assert not set("<>&\u2028\u2029") & set(inner)
 
 
+def test_every_template_escapes() -> None:
+    assert all(TEMPLATES.get_template(name).environment.autoescape is True for name in TEMPLATES.list_templates())
+    sources = [TEMPLATES.get_template(name).filename for name in TEMPLATES.list_templates()]
+    assert len(sources) >= 5
+    for source in sources:
+        text = Path(str(source)).read_text(encoding="utf-8")
+        assert "safe" not in text and "autoescape" not in text
+        assert not re.search(r"=\s*\{\{", text), "an attribute without quotes"
+
+
 def test_markup_is_the_only_thing_not_escaped() -> None:
-    assert join("<", Markup("<b>"), None, [1, "&"]) == "&lt;<b>1&amp;"
-    assert tag("input", disabled=True, checked=False, id=None) == "<input disabled>"
-    rows = parse(table(["a", "b"], [["<i>", 2]], label='"x"'))
+    page = render_page("page.html", "t", {}, body=Markup("<b>&amp;</b>"))
+    assert "<b>&amp;</b>" in page and "&lt;b&gt;" in render_page("page.html", "t", {}, body="<b>")
+    table = TextTable('"x"', ["a", "b"], [["<i>", "2"]], {1})
+    module: Any = TEMPLATES.get_template("tables.html").module
+    rows = parse(module.text_table(table))
     assert [cell.text for cell in rows.all("td")] == ["2"] and rows.all("th")[2].text == "<i>"
     assert rows.all("i") == [] and rows.all("div")[0].attributes["aria-label"] == '"x"'
 
 
 def test_a_page_allows_its_own_script_and_style_and_nothing_else() -> None:
-    page = parse(document("<t>", tag("p", "x"), {"a": "</script>"}))
+    page = parse(render_page("page.html", "<t>", {"a": "</script>"}, body="x"))
     (meta,) = [m for m in page.all("meta") if m.attributes.get("http-equiv") == "Content-Security-Policy"]
     allowed = meta.attributes["content"] or ""
     assert allowed == policy() and "default-src 'none'" in allowed and "unsafe" not in allowed
@@ -75,15 +91,15 @@ def test_a_page_allows_its_own_script_and_style_and_nothing_else() -> None:
     for kind, (element,) in (("script", scripts), ("style", page.all("style"))):
         digest = base64.b64encode(hashlib.sha256(element.text.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in allowed
-    assert page.all("title")[0].text == "<t>" and data_of(page) == {"a": "</script>"}
+    assert page.all("title")[0].text == "dualview: <t>" and data_of(page) == {"a": "</script>"}
 
 
 def test_nothing_is_asked_of_another_place() -> None:
-    page = document("t", tag("p", "x"), {})
+    page = render_page("page.html", "t", {}, body="x")
     assert not re.search(r"(src|href|url)\s*[=(]\s*[\"']?(https?:)?//", page)
     assert re.findall(r"https?://[^\s\"'`]+", page) == ["http://www.w3.org/2000/svg"]  # a name, not an address
     assert " on" not in "".join(re.findall(r"<[a-z]+( on[a-z]+)=", page))
 
 
 def test_a_lone_surrogate_can_be_written() -> None:
-    assert "x?y" in document("t", tag("p", "x\ud800y"), {})
+    assert "x?y" in render_page("page.html", "t", {}, body="x\ud800y")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualview.report.profiles import profiles
+from dualview.report.charts.profiles import profiles
 from report.made import Bend, TinyRun, without_layers
 
 
@@ -34,12 +34,12 @@ def test_quantiles_are_those_of_the_queries(run: TinyRun) -> None:
 def test_floors_and_ceilings_average_to_the_verdict_s(run: TinyRun) -> None:
     controls: dict[str, Any] = run.result.to_json()["controls"]
     for profile in profiles(run.result, run.records):
-        told = controls[profile.metric.control]
-        assert set(profile.floors) | {"rotated"} >= set(told["floors"])
+        control = controls[profile.metric.control]
+        assert set(profile.floors) | {"rotated"} >= set(control["floors"])
         for group, rows in (("floors", profile.floors), ("ceilings", profile.ceilings)):
             for name, row in rows.items():
                 known = [value for value in row if value is not None]
-                wanted = told[group][name]
+                wanted = control[group][name]
                 if wanted is None:
                     assert known == []
                 else:

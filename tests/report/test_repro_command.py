@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dualview.cli.main import app
 from dualview.options import PROTOCOLS, RunOptions
-from dualview.report.repro_command import command_of
+from dualview.report.html.repro_command import command_of
 
 TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1, max_size=12)
 CHOSEN = st.fixed_dictionaries(

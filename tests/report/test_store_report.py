@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dualview.comparison.result import Result
+from dualview.comparison.result import NormPoint, Result
 from dualview.io.errors import UserError
-from dualview.report.chart_data import NORM_KEYS, NormPoint
+from dualview.report.charts.run import NORM_KEYS
 from dualview.report.figures.store import accuracy_by_task, similarity_against_norm, similarity_by_layer
-from dualview.report.overview import Run, groups_of, mean_of, tasks_of
+from dualview.report.html.store import render_store, store_report, write_store_figures
+from dualview.report.overview import RunSummary, groups_of, mean_of, tasks_of
 from dualview.report.published import SIX_TASKS, published
-from dualview.report.store_report import render_store, store_report, write_store_figures
 from report.made import TinyRun
 from report.parsed import Element, data_of, parse
 from report.test_figures import text_of
@@ -76,16 +76,16 @@ def test_one_seed_has_no_interval() -> None:
 
 
 def test_groups_differ_in_more_than_task_and_seed(results: list[Result]) -> None:
-    groups = groups_of([Run.of(result) for result in results])
+    groups = groups_of([RunSummary.of(result) for result in results])
     assert [len(group.runs) for group in groups] == [9, 9]
     assert "ft_rule layer-causal" in groups[1].label and "seed" not in groups[0].label
-    assert tasks_of([Run.of(result) for result in results]) == [*SIX_TASKS, "movie"]
+    assert tasks_of([RunSummary.of(result) for result in results]) == [*SIX_TASKS, "movie"]
 
 
 def test_untrained_models_are_called_so(run: TinyRun) -> None:
     content = run.result.to_json()
     content["provenance"]["options"]["weights"] = "untrained"
-    assert "weights untrained" in groups_of([Run.of(Result.model_validate(content))])[0].label
+    assert "weights untrained" in groups_of([RunSummary.of(Result.model_validate(content))])[0].label
 
 
 def rows_of(table: Element) -> dict[str, list[str]]:
@@ -130,7 +130,7 @@ def test_charts_show_means_over_seeds(results: list[Result], page: Element) -> N
 
 
 def test_layers_are_means_over_seeds_with_gaps(results: list[Result]) -> None:
-    group = groups_of([Run.of(result) for result in results])[0]
+    group = groups_of([RunSummary.of(result) for result in results])[0]
     means = group.layers("mr", "sim_aou.raw")
     assert means[1] is None and means[2] is not None and means[2].value == pytest.approx(0.02)
     axes = similarity_by_layer(group, "sim_aou.raw", "SimAOU").axes[0]
@@ -149,7 +149,7 @@ def test_the_order_of_the_runs_does_not_matter(results: list[Result]) -> None:
 
 
 def test_store_figures(results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [Run.of(result) for result in results]
+    runs = [RunSummary.of(result) for result in results]
     group = groups_of(runs)[0]
     bars = accuracy_by_task(group).axes[0]
     heights = [patch.get_height() for patch in bars.patches]  # pyright: ignore
@@ -174,7 +174,7 @@ def test_hostile_names_stay_text(run: TinyRun, bend: Any) -> None:
 
 
 def test_a_thousand_runs_stay_small(results: list[Result], tmp_path: Path) -> None:
-    runs = [Run.of(result) for result in results] * 60
+    runs = [RunSummary.of(result) for result in results] * 60
     path = store_report(runs, tmp_path / "report.html")
     assert path.stat().st_size < 5_000_000
 
@@ -197,7 +197,7 @@ def test_intervals_are_cut_to_what_a_number_can_be(run: TinyRun) -> None:
         {"accuracy.icl": 0.9, "sim_aou.raw": 0.6, "sim_aou.raw_per_layer": [0.5, 0.2, 0.2], "update_norm.ft": 9.0},
     ]
     results = two_seeds(run.result, wide)
-    (group,) = groups_of([Run.of(result) for result in results])
+    (group,) = groups_of([RunSummary.of(result) for result in results])
 
     def ends(key: str) -> tuple[float | None, float | None]:
         mean = group.mean("mr", key)
@@ -241,7 +241,7 @@ def test_figures_are_named_after_their_group_and_say_n(
     results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dualview.report.figures.style.FORMATS", ("svg",))
-    runs = [Run.of(result) for result in results]
+    runs = [RunSummary.of(result) for result in results]
     names = {path.name for path in write_store_figures(runs, tmp_path)}
     assert {"accuracy-model.svg", "accuracy-model-ft_rule-layer-causal.svg", "update_norm.svg"} <= names
     group = groups_of(runs)[0]
@@ -253,8 +253,12 @@ def test_figures_are_named_after_their_group_and_say_n(
 
 def test_a_store_of_everything_stays_small(results: list[Result], tmp_path: Path) -> None:
     """Three thousand runs of as many groups, each with a grid of rates."""
-    points = [NormPoint("sgd", 0.01, 0.1 + i, "ok", 0.5, dict.fromkeys(NORM_KEYS, 0.123456789)) for i in range(12)]
-    one = replace(Run.of(results[0]), points=points)
+    sims: Any = dict.fromkeys(NORM_KEYS.values(), 0.123456789)
+    points = [
+        NormPoint(rule="sgd", lr=0.01, status="ok", queries=20, accuracy=0.5, update_norm=0.1 + i, **sims)
+        for i in range(12)
+    ]
+    one = replace(RunSummary.of(results[0]), points=points)
     runs = [replace(one, options={**one.options, "lr": 0.001 * i}, lr=0.001 * i) for i in range(3000)]
     path = store_report(runs, tmp_path / "report.html")
     assert path.stat().st_size < 5_000_000

@@ -22,4 +22,4 @@ def metrics(
 
     measured = recompute(records, json=json)
     if not is_stdout(json):
-        terminal.show(metrics_report(measured.to_json()))
+        terminal.show(metrics_report(measured))

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dualview.metrics.measured import Measured
+from dualview.metrics.measured import CONTROL_OF, Measured
 
-CONTROL_OF = {
-    "rec2ftp.value": "rec2ftp",
-    "sim_aou.raw": "sim_aou",
-    "sim_aou.normalised": "sim_aou_normalised",
-    "sim_am.after": "sim_am_after",
-    "sim_am.delta": "sim_am",
-    "kendall.released.tau_token": "kendall_released",
-    "kendall.dual_k.tau_token": "kendall_dual_k",
-    "kendall.dual_v.tau_token": "kendall_dual_v",
-    "overlap.ft.token_overlap": "token_overlap",
-}
-"""Which of a result's controls belong to a number, by its key in the result file."""
 _NUMBERS = (
     *("sim_am.before", "update_norm.icl", "update_norm.ft", "demo_mass.mean"),
     *CONTROL_OF,
@@ -50,7 +38,7 @@ def _place(key: str) -> int:
 
 def _row(result: Measured, key: str) -> list[Any] | None:
     value = result.number(key)
-    control = (result.controls or {}).get(CONTROL_OF.get(key, ""))
+    control = result.control_of(key)
     if value is None and control is None:
         return None
     if control is None:

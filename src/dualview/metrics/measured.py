@@ -13,6 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 PerLayer = list[float | None]
 """One number a layer; null where it is undefined."""
 Named = dict[str, float | None]
+CONTROL_OF = {
+    "rec2ftp.value": "rec2ftp",
+    "sim_aou.raw": "sim_aou",
+    "sim_aou.normalised": "sim_aou_normalised",
+    "sim_am.after": "sim_am_after",
+    "sim_am.delta": "sim_am",
+    "kendall.released.tau_token": "kendall_released",
+    "kendall.dual_k.tau_token": "kendall_dual_k",
+    "kendall.dual_v.tau_token": "kendall_dual_v",
+    "overlap.ft.token_overlap": "token_overlap",
+}
+"""The name of a number's controls, by its dotted key in the result file."""
 
 
 class ResultPart(BaseModel):
@@ -218,3 +230,7 @@ class Measured(ResultPart):
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
         return value
+
+    def control_of(self, key: str) -> ControlPart | None:
+        """The controls of a number, by its dotted key."""
+        return (self.controls or {}).get(CONTROL_OF.get(key, ""))

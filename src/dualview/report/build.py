@@ -1,17 +1,20 @@
-"""`dualview report`: from a result, a folder of one, several seeds, or a store, to a report and its figures."""
+"""`dualview report`: the report and figures of a result, a run's folder, several seeds, or a store."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
-from dualview.comparison.result import Result
+from dualview.comparison.result import SCHEMA, Result
+from dualview.comparison.seeds import SCHEMA as SEEDS_SCHEMA
 from dualview.io.atomic import must_be_writable
 from dualview.io.errors import UserError
 from dualview.records import Records, load_records
-from dualview.report.needs import checked, holds_seeds, read_results
 from dualview.store.paths import StorePaths
 
 RESULT, SEEDS, RECORDS, REPORT = "result.json", "seeds.json", "records.safetensors", "report.html"
@@ -22,25 +25,26 @@ def report(source: Path | str, out: Path | str | None = None, figures: Path | st
 
     source    a result's JSON file, the folder a run wrote (its records are used where they were kept), the JSON of
               several seeds, or a store
-    out       the HTML file; by default report.html beside what it reports
+    out       the HTML file; by default report.html next to the source
     """
     source = Path(source)
     if not source.exists():
         raise UserError(f"There is no {source}; give a result's JSON file, a run's folder or a store.")
     file = _file_of(source)
-    where = Path(out) if out is not None else _beside(source, file)
+    where = Path(out) if out is not None else _default_place(source, file)
     must_be_writable(where)
     folder = None if figures is None else Path(figures)
     if file is None:
         return _many(_stored(source), where, folder, source.name)
-    if holds_seeds(file):
-        return _many(read_results(file), where, folder, file.parent.name or "several seeds")
-    (result,) = read_results(file)
+    content = _content(file)
+    if str(content.get("schema", "")).startswith("dualview.seeds/"):
+        return _many(_of_seeds(content, file), where, folder, file.parent.name or "several seeds")
+    result = _checked(content, file)
     return _one(result, _records_of(file, result), where, folder)
 
 
 def _file_of(source: Path) -> Path | None:
-    """The JSON file that is meant; None for a store."""
+    """The JSON file of a source; None for a store."""
     if source.is_file():
         return source
     found = next((source / name for name in (RESULT, SEEDS) if (source / name).is_file()), None)
@@ -57,30 +61,30 @@ def is_store(folder: Path) -> bool:
     return paths.marker.exists() or paths.cells.is_dir()
 
 
-def _beside(source: Path, file: Path | None) -> Path:
+def _default_place(source: Path, file: Path | None) -> Path:
     if file is None or file.name in (RESULT, SEEDS):
         return (source if source.is_dir() else source.parent) / REPORT
     return file.with_suffix(".html")
 
 
 def _records_of(file: Path, result: Result) -> Records | None:
-    """What lies beside a result, if it is of the same run."""
+    """The records next to a result; they must be of the same run."""
     path = file.parent / RECORDS
     if file.name != RESULT or not path.is_file():
         return None
     records = load_records(path)
     same = records.n_queries == len(result.queries)
     if same:
-        told = [[np.nan if x is None else x for x in query.zsl] for query in result.queries]
-        kept = [row[: len(own)] for row, own in zip(records["zsl"].log_probs, told, strict=True)]
-        same = all(np.allclose(a, b, atol=1e-5, equal_nan=True) for a, b in zip(kept, told, strict=True))
+        for kept, query in zip(records["zsl"].log_probs, result.queries, strict=True):
+            scores = [np.nan if score is None else score for score in query.zsl]
+            same = same and np.allclose(kept[: len(scores)], scores, atol=1e-5, equal_nan=True)
     if not same:
-        raise UserError(f"{path} is of another run than {file}; move one of them away.")
+        raise UserError(f"{path} is from another run than {file}; move one of them away.")
     return records
 
 
 def _one(result: Result, records: Records | None, where: Path, figures: Path | None) -> list[Path]:
-    from dualview.report.html import write_report
+    from dualview.report.html.run import write_report
 
     written = [write_report(result, where, records=records)]
     if figures is not None:
@@ -94,13 +98,75 @@ def _stored(folder: Path) -> Iterable[Result]:
     from dualview.store.store import Store
 
     with Store(folder) as store:
-        yield from (checked(stored.result, f"{folder}, cell {stored.key[:12]},") for stored in store.results())
+        yield from (_coherent(stored.result, f"{folder}, cell {stored.key[:12]},") for stored in store.results())
 
 
 def _many(results: Iterable[Result], where: Path, figures: Path | None, title: str) -> list[Path]:
-    from dualview.report.overview import Run
-    from dualview.report.store_report import store_report, write_store_figures
+    from dualview.report.html.store import store_report, write_store_figures
+    from dualview.report.overview import RunSummary
 
-    runs = [Run.of(result) for result in results]
+    runs = [RunSummary.of(result) for result in results]
     written = [store_report(runs, where, title=title)]
     return written if figures is None else [*written, *write_store_figures(runs, figures)]
+
+
+# ----------------------------------------------------------------------------------------------------- reading files
+# A damaged file is reported in one sentence that names it. Once a result has passed, an error while its report is made
+# is dualview's own, and is not presented as the file's.
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        content: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read as JSON ({error}); give a result's JSON file.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is not a dualview result: it holds no object; give a result's JSON file.")
+    return content  # pyright: ignore[reportUnknownVariableType]
+
+
+def _of_seeds(content: dict[str, Any], file: Path) -> list[Result]:
+    """The results of several seeds."""
+    _of_schema(content, SEEDS_SCHEMA, file)
+    results: Any = content.get("results")
+    if not isinstance(results, list) or not results:
+        raise UserError(f"{file} holds no results; make the run again.")
+    parts: list[Any] = results  # pyright: ignore[reportUnknownVariableType]
+    return [_checked(part, f"{file}, result {number},") for number, part in enumerate(parts)]
+
+
+def _checked(content: Any, where: object) -> Result:
+    """The result in a file; `where` is what the sentence calls it."""
+    if not isinstance(content, dict) or not str(content.get("schema", "")).startswith("dualview.result/"):  # pyright: ignore
+        raise UserError(f"{where} is not a dualview result; give a result's JSON file.")
+    _of_schema(content, SCHEMA, where)  # pyright: ignore[reportUnknownArgumentType]
+    try:
+        return _coherent(Result.model_validate(content), where)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the whole"
+        kinds = {"missing": "is missing", "value_error": first["msg"].removeprefix("Value error, ")}
+        raise _lacking(where, f"{place} {kinds.get(first['type'], 'has the wrong type')}") from None
+
+
+def _of_schema(content: dict[str, Any], schema: str, where: object) -> None:
+    if content["schema"] != schema:
+        given = content["schema"]
+        raise UserError(
+            f"{where} is of schema {given} and this dualview reads {schema}; use the version that wrote it."
+        )
+
+
+def _coherent(result: Result, where: object) -> Result:
+    """Queries with the same number of scores in every setting, and a correct candidate among them."""
+    if not result.queries:
+        raise _lacking(where, "queries is empty")
+    for number, query in enumerate(result.queries):
+        own = {len(query.zsl), len(query.icl), len(query.ft)}
+        if len(own) != 1 or not 0 <= query.gold < min(own):
+            raise _lacking(where, f"queries.{number}: the settings' scores and the correct candidate do not match")
+    return result
+
+
+def _lacking(where: object, problem: str) -> UserError:
+    return UserError(f"{where} lacks what a report needs ({problem}); make the run again.")

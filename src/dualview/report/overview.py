@@ -1,4 +1,4 @@
-"""Many runs at once: grouped by everything but task and seed, averaged over seeds."""
+"""Many runs at once: grouped by everything except task and seed, and averaged over seeds."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dualview.comparison.result import Result
+from dualview.comparison.result import NormPoint, Result
 from dualview.metrics._scipy import student_quantile
-from dualview.report.catalogue import ANY, NUMBERS, Limits, at, limits
-from dualview.report.chart_data import NORM_KEYS, SETTING_NAMES, NormPoint, norm_points
-from dualview.report.published import SIX_TASKS, published_values
+from dualview.report.catalogue import NUMBERS, SIMILARITIES, clip
+from dualview.report.charts.profiles import per_layer
+from dualview.report.charts.run import NORM_KEYS, norm_points
+from dualview.report.published import SIX_TASKS
 
-PAPERS_DRAWN = ("Dai et al., 1.3B", "Dai et al., 2.7B")
-"""Whose accuracies stand beside a group's."""
-LAYERED = ("sim_aou.raw", "sim_aou.normalised", "sim_am.delta", "sim_am.after")
-_NO_MATTER = {"task", "seed", "data", "save_records", "model", "protocol", "batch_size"}
-"""Options that do not set groups apart: the table's own axes, and what changes no number."""
+_IGNORED = {"task", "seed", "data", "save_records", "model", "protocol", "batch_size"}
+"""Options that do not separate groups: the axes of the table, and those that change no number."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a report over many runs needs of one: its numbers, without queries."""
+class RunSummary:
+    """The part of a result that a report over many runs needs: its numbers, without queries."""
 
     model: str
     task: str
@@ -40,10 +38,9 @@ class Run:
     options: Mapping[str, Any]
 
     @classmethod
-    def of(cls, result: Result) -> Run:
-        content = result.model_dump(mode="json", by_alias=True, exclude={"queries"})
-        layers = {key: at(content, f"{key}_per_layer") for key in LAYERED}
-        options = result.provenance.options
+    def of(cls, result: Result) -> RunSummary:
+        keys = [*(number.key for number in NUMBERS), "rec2ftp.chance"]
+        layers = {key: per_layer(result, key) for key in SIMILARITIES}
         return cls(
             model=result.provenance.model,
             task=result.task.name,
@@ -53,12 +50,11 @@ class Run:
             rule=result.ft.rule,
             lr=result.ft.lr,
             status=result.ft.status,
-            numbers={number.key: at(content, number.key) for number in NUMBERS}
-            | {"rec2ftp.chance": at(content, "rec2ftp.chance")},
+            numbers={key: result.number(key) for key in keys},
             layers={key: row for key, row in layers.items() if row is not None},
             points=norm_points(result),
-            verdict=at(content, "verdict.overall"),
-            options={name: value for name, value in options.items() if name not in _NO_MATTER},
+            verdict=None if result.verdict is None else result.verdict.overall,
+            options={name: value for name, value in result.provenance.options.items() if name not in _IGNORED},
         )
 
     @property
@@ -67,16 +63,24 @@ class Run:
         norm = self.numbers["update_norm.ft"]
         if norm is None or norm <= 0:
             return None
-        sims = {key: self.numbers[key] for key in NORM_KEYS}
-        where = f"{self.model} on {self.task}, seed {self.seed}"
-        return NormPoint(self.rule, self.lr, norm, self.status, self.numbers["accuracy.ft"], sims, where)
+        sims: dict[str, Any] = {name: self.numbers[key] for key, name in NORM_KEYS.items()}
+        accuracy = self.numbers["accuracy.ft"]
+        return NormPoint(
+            rule=self.rule,
+            lr=self.lr,
+            status=self.status,
+            queries=self.n_queries,
+            accuracy=accuracy,
+            update_norm=norm,
+            **sims,
+        )
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of one number over seeds, with Student's 95 % interval where there are at least two.
+    """The mean of one number over seeds, with its 95 % interval (Student over draws) where there are at least two.
 
-    `n`: over how many of them, for a number need not be defined for every seed.
+    `n` is the number of seeds for which it is defined.
     """
 
     value: float
@@ -85,8 +89,8 @@ class Mean:
     n: int
 
 
-def mean_of(values: Iterable[float | None], within: Limits = ANY) -> Mean | None:
-    """Over the values that are defined; None if there are none. The interval is cut to what the number can be.
+def mean_of(values: Iterable[float | None], key: str = "") -> Mean | None:
+    """Over the defined values; None if there are none. The interval is cut to the values that number `key` can have.
 
     >>> found = mean_of([1.0, 3.0, None])
     >>> found.value, round(found.low, 3), round(found.high, 3), found.n
@@ -101,74 +105,27 @@ def mean_of(values: Iterable[float | None], within: Limits = ANY) -> Mean | None
         return Mean(mean, None, None, 1)
     spread = (sum((value - mean) ** 2 for value in known) / (n - 1)) ** 0.5
     half = student_quantile(0.975, n - 1) * spread / n**0.5
-    return Mean(mean, within.cut(mean - half), within.cut(mean + half), n)
+    return Mean(mean, clip(key, mean - half), clip(key, mean + half), n)
 
 
 @dataclass(frozen=True)
-class Bars:
-    """One setting's accuracy on every task of a group, and what the papers found there."""
-
-    setting: str
-    means: Sequence[Mean | None]
-    papers: Mapping[str, Sequence[float | None]]
-
-    @property
-    def name(self) -> str:
-        return SETTING_NAMES[self.setting]
-
-
-@dataclass(frozen=True)
-class Layers:
-    """One similarity on one task, layer by layer."""
-
-    task: str
-    means: Sequence[Mean | None]
-
-    @property
-    def values(self) -> list[float | None]:
-        return [None if mean is None else mean.value for mean in self.means]
-
-    @property
-    def low(self) -> list[float | None]:
-        return [None if mean is None else mean.low for mean in self.means]
-
-    @property
-    def high(self) -> list[float | None]:
-        return [None if mean is None else mean.high for mean in self.means]
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in task and seed alone."""
+class RunGroup:
+    """Runs that differ only in task and seed."""
 
     label: str
-    runs: Sequence[Run]
+    runs: Sequence[RunSummary]
 
     @property
     def tasks(self) -> list[str]:
         return list(dict.fromkeys(run.task for run in self.runs))
 
-    def on(self, task: str) -> list[Run]:
+    def on(self, task: str) -> list[RunSummary]:
         return [run for run in self.runs if run.task == task]
 
-    def mean(self, task: str, key: str, beside: str | None = None) -> Mean | None:
-        """Over the task's seeds; with `beside`, over those seeds alone for which that number is defined."""
-        runs = [run for run in self.on(task) if beside is None or run.numbers.get(beside) is not None]
-        return mean_of((run.numbers.get(key) for run in runs), limits(key))
-
-    def accuracies(self) -> list[Bars]:
-        """The three settings on every task."""
-        found: list[Bars] = []
-        for setting in ("zsl", "icl", "ft"):
-            key = f"accuracy.{setting}"
-            papers = {s: [published_values(task, key).get(s) for task in self.tasks] for s in PAPERS_DRAWN}
-            known = {source: row for source, row in papers.items() if any(value is not None for value in row)}
-            found.append(Bars(setting, [self.mean(task, key) for task in self.tasks], known))
-        return found
-
-    def layered(self, key: str) -> list[Layers]:
-        """A similarity by layer on every task that has it."""
-        return [Layers(task, means) for task in self.tasks if (means := self.layers(task, key))]
+    def mean(self, task: str, key: str, where: str | None = None) -> Mean | None:
+        """Over the task's seeds; with `where`, only over those for which that number is defined."""
+        runs = [run for run in self.on(task) if where is None or run.numbers.get(where) is not None]
+        return mean_of((run.numbers.get(key) for run in runs), key)
 
     def verdicts(self, task: str | None = None) -> Counter[str]:
         runs = self.runs if task is None else self.on(task)
@@ -178,42 +135,42 @@ class Group:
         """Each layer's mean over seeds; runs of another depth than the first are left out."""
         rows = [run.layers[key] for run in self.on(task) if key in run.layers]
         rows = [row for row in rows if len(row) == len(rows[0])]
-        return [mean_of(column, limits(key)) for column in zip(*rows, strict=True)]
+        return [mean_of(column, key) for column in zip(*rows, strict=True)]
 
 
-def ordered(runs: Iterable[Run]) -> list[Run]:
-    """By model, options (fewest first), task (the papers' six first) and seed, whichever was finished first."""
+def ordered(runs: Iterable[RunSummary]) -> list[RunSummary]:
+    """By model, options (fewest first), task (the papers' six first) and seed, in whatever order they finished."""
     six = {task: place for place, task in enumerate(SIX_TASKS)}
 
-    def place(run: Run) -> tuple[Any, ...]:
+    def place(run: RunSummary) -> tuple[Any, ...]:
         seed = -1 if run.seed is None else run.seed
         return (run.model, len(run.options), _options(run), six.get(run.task, len(six)), run.task, seed)
 
     return sorted(runs, key=place)
 
 
-def _options(run: Run) -> str:
+def _options(run: RunSummary) -> str:
     return json.dumps(run.options, sort_keys=True, default=str)
 
 
-def groups_of(runs: Sequence[Run]) -> list[Group]:
-    """Runs by model and options, each labelled by what sets it apart from the others."""
-    by_key: dict[str, list[Run]] = {}
+def groups_of(runs: Sequence[RunSummary]) -> list[RunGroup]:
+    """Runs by model and options, each labelled by the options that differ between groups."""
+    by_key: dict[str, list[RunSummary]] = {}
     for run in runs:
         by_key.setdefault(f"{run.model} {_options(run)}", []).append(run)
     found = [group[0] for group in by_key.values()]
     names = sorted({name for run in found for name in run.options})
-    telling = [name for name in names if len({str(run.options.get(name)) for run in found}) > 1]
-    return [Group(_label(group[0], telling), group) for group in by_key.values()]
+    differing = [name for name in names if len({str(run.options.get(name)) for run in found}) > 1]
+    return [RunGroup(_label(group[0], differing), group) for group in by_key.values()]
 
 
-def _label(run: Run, telling: Sequence[str]) -> str:
-    """The model and what sets the group apart; a model that was not trained is called so in any case."""
-    said = [f"{name} {run.options[name]}" for name in dict.fromkeys(["weights", *telling]) if name in run.options]
-    return ", ".join([run.model, *said])
+def _label(run: RunSummary, differing: Sequence[str]) -> str:
+    """The model and the options that differ; an untrained model is always labelled as such."""
+    named = [f"{name} {run.options[name]}" for name in dict.fromkeys(["weights", *differing]) if name in run.options]
+    return ", ".join([run.model, *named])
 
 
-def tasks_of(runs: Sequence[Run]) -> list[str]:
+def tasks_of(runs: Sequence[RunSummary]) -> list[str]:
     """The columns of the table: the papers' six if any of them was run, then the others."""
     known = list(dict.fromkeys(run.task for run in runs))
     six = list(SIX_TASKS) if any(task in SIX_TASKS for task in known) else []

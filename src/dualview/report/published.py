@@ -1,4 +1,4 @@
-"""What the papers report, to stand beside what was measured.
+"""What the papers report, to compare with what was measured.
 
 Dai et al. 2022 (arXiv 2212.10559v3), tables 1 to 5, and Deutch et al. 2024 (arXiv 2311.07772), tables 1 and 2: GPT 1.3B
 and 2.7B of the fairseq dense family, 32 shots (19 on CB, 22 on AGNews). Their seeds and learning rates were chosen on

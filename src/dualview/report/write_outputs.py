@@ -1,4 +1,4 @@
-"""What a run leaves in a folder: the result, the tensors if they are to be kept, and the report."""
+"""The files of a run: the result, the records if they are kept, and the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dualview.comparison.seeds import SeedsResult
 from dualview.io.saving import extra, save_somewhere
 from dualview.records import save_records
 from dualview.report.build import report
-from dualview.report.html import write_report
+from dualview.report.html.run import write_report
 
 
 def write(result: Result, *, out: Path | None, json: Path | None) -> list[Path]:

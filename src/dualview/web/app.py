@@ -34,9 +34,9 @@ class Asset:
 
 
 def assets() -> dict[str, Asset]:
-    """Every static file by name: only these can be asked for, so no path leads anywhere else."""
+    """Every static file by name: only these can be requested, so no path leads anywhere else."""
     own = resources.files("dualview.web") / "static"
-    shared = resources.files("dualview.report") / "static"
+    shared = resources.files("dualview.report.html") / "static"
     files = [entry for folder in (own, shared) for entry in folder.iterdir()]
     known = {file.name: (file, _KINDS.get(file.name[file.name.rfind(".") :])) for file in files if "." in file.name}
     return {name: Asset(file.read_bytes(), kind) for name, (file, kind) in known.items() if kind is not None}
@@ -48,7 +48,7 @@ def make_app(shelf: Shelf, policy: Policy, *, store: Sequence[Route] = (), waiti
     `store`: the calls of the browser of a store's results (`results.routes`), if there is a store to browse.
     """
     files, worker = assets(), Worker(waiting)
-    # Rows come from disk, or from a hub that may take long to answer: no computing waits for them, nor disk for hub.
+    # Rows come from disk, or from a hub that may be slow: three threads, so that none waits for another.
     disk, hub = Worker(waiting), Worker(waiting)
     notes = {"version": __version__, "models": list(shelf.models), "tasks": shelf.about_tasks()}
     about = {**notes, "limits": LIMITS, "store": bool(store)}
@@ -80,7 +80,7 @@ def make_app(shelf: Shelf, policy: Policy, *, store: Sequence[Route] = (), waiti
         def work(emit: Emit) -> None:
             emit({"event": "loaded", **shelf.about_model(name, Telling(emit))})
 
-        return Told(worker.submit(work))
+        return EventStream(worker.submit(work))
 
     async def experiment(request: Request) -> Response:
         state = read(State, await request.body())
@@ -89,7 +89,7 @@ def make_app(shelf: Shelf, policy: Policy, *, store: Sequence[Route] = (), waiti
         def work(emit: Emit) -> None:
             answer(state, shelf, emit)
 
-        return Told(worker.submit(work))
+        return EventStream(worker.submit(work))
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
@@ -112,8 +112,8 @@ def make_app(shelf: Shelf, policy: Policy, *, store: Sequence[Route] = (), waiti
     return Guard(Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan), policy)
 
 
-class Told(StreamingResponse):
-    """A job's events as lines of JSON; when the page goes away, the job is cancelled, waiting or running."""
+class EventStream(StreamingResponse):
+    """A job's events as lines of JSON; when the page disconnects, the job is cancelled, waiting or running."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.lines(), media_type="application/x-ndjson")
@@ -127,7 +127,7 @@ class Told(StreamingResponse):
 
 
 async def until_gone(request: Request, job: Job) -> Event:
-    """What a job tells last; when the page goes away before, the job is cancelled, waiting or running."""
+    """A job's last event; when the page disconnects first, the job is cancelled, waiting or running."""
 
     async def gone() -> None:
         while not await request.is_disconnected():
@@ -153,7 +153,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, UserError):
         return JSONResponse({"error": str(error)}, 400)
     if isinstance(error, Busy):
-        sentence = "The server is busy, and as many others are waiting as may; try again in a moment."
+        sentence = "The server is busy and its queue is full; try again in a moment."
         return JSONResponse({"error": sentence}, 503, {"retry-after": "5"})
     if isinstance(error, HTTPException):
         sentence = f"There is nothing at {request.url.path}." if error.status_code == 404 else f"{error.detail}."

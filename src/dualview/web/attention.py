@@ -6,8 +6,8 @@ in what the value projections' update does to the query,
     share_t = ⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖²        signed; over all training tokens they sum to 1
 
 (`demo_tokens`). A head's share is the same over the rows of W_V that make the head's values; heads that share their
-values (grouped attention) share it too. The same at a learning rate of 0, whose error signals are the first gradient's,
-is the control of how far the two rankings agree. Attention mass is not influence, and no share says what would have
+values (grouped attention) share it too. The same at a learning rate of 0, with the error signals of the first gradient,
+is the control for how far the two rankings agree. Attention mass is not influence, and no share says what would have
 happened without a token.
 """
 
@@ -58,11 +58,11 @@ class Parts:
 
 
 RATES = 2
-"""Fine-tuning is taken apart at the rate asked for, and at 0."""
+"""Fine-tuning is decomposed at the given rate, and at 0."""
 
 
 def attention_steps(prepared: Prepared) -> int:
-    """How often `attention_json` tells of its progress: ICL's pass, and for each rate every step and every layer."""
+    """How often `attention_json` reports its progress: ICL's pass, and for each rate every step and every layer."""
     steps = len(steps_of(prepared.prompts.training_sequences, recipe_of(prepared.options)))
     return 1 + RATES * (steps + len(prepared.lm.anatomy.layers))
 
@@ -70,7 +70,7 @@ def attention_steps(prepared: Prepared) -> int:
 def attention_json(prepared: Prepared, lr: float, advance: Advance) -> dict[str, Any]:
     """Both sides over the demonstrations' tokens; fine-tuning's is null, with the reason, where it has no dual form.
 
-    `advance` is called often enough that whoever has gone away is noticed there.
+    `advance` is called often, so that a client that has disconnected is noticed.
     """
     lm, prompts = prepared.lm, prepared.prompts
     shared = demo_tokens(prompts)

@@ -1,6 +1,6 @@
-"""One answer of the explorer, told as it comes: the prompt, the three settings, every step, likeness and attention.
+"""One answer of the explorer, sent part by part: prompt, three settings, every step, similarity and attention.
 
-Nothing is computed here that the library does not compute; this is the order in which it is asked.
+All computing is done by the library; this module only decides the order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dualview.web.state import MOST_TOKENS, State
 
 
 def answer(state: State, shelf: Shelf, emit: Emit) -> None:
-    """Run a state's experiment and tell of every part of it."""
+    """Run a state's experiment and send every part of it."""
     began = time.monotonic()
     lm = shelf.model(state.model, Telling(emit))
     with written(state, shelf.options) as options:
@@ -46,7 +46,7 @@ def answer(state: State, shelf: Shelf, emit: Emit) -> None:
         status = status_of(tuned, passes["ft"].settings[0].log_probs)
         losses = [plain(loss) for loss in tuned.losses]
         emit({**_setting("ft", passes["ft"]), "lr": tuned.lr, "losses": losses, "status": status})
-        _likeness(prepared, passes, tuned.lr, emit)
+        _similarity(prepared, passes, tuned.lr, emit)
         with Telling(emit).part("attention, and fine-tuning taken apart", attention_steps(prepared)) as advance:
             attention = attention_json(prepared, tuned.lr, advance)
         emit({"event": "attention", **attention})
@@ -54,7 +54,7 @@ def answer(state: State, shelf: Shelf, emit: Emit) -> None:
 
 
 def _prepared(options: RunOptions, lm: LanguageModel) -> Prepared:
-    """The prompts; where they do not fit, what to do on the page, which has no --max-context."""
+    """The prompts; where they do not fit, the advice is for the page, which has no --max-context."""
     try:
         return prepare(options, lm)
     except UserError as error:
@@ -93,7 +93,7 @@ def _prompt(prepared: Prepared, state: State, shelf: Shelf) -> dict[str, Any]:
 
 
 def _ask_untrained(prepared: Prepared, emit: Emit) -> dict[str, Asked]:
-    """Zero-shot and in-context: what needs no training comes first."""
+    """Zero-shot and in-context, which need no training."""
     passes: dict[str, Asked] = {}
     for name, how in (("zsl", prepared.zero_shot), ("icl", prepared.in_context)):
         passes[name] = ask(prepared.lm, prepared.prompts.queries, how)
@@ -136,8 +136,8 @@ def _fine_tune(prepared: Prepared, emit: Emit) -> Tuned:
     return finetune(lm, prompts.training_sequences, [options.lr], recipe, watch=Watch(on_step))[0]
 
 
-def _likeness(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: Emit) -> None:
-    """The similarities with what they are held against."""
+def _similarity(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: Emit) -> None:
+    """The similarities with their floors and ceilings."""
     controls = control_settings(
         prepared,
         lr,

@@ -1,7 +1,7 @@
-"""One thread computes, whatever many pages ask; the event loop only passes on what it tells.
+"""One thread computes for all pages; the event loop only passes its events on.
 
-A model is not made for two passes at once (patches are worn as hooks), and two would not be faster on the same cores.
-So work waits its turn in a short queue; when that is full, more is refused at once rather than kept waiting for long.
+A model cannot run two passes at once (patches are applied as hooks), and two would not be faster on the same cores.
+So work waits in a short queue; when that is full, more is refused at once.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ class Busy(Exception):
 
 
 class Cancelled(Exception):
-    """Whoever asked has gone away; raised in the work itself when it next has something to tell."""
+    """The client has disconnected; raised in the work itself at its next event."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work and the line its events come over."""
+    """One piece of work and the queue of its events."""
 
     work: Work
     ahead: int
-    """Jobs before it when it was taken in."""
+    """Jobs before it when it was accepted."""
     _loop: asyncio.AbstractEventLoop
     _line: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue[bytes | None])
     _gone: threading.Event = field(default_factory=threading.Event)
 
     async def lines(self) -> AsyncGenerator[bytes]:
-        """Every event as a line of JSON, as it comes: its place in the queue first."""
+        """Every event as a line of JSON, its place in the queue first."""
         yield _line({"event": "queued", "ahead": self.ahead})
         while (line := await self._line.get()) is not None:
             yield line
 
     async def result(self) -> Event:
-        """The last event, for work that tells one thing."""
+        """The last event, for work that sends only one."""
         last: Event = {}
         async for line in self.lines():
             last = json.loads(line)
@@ -66,34 +66,34 @@ class Job:
         return self._gone.is_set()
 
     def emit(self, event: Event) -> None:
-        """Tell of an event (called by the work, in its thread)."""
+        """Send an event (called by the work, in its thread)."""
         if self.cancelled:
             raise Cancelled
         self._send(_line(event))
 
     def run(self) -> None:
-        """Do the work; a user's mistake is told as one, any other error is logged and told without its details."""
+        """Do the work; a `UserError` is sent as it is, any other error is logged and sent without its details."""
         try:
             if not self.cancelled:
                 self.work(self.emit)
         except Cancelled:
             pass
         except UserError as error:
-            self._tell_error(str(error), 400)
+            self._send_error(str(error), 400)
         except MemoryError:
-            self._tell_error("The machine has not enough memory for this; shorten the demonstrations.", 500)
+            self._send_error("This machine does not have enough memory for this; shorten the demonstrations.", 500)
         except Exception:
             _log.exception("the work failed")
-            self._tell_error("Something went wrong on the server; its log says what.", 500)
+            self._send_error("Something went wrong on the server; its log says what.", 500)
         finally:
             self._send(None)
 
-    def _tell_error(self, sentence: str, status: int) -> None:
+    def _send_error(self, sentence: str, status: int) -> None:
         with suppress(Cancelled):
             self.emit({"event": "error", "error": sentence, "status": status})
 
     def _send(self, line: bytes | None) -> None:
-        with suppress(RuntimeError):  # the loop has been closed: nobody listens any more
+        with suppress(RuntimeError):  # the loop is closed: no client is left
             self._loop.call_soon_threadsafe(self._line.put_nowait, line)
 
 
@@ -124,17 +124,17 @@ class Worker:
             waiting, self._jobs = self._jobs, deque()
             self._changed.notify_all()
         for job in waiting:
-            job.run()  # cancelled: it only ends its line
+            job.run()  # cancelled: it only ends its queue
         self._thread.join(seconds)
 
     def submit(self, work: Work) -> Job:
-        """Take work in, or raise `Busy`. To be called in the event loop."""
+        """Accept work, or raise `Busy`. Call it in the event loop."""
         with self._changed:
-            # Those that left while they waited have given their place up.
+            # Clients that left while they waited free their places.
             self._jobs = deque(job for job in self._jobs if not job.cancelled)
             if len(self._jobs) >= self._most:
                 raise Busy
-            running = self._running is not None and not self._running.cancelled  # else it ends at its next word
+            running = self._running is not None and not self._running.cancelled  # else it ends at its next event
             job = Job(work, len(self._jobs) + running, asyncio.get_running_loop())
             self._jobs.append(job)
             self._changed.notify_all()

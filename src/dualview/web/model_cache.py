@@ -23,7 +23,7 @@ EMBEDDED = "SmolLM2-135M-Instruct, rounded to 4 bits and instruction-tuned: its 
 
 
 class Shelf:
-    """What may be asked for by name, and nothing else."""
+    """What the page can choose by name, and nothing else."""
 
     def __init__(self, models: Sequence[str], *, data: Path | None = None, dtype: str, device: str) -> None:
         self.models = tuple(dict.fromkeys(models))
@@ -44,7 +44,7 @@ class Shelf:
         return self._loaded[name]
 
     def _fetch(self, progress: Progress) -> None:
-        """The embedded model is fetched and converted on its first use, which takes a while and says so."""
+        """The embedded model is fetched and converted on its first use; the page shows the progress."""
 
         def say(message: str) -> None:
             with progress.part(message, 1):
@@ -84,7 +84,7 @@ class Shelf:
         return self._tasks[name]
 
     def on_hub(self, name: str) -> bool:
-        """Whether a task's rows are still to come from the hub, which may take long or fail."""
+        """Whether a task's rows must still be fetched from the hub, which may be slow or fail."""
         return name in self._names and name not in self._tasks and self._where(load_task(name)) == "hub"
 
     def draw(self, wanted: DrawQuery) -> dict[str, Any]:

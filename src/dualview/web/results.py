@@ -14,9 +14,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from dualview.metrics.summary import plain
-from dualview.report.html import render
-from dualview.report.page import policy
-from dualview.report.prompts import Missing
+from dualview.report.html.page import policy
+from dualview.report.html.prompts import Missing
+from dualview.report.html.run import render
 from dualview.store.api import ls
 from dualview.store.paths import KEY
 from dualview.store.store import Store
@@ -33,7 +33,7 @@ FRAMED = {
     "content-security-policy": f"sandbox allow-scripts; {policy()}; frame-ancestors 'self'",
     "x-frame-options": "SAMEORIGIN",
 }
-# A report from here shows no prompts: to make them again it would read models and rows that a result names.
+# A report from here shows no prompts: to rebuild them it would read models and rows that a result names.
 NO_PROMPTS = Missing(
     "The explorer does not read the models and rows that a stored result names; `dualview report` does"
 )
@@ -42,9 +42,9 @@ Found = TypeVar("Found")
 
 
 def routes(store: Path) -> list[Route]:
-    """The calls of the browser of one store; a folder that is none is a mistake at once."""
+    """The calls of the browser of one store; a folder that is not a store is an error at once."""
     Store(store).close()
-    turns = asyncio.Semaphore(2)  # reading is disk and processor too: what computes should not starve
+    turns = asyncio.Semaphore(2)  # reading takes disk and CPU time too: the experiments need some
 
     async def read(work: Callable[[], Found]) -> Found:
         async with turns:

@@ -40,7 +40,7 @@ def serve(
     port         0 takes a free one
     host         any address but 127.0.0.1 needs a token
     model        the models the page may choose from: embedded, a folder, a .gguf file, a hub id
-    store        a store whose results can be browsed at /store
+    store        a store to browse at /store
     data         rows of the library's tasks, in <task>/{train,validation}.jsonl, instead of the hub
     token        asked for on every call (at least 16 characters)
     allow_host   further Host headers the server is reached by, as browsers send them (box.example:8765)
@@ -55,7 +55,7 @@ def serve(
     for name in model:
         must_be_there(name)
     if store is not None and not is_store(store):
-        raise UserError(f"{store} is no store, so it has no results to browse; --store takes what `sweep` wrote.")
+        raise UserError(f"{store} is not a store; --store takes a folder that `sweep` wrote.")
     policy_for(host, port, token=token, names=allow_host)  # before anything is bound
     shelf = Shelf(model, data=data, dtype=dtype, device=device)
     routes = [] if store is None else results.routes(store)
@@ -73,7 +73,7 @@ def serve(
     config = uvicorn.Config(
         app,
         log_level="warning",
-        access_log=False,  # it would write the token of a first visit down
+        access_log=False,  # it would log the token of a first visit
         server_header=False,
         timeout_graceful_shutdown=2,
         limit_concurrency=200,
@@ -83,7 +83,7 @@ def serve(
 
 
 def must_be_there(name: str) -> None:
-    """A model that is a path must be one; whether a hub has one is only known when it is asked for."""
+    """A model given by path must exist; whether a hub has one is known only when it is loaded."""
     path = Path(name).expanduser()
     is_path = path.exists() or path.suffix == ".gguf" or name.startswith((".", "/", "~")) or name.count("/") > 1
     whole = path.is_file() if path.suffix == ".gguf" else (path / "config.json").is_file()

@@ -1,7 +1,7 @@
-"""How alike in-context learning and fine-tuning change one query, layer by layer, between floor and ceiling.
+"""How similarly in-context learning and fine-tuning change one query, layer by layer, between floor and ceiling.
 
-One query has no interval and no other query to be shuffled with; those floors and the verdict need many queries, which
-`dualview run` asks. What is left: the floors that the query's own records and the two quick controls give.
+One query has no interval and no other query to shuffle with: those floors and the verdict need many queries, as in
+`dualview run`. Here are the floors that the query's own records and the two quick controls give.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class TypedRow(_Checked):
 
     fields: dict[Label, Text]
     label: Annotated[int, Field(ge=0)] | None = None
-    """None for a query whose right answer is not known."""
+    """None for a query with an unknown answer."""
     choices: Annotated[list[Label], Field(max_length=MOST_LABELS)] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Draw(_Checked):
 
 
 class DrawQuery(Draw):
-    """The same, and which of the task's queries to show beside them."""
+    """The same, and which of the task's queries to show with them."""
 
     query: Annotated[int, Field(ge=0, lt=1000)] = 0
 
@@ -105,11 +105,11 @@ class State(_Checked):
             if row.label is not None and row.label >= len(answers):
                 raise ValueError(f"{who} has label {row.label}, but there are {len(answers)} answers, counted from 0")
             if self.labels and row.choices is not None:
-                raise ValueError(f"{who} has choices of its own beside the task's labels; give one or the other")
+                raise ValueError(f"{who} has its own choices as well as the task's labels; give one or the other")
         return self
 
     def document(self, name: str) -> dict[str, Any]:
-        """The typed task as its YAML file says it; its rows are the files beside it."""
+        """The typed task as in its YAML file; its rows are files in the same folder."""
         answers = {"labels": list(self.labels)} if self.labels else {"choices": "choices"}
         head = {"name": name, "template": self.template, **answers, "separator": self.separator}
         return {**head, "train": "demos.jsonl", "validation": "query.jsonl"}
@@ -120,7 +120,7 @@ class State(_Checked):
 
 Model = TypeVar("Model", bound=_Checked)
 
-_SAID = {
+_PROBLEMS = {
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
     "less_than": "must be less than {lt}",
@@ -153,11 +153,11 @@ def read(kind: type[Model], body: bytes) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
-            raise UserError("The request is no JSON; send an object.") from error
+            raise UserError("The request is not JSON; send an object.") from error
         own = str(first["msg"]).removeprefix("Value error, ").rstrip(".") if first["type"] == "value_error" else None
-        said = own or _SAID.get(first["type"], "is not what belongs here").format(**first.get("ctx", {}))
+        problem = own or _PROBLEMS.get(first["type"], "has the wrong type").format(**first.get("ctx", {}))
         place = _place(first["loc"])
-        raise UserError(f"{place}: {said}." if place else f"{said[0].upper()}{said[1:]}.") from error
+        raise UserError(f"{place}: {problem}." if place else f"{problem[0].upper()}{problem[1:]}.") from error
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

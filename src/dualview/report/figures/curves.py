@@ -1,4 +1,4 @@
-"""The lab's curves: named series over steps (or lengths, layers, rates), each with a band over seeds."""
+"""Curves of any kind: named series over steps (or lengths, layers, rates), each with a band over seeds."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dualview.report.figures.style import GREY, dress, finite, legend, look, new_figure, plain, small_print
+from dualview.report.charts.spec import Chart, Spec
+from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FEW = 30
-"""Points up to which each one gets its marker."""
-
 
 @dataclass(frozen=True)
 class Curve:
-    """One series: its mean at each x and, where there are several seeds, the band about it."""
+    """One series: its mean at each x and, where there are several seeds, the band around it."""
 
     x: Sequence[float]
     mean: Sequence[float | None]
@@ -38,40 +36,16 @@ def curves(
 ) -> Figure:
     """Every series as a line with its band; `references` are horizontal lines (a closed form, chance, a paper's value).
 
-    `note` is the small print: what was trained, on what, how many seeds, and what the band is.
+    `note` is the caption: what was trained, on what, how many seeds, and what the band is.
     """
-    figure = new_figure(6.4, 3.9)
-    axes = figure.add_subplot()
-    dress(axes, xlabel=xlabel, ylabel=ylabel)
-    for index, (name, curve) in enumerate(series.items()):
-        how = look(index)
-        axes.plot(
-            list(curve.x),
-            finite(curve.mean),
-            color=how.colour,
-            linestyle=how.line,
-            linewidth=1.4,
-            marker=how.marker,
-            markersize=3.5,
-            markevery=max(1, len(curve.x) // FEW + (len(curve.x) > FEW)),
-            label=plain(name),
-        )
-        if curve.lo is not None and curve.hi is not None:
-            axes.fill_between(
-                list(curve.x), finite(curve.lo), finite(curve.hi), color=how.colour, alpha=0.18, linewidth=0
-            )
-    for index, (name, value) in enumerate((references or {}).items()):
-        dashes = (0, (6, 3)) if index % 2 == 0 else (0, (2, 2))
-        axes.axhline(value, color=GREY, linewidth=1.0, linestyle=dashes, label=plain(name))
-    if log_x:
-        axes.set_xscale("log")
-    elif all(float(x).is_integer() for curve in series.values() for x in curve.x):  # layers, steps: no half ones
-        from matplotlib.ticker import MaxNLocator
-
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if log_y:
-        axes.set_yscale("log")
-    if len(series) > 1 or references:
-        legend(axes)
-    small_print(figure, title, note)
-    return figure
+    spec: Spec = {
+        "title": title,
+        "x": {"label": xlabel, "log": log_x},
+        "y": {"label": ylabel, "log": log_y},
+        "series": [
+            {"name": name, "x": curve.x, "values": curve.mean, "lo": curve.lo, "hi": curve.hi}
+            for name, curve in series.items()
+        ],
+        "rules": [{"name": name, "value": value} for name, value in (references or {}).items()],
+    }
+    return draw([Chart("lines", spec)], title, note, (6.4, 3.9))

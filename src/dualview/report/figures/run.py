@@ -1,114 +1,48 @@
-"""Figures for a paper: one function each, from results, records or explanations to a matplotlib figure.
+"""Figures of one run: one function each, from a result to a matplotlib figure.
 
-`save(figure, path)` writes PDF, SVG and PNG. Every figure says what was run beneath it, and draws the papers' values
-for the task, which are of other models, wherever they exist.
+`save(figure, path)` writes PDF, SVG and PNG. Every figure has a caption that says what was run, and draws the papers'
+values for the task, which are of other models, where they exist.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dualview.comparison.result import Result
 from dualview.io.errors import UserError
-from dualview.metrics.controls import QUANTILES
 from dualview.records import Records
-from dualview.report.catalogue import at
-from dualview.report.chart_data import (
-    KENDALL_FORMS,
+from dualview.report.catalogue import SIMILARITIES, caption
+from dualview.report.charts.profiles import Profile, profiles
+from dualview.report.charts.run import (
     NORM_KEYS,
-    TITLES,
-    NormPoint,
-    NormSeries,
-    accuracies,
-    caption,
-    demo_parts,
-    kendall_layers,
-    n_candidates,
-    noise_at,
+    accuracy_chart,
+    demo_mass_chart,
+    kendall_chart,
     norm_points,
-    norm_series,
+    profile_chart,
+    run_norm_charts,
 )
-from dualview.report.figures.curves import Curve, curves
-from dualview.report.figures.style import (
-    BLACK,
-    CEILING,
-    FLOOR,
-    GREY,
-    SETTINGS,
-    SMALL,
-    dress,
-    finite,
-    legend,
-    look,
-    new_figure,
-    plain,
-    save,
-    short,
-    small_print,
-)
-from dualview.report.profiles import Profile, profiles
-from dualview.report.published import published_values
+from dualview.report.charts.spec import Chart
+from dualview.report.figures.draw import draw
+from dualview.report.figures.style import SETTINGS, SMALL, dress, finite, new_figure, save, small_print
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Curve",
-    "accuracy",
-    "attention",
-    "curves",
-    "demo_mass",
-    "kendall",
-    "norm_curve",
-    "run_figures",
-    "save",
-    "sim_am",
-    "sim_aou",
-    "write_figures",
-]
+NORM_SIZE = (9.4, 3.3)
+NORM_TITLES = [SIMILARITIES[key] for key in NORM_KEYS]
 
-_PAPER_MARKS = ("D", "o", "v", "P")
-_PAPER_LINES: tuple[Any, ...] = ((0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)))
+
+def _note(result: Result, chart: Chart) -> str:
+    return f"{caption(result)} {chart.note}"
 
 
 def accuracy(result: Result) -> Figure:
-    """Accuracy of the settings with 95 % intervals over queries (Wilson), and the papers' on the same task."""
-    shares = accuracies(result)
-    figure = new_figure(5.6, 3.6)
-    axes = figure.add_subplot()
-    dress(axes, ylabel=f"accuracy (share of {result.task.n_queries} queries)")
-    for index, share in enumerate(shares):
-        how = SETTINGS.get(share.setting, look(3))
-        axes.bar(index, share.value, 0.62, color=how.colour, edgecolor="white", hatch=how.hatch, linewidth=0)
-        whiskers = [[share.value - share.low], [share.high - share.value]]
-        axes.errorbar(index, share.value, yerr=whiskers, color=BLACK, capsize=4, linewidth=1.2)
-        axes.annotate(
-            f"{share.value:.3f}", (index, share.high), (0, 3), textcoords="offset points", ha="center", fontsize=SMALL
-        )
-    sources = list(dict.fromkeys(source for share in shares for source in share.papers))
-    for mark, source in zip(_PAPER_MARKS, sources, strict=False):
-        known = [(i, share.papers[source]) for i, share in enumerate(shares) if source in share.papers]
-        axes.plot(
-            [i + 0.22 for i, _ in known],
-            [value for _, value in known],
-            linestyle="none",
-            marker=mark,
-            markersize=6,
-            color=BLACK,
-            markeredgecolor="white",
-            label=plain(source),
-        )
-    if candidates := n_candidates(result):
-        axes.axhline(1 / candidates, color=GREY, linewidth=1, linestyle=":", label=f"one of {candidates} labels")
-    axes.set_xticks(range(len(shares)), [share.name for share in shares], fontsize=SMALL + 1)
-    axes.set_ylim(0, 1.04)
-    axes.set_xlim(-0.6, len(shares) - 0.4)
-    legend(axes)
-    small_print(figure, "Accuracy of the settings", f"{caption(result)} Whiskers: 95 % intervals over queries.")
-    return figure
+    """Accuracy of the settings with 95 % intervals (Wilson over queries), and the papers' on the same task."""
+    chart = accuracy_chart(result)
+    return draw([chart], "Accuracy of the settings", _note(result, chart), (5.6, 3.6))
 
 
 def sim_aou(result: Result, records: Records | None = None) -> Figure:
@@ -116,112 +50,36 @@ def sim_aou(result: Result, records: Records | None = None) -> Figure:
 
     Without records: the layers' means, and one floor and ceiling for all layers.
     """
-    return _by_layer(result, profiles(result, records), "sim_aou", "SimAOU: attention's output")
+    return _by_layer(result, profiles(result, records), "sim_aou")
 
 
 def sim_am(result: Result, records: Records | None = None) -> Figure:
     """SimAM by layer, of the changes and of the whole maps (figure 3 of Dai et al.), with floors and ceiling."""
-    return _by_layer(result, profiles(result, records), "sim_am", "SimAM: attention's logits")
+    return _by_layer(result, profiles(result, records), "sim_am")
 
 
-def _by_layer(result: Result, found: Sequence[Profile], family: str, title: str) -> Figure:
-    chosen = [profile for profile in found if profile.metric.key.startswith(f"{family}.")]
-    if not chosen:
+_FAMILIES = {"sim_aou": "SimAOU: attention's output, by layer", "sim_am": "SimAM: attention's logits, by layer"}
+
+
+def _by_layer(result: Result, found: Sequence[Profile], family: str) -> Figure:
+    charts = [profile_chart(profile) for profile in found if profile.metric.key.startswith(f"{family}.")]
+    if not charts:
         raise UserError(f"This result has no {family} by layer: the run did not record it.")
-    figure = new_figure(7.2, 2.75 * len(chosen) + 0.6)
-    panels = figure.subplots(len(chosen), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, profile in zip(panels, chosen, strict=True):
-        dress(axes, ylabel=f"{profile.metric.title} (cosine)")
-        _draw_profile(axes, profile)
-        if profile.before is not None:
-            before = finite(profile.before)
-            axes.plot(range(len(before)), before, color=BLACK, linewidth=1.1, linestyle=":", label="before")
-        legend(axes)
-    panels[-1].set_xlabel("layer", fontsize=SMALL + 1)
-    spread = "Boxes: quartiles over queries; whiskers: 5 to 95 %; diamonds: means."
-    flat = "Means over queries; floor and ceiling are those of all layers together."
-    small_print(figure, f"{title}, by layer", f"{caption(result)} {flat if chosen[0].quantiles is None else spread}")
-    return figure
-
-
-def _draw_profile(axes: Axes, profile: Profile) -> None:
-    layers = list(range(profile.layers))
-    if profile.quantiles is None:
-        how = SETTINGS["icl"]
-        axes.plot(layers, finite(profile.mean), color=how.colour, marker="D", markersize=4, label="mean over queries")
-    else:
-        axes.bxp(
-            _boxes(profile),
-            positions=layers,
-            widths=0.6,
-            showfliers=False,
-            showmeans=True,
-            patch_artist=True,
-            boxprops={"facecolor": "#A9CBE3", "edgecolor": "#0072B2", "linewidth": 0.8},
-            medianprops={"color": "#D55E00", "linewidth": 1.4},
-            whiskerprops={"color": "#0072B2", "linewidth": 0.8},
-            capprops={"color": "#0072B2", "linewidth": 0.8},
-            meanprops={"marker": "D", "markersize": 2.6, "markerfacecolor": BLACK, "markeredgecolor": BLACK},
-        )
-    for line, (source, value) in zip(_PAPER_LINES, profile.papers.items(), strict=False):
-        axes.axhline(value, color=BLACK, linewidth=0.9, linestyle=line, label=plain(source))
-    low, high = axes.get_ylim()
-    known = [v for v in (*profile.floor, *profile.ceiling) if v is not None]
-    low, high = min(low, 0.0, *known), max(high, *known, 0.0)
-    axes.set_ylim(low - 0.03 * (high - low), high + 0.05 * (high - low))
-    axes.set_xlim(-0.7, profile.layers - 0.3)
-    step = max(1, -(-profile.layers // 24))
-    axes.set_xticks(layers[::step], [str(layer) for layer in layers[::step]])
-    axes.axhline(0, color=BLACK, linewidth=0.7)
-    _bands(axes, profile)
-
-
-def _boxes(profile: Profile) -> list[dict[str, Any]]:
-    """One box a layer, as `Axes.bxp` takes it; a layer without values is drawn as nothing."""
-    assert profile.quantiles is not None
-    rows = {name: finite(profile.quantiles[name]) for name in QUANTILES}
-    names = {"q05": "whislo", "q25": "q1", "q50": "med", "q75": "q3", "q95": "whishi"}
-    means = finite(profile.mean)
-    return [
-        {"mean": means[i], **{names[name]: row[i] for name, row in rows.items()}, "fliers": []}
-        for i in range(profile.layers)
-    ]
-
-
-def _bands(axes: Axes, profile: Profile) -> None:
-    """Everything up to the highest floor is shaded; the ceilings are a band of their own."""
-    bottom = axes.get_ylim()[0]
-    edges = [i - 0.5 for i in range(profile.layers + 1)]
-
-    def steps(values: Sequence[float | None]) -> list[float]:
-        filled = finite(values)
-        return [*filled, filled[-1]]
-
-    if any(value is not None for value in profile.floor):
-        top = steps(profile.floor)
-        shade: dict[str, Any] = {"facecolor": FLOOR, "edgecolor": "#8A8A8A", "hatch": "////", "alpha": 0.45}
-        axes.fill_between(edges, bottom, top, step="post", linewidth=0, label="up to the highest floor", **shade)
-        axes.step(edges, top, where="post", color=GREY, linewidth=1.1)
-    if any(value is not None for value in profile.ceiling):
-        axes.fill_between(
-            edges, steps(profile.lowest_ceiling), steps(profile.ceiling), step="post", color=CEILING, alpha=0.25, lw=0
-        )
-        axes.step(edges, steps(profile.ceiling), where="post", color=CEILING, linewidth=1.3, ls="--", label="ceiling")
+    return draw(charts, _FAMILIES[family], _note(result, charts[0]), (7.2, 2.75 * len(charts) + 0.6))
 
 
 def demo_mass(result: Result) -> Figure:
     """λ, the softmax mass on the demonstrations, of every layer and head: 0 none of it, 1 all of it."""
-    mass = at(result.to_json(), "demo_mass")
-    if mass is None:
+    mass, chart = result.demo_mass, demo_mass_chart(result)
+    if mass is None or chart is None:
         raise UserError("This result has no λ: the run did not record the mass on the demonstrations.")
-    per_head, per_layer = mass["per_head"], mass["per_layer"]
-    layers, heads = len(per_head), len(per_head[0])
+    layers, heads = len(mass.per_head), len(mass.per_head[0])
     figure = new_figure(6.4, 2.2 + 0.085 * layers)
     map_axes, line_axes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
     dress(map_axes, xlabel="head", ylabel="layer")
     map_axes.grid(visible=False)
     image = map_axes.imshow(
-        [finite(row) for row in per_head], aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest"
+        [finite(row) for row in mass.per_head], aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest"
     )
     map_axes.set_xticks(range(0, heads, max(1, heads // 16)))
     map_axes.set_yticks(range(0, layers, max(1, layers // 15)))
@@ -229,146 +87,45 @@ def demo_mass(result: Result) -> Figure:
     bar.set_label("λ: share of the softmax mass", fontsize=SMALL)
     bar.ax.tick_params(labelsize=SMALL)
     dress(line_axes, xlabel="mean of heads")
-    line_axes.plot(finite(per_layer), range(layers), color=SETTINGS["icl"].colour, marker="o", markersize=3)
+    line_axes.plot(finite(mass.per_layer), range(layers), color=SETTINGS["icl"].colour, marker="o", markersize=3)
     line_axes.set_xlim(0, 1)
-    said = f"{caption(result)} Means over queries; mean of all {mass['mean']:.3f}."
-    small_print(figure, "λ: attention to the demonstrations, by layer and head", said)
+    small_print(figure, "λ: attention to the demonstrations, by layer and head", _note(result, chart))
     return figure
 
 
 def norm_curve(result: Result) -> Figure:
     """Each similarity against the size of fine-tuning's update, over the learning rates, for every rule.
 
-    Rules can only be compared at equal size. The grey curve beside normalised SimAOU is what two independent random
-    updates of these sizes would give (`metrics.representation.noise_floor`).
+    Rules can only be compared at equal size. The grey curve with normalised SimAOU is what two independent random
+    updates of these sizes would give (`metrics.sim_aou.noise_floor`).
     """
-    points = norm_points(result)
-    if not points:
+    if not norm_points(result):
         raise UserError("This result has no similarity by update norm: run it with --controls full.")
-    how_many = at(result.to_json(), "norm_curve")[0]["queries"]
-    said = f"{caption(result)} The first {how_many} queries; a point a learning rate; crossed: diverged or collapsed."
-    return norm_figure(points, "Similarity against the size of the update", said, icl=result.update_norm.icl)
-
-
-def norm_figure(points: Sequence[NormPoint], title: str, said: str, *, icl: float | None = None) -> Figure:
-    """Points by rule, a panel for each similarity; `icl` is the size of ICL's own update."""
-    import numpy as np
-
-    figure = new_figure(8.2, 3.7)
-    panels = figure.subplots(1, len(NORM_KEYS))
-    norms = [point.norm for point in points]
-    for axes, key in zip(panels, NORM_KEYS, strict=True):
-        dress(axes, xlabel="update norm of FT (relative)", ylabel=f"{TITLES[key]} (cosine)")
-        axes.axhline(0, color=BLACK, linewidth=0.7)
-        found = norm_series(points, key)
-        for series in found:
-            _draw_rule(axes, series)
-        if not found:
-            axes.annotate("undefined", (0.5, 0.6), xycoords="axes fraction", ha="center", fontsize=SMALL, color=GREY)
-        if icl is not None:
-            axes.axvline(icl, color=SETTINGS["icl"].colour, linewidth=1, linestyle=":", label="ICL's own update norm")
-        if icl is not None and key == "sim_aou.normalised":
-            sizes = [float(size) for size in np.geomspace(min(norms), max(norms), 60)]
-            axes.plot(sizes, noise_at(sizes, icl), color=GREY, linewidth=1.4, label="noise alone")
-        _log_ticks(axes)
-    panels[1].legend(fontsize=SMALL, framealpha=0.9, edgecolor="#BBBBBB", loc="best")
-    small_print(figure, title, said)
-    return figure
-
-
-def _log_ticks(axes: Axes) -> None:
-    """A logarithmic scale whose labels stay readable over less than a decade."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high > 50 * low else (1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _draw_rule(axes: Axes, series: NormSeries) -> None:
-    how = look(series.index + 1)
-    line = how.line if series.joined else "none"
-    style: dict[str, Any] = {"color": how.colour, "linestyle": line, "linewidth": 1.3, "marker": how.marker}
-    axes.plot(series.norms, series.values, markersize=5, label=plain(series.rule), **style)
-    bad = [
-        pair
-        for pair, crossed in zip(zip(series.norms, series.values, strict=True), series.crossed, strict=True)
-        if crossed
-    ]
-    axes.plot([x for x, _ in bad], [y for _, y in bad], color=BLACK, linestyle="none", marker="x", markersize=8)
+    charts = run_norm_charts(result)
+    title = "Similarity against the size of the update"
+    return draw(charts, title, _note(result, charts[0]), NORM_SIZE, across=NORM_TITLES)
 
 
 def kendall(result: Result) -> Figure:
     """Kendall's tau-b between ICL's attention to the training tokens and fine-tuning's, by layer, with its controls."""
-    found = kendall_layers(result)
-    if not found:
+    chart = kendall_chart(result)
+    if chart is None:
         raise UserError("This result has no Kendall's tau by layer: run it with controls.")
-    series = {KENDALL_FORMS[form]: Curve(list(range(len(row))), row) for form, row in found.items()}
-    papers = published_values(result.task.name, "kendall.released.tau_token")
-    said = (
-        f"{caption(result)} Means over the first {at(result.to_json(), 'kendall.queries')} queries. "
-        "The papers' values are of the released form."
-    )
-    return curves(
-        series,
-        "Attention to training tokens, ICL against fine-tuning",
-        "layer",
-        "Kendall's tau-b",
-        said,
-        references=papers,
-    )
-
-
-def attention(explanation: Any) -> Figure:
-    """Every demonstration's part in one answer: ICL's mass on it beside its share in fine-tuning's update.
-
-    `explanation`: what `dualview.analyses.explain` returns, or the JSON it wrote.
-    """
-    found = demo_parts(explanation)
-    rows = list(range(len(found.demos)))
-    figure = new_figure(7.4, 1.7 + 0.27 * len(rows))
-    left, right = figure.subplots(1, 2, sharey=True)
-    for axes in (left, right):
-        dress(axes)
-        axes.grid(visible=False)
-        axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
-        axes.axvline(0, color=BLACK, linewidth=0.7)
-    left.set_xlabel("softmax mass, mean of heads and layers", fontsize=SMALL)
-    right.set_xlabel("share of the update, mean of layers", fontsize=SMALL)
-    icl: dict[str, Any] = {"color": SETTINGS["icl"].colour, "hatch": "///", "edgecolor": "white", "linewidth": 0}
-    left.barh(rows, [demo.icl for demo in found.demos], 0.7, label="in context", **icl)
-    both = any(demo.ft_k is not None for demo in found.demos)
-    ft, height, aside = SETTINGS["ft"].colour, 0.36 if both else 0.7, 0.18 if both else 0.0
-    shares = [demo.ft_v for demo in found.demos]
-    right.barh([row - aside for row in rows], shares, height, color=ft, label="fine-tuning, dual form of W_V")
-    if both:
-        pale: dict[str, Any] = {"color": "#F3C9A8", "hatch": "////", "edgecolor": ft, "linewidth": 0.4}
-        shares = finite([demo.ft_k for demo in found.demos])
-        right.barh([row + aside for row in rows], shares, height, label="fine-tuning, dual form of W_K", **pale)
-    for axes in (left, right):
-        legend(axes, columns=1)
-    names = [f"{i}. {short(demo.text, 34)} → {short(demo.label, 14)}" for i, demo in enumerate(found.demos)]
-    left.set_yticks(rows, [plain(name) for name in names], fontsize=SMALL)
-    left.invert_yaxis()
-    small_print(figure, f"Where the answer came from: {short(found.query, 90)}", found.caption)
-    return figure
+    return draw([chart], chart.spec["title"], _note(result, chart), (6.4, 3.9))
 
 
 def run_figures(result: Result, records: Records | None = None) -> Mapping[str, Figure]:
     """Every figure this result has data for, by name."""
-    content = result.to_json()
     found = {"accuracy": accuracy(result)}
     layered = profiles(result, records)
-    for family, title in (("sim_aou", "SimAOU: attention's output"), ("sim_am", "SimAM: attention's logits")):
+    for family in _FAMILIES:
         if any(profile.metric.key.startswith(f"{family}.") for profile in layered):
-            found[family] = _by_layer(result, layered, family, title)
-    if content.get("demo_mass") is not None:
+            found[family] = _by_layer(result, layered, family)
+    if result.demo_mass is not None:
         found["demo_mass"] = demo_mass(result)
     if norm_points(result):
         found["norm_curve"] = norm_curve(result)
-    if kendall_layers(result):
+    if kendall_chart(result) is not None:
         found["kendall"] = kendall(result)
     return found
 

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dualview.io.errors import UserError
-from dualview.report.chart_data import NormPoint
-from dualview.report.figures.curves import Curve, curves
-from dualview.report.figures.run import norm_figure
-from dualview.report.figures.style import (
-    BLACK,
-    SETTINGS,
-    SMALL,
-    dress,
-    legend,
-    new_figure,
-    plain,
-    short,
-    small_print,
-)
-from dualview.report.overview import Group, Run
+from dualview.report.charts.run import norm_charts
+from dualview.report.charts.spec import Series
+from dualview.report.charts.store import accuracy_by_task_chart, layer_chart
+from dualview.report.figures.draw import draw
+from dualview.report.figures.run import NORM_SIZE, NORM_TITLES
+from dualview.report.overview import RunGroup, RunSummary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MARKS = ("D", "v")
 
-
-def group_caption(group: Group) -> str:
+def group_caption(group: RunGroup) -> str:
     """What was run, and how many seeds each task has."""
     queries = sorted({run.n_queries for run in group.runs})
     shots = sorted({run.shots for run in group.runs})
     return (
         f"{group.label}; shots {_span(shots)}, n = {_span(queries)} queries; {_seeds(group)}. "
-        "Means over seeds; intervals: 95 %, Student's, over seeds, cut to what the number can be."
+        "Means over draws; 95 % intervals: Student over draws, cut to the values a number can have."
     )
 
 
-def _seeds(group: Group) -> str:
-    """How many seeds were run, task by task where they differ."""
+def _seeds(group: RunGroup) -> str:
+    """The number of seeds, task by task where they differ."""
     counts = {task: len(group.on(task)) for task in group.tasks}
     if len(set(counts.values())) == 1:
         each = next(iter(counts.values()))
@@ -51,63 +40,28 @@ def _span(values: Sequence[int]) -> str:
     return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
 
 
-def accuracy_by_task(group: Group) -> Figure:
+def accuracy_by_task(group: RunGroup) -> Figure:
     """Accuracy of the three settings on each task, means over seeds, with the papers' values."""
-    tasks = group.tasks
-    figure = new_figure(max(4.5, 1.6 + 0.95 * len(tasks)), 3.7)
-    axes = figure.add_subplot()
-    dress(axes, ylabel="accuracy")
-    for index, bars in enumerate(group.accuracies()):
-        how, aside = SETTINGS[bars.setting], (index - 1) * 0.27
-        means = {i: mean for i, mean in enumerate(bars.means) if mean is not None}
-        axes.bar(
-            [i + aside for i in means],
-            [mean.value for mean in means.values()],
-            0.25,
-            color=how.colour,
-            hatch=how.hatch,
-            edgecolor="white",
-            linewidth=0,
-            label=bars.name,
-        )
-        for i, mean in means.items():
-            if mean.low is not None and mean.high is not None:
-                whiskers = [[mean.value - mean.low], [mean.high - mean.value]]
-                axes.errorbar(i + aside, mean.value, yerr=whiskers, color=BLACK, capsize=2.5, linewidth=1)
-        for mark, (source, values) in zip(_MARKS, bars.papers.items(), strict=False):
-            told = {i: value for i, value in enumerate(values) if value is not None}
-            look: dict[str, Any] = {"marker": mark, "markersize": 4.5, "color": BLACK, "markeredgecolor": "white"}
-            named = source if bars.setting == "zsl" else None
-            axes.plot([i + aside for i in told], list(told.values()), linestyle="none", label=named, **look)
-    axes.set_xticks(range(len(tasks)), [plain(short(task, 18)) for task in tasks], fontsize=SMALL + 1)
-    axes.set_ylim(0, 1.02)
-    legend(axes)
-    small_print(figure, "Accuracy by task", group_caption(group))
-    return figure
+    size = (max(4.5, 1.6 + 0.95 * len(group.tasks)), 3.7)
+    return draw([accuracy_by_task_chart(group)], "Accuracy by task", group_caption(group), size)
 
 
-def similarity_by_layer(group: Group, key: str, title: str) -> Figure:
+def similarity_by_layer(group: RunGroup, key: str, title: str) -> Figure:
     """One similarity over layers, a curve for each task, with its interval over seeds."""
-    series = {
-        of.task: Curve(
-            list(range(len(of.means))),
-            of.values,
-            *((of.low, of.high) if any(low is not None for low in of.low) else (None, None)),
-        )
-        for of in group.layered(key)
-    }
-    if not series:
+    chart = layer_chart(group, key)
+    if chart is None:
         raise UserError(f"No run of {group.label} has {key} by layer.")
-    figure = curves(series, f"{title}, by layer", "layer", "cosine", group_caption(group))
-    figure.axes[0].set_ylim(*_room(series.values()))
+    figure = draw([chart], f"{title}, by layer", group_caption(group), (6.4, 3.9))
+    figure.axes[0].set_ylim(*_room(chart.spec.get("series", ())))
     return figure
 
 
-def _room(series: Iterable[Curve]) -> tuple[float, float]:
-    """The range of the axis: all means, and of the bands as much as leaves the curves room to be told apart."""
+def _room(series: Iterable[Series]) -> tuple[float, float]:
+    """The range of the axis: all means, and as much of the bands as keeps the curves distinguishable."""
     drawn = list(series)
-    means = [value for curve in drawn for value in curve.mean if value is not None]
-    ends = [v for curve in drawn for row in (curve.lo, curve.hi) if row is not None for v in row if v is not None]
+    means = [value for one in drawn for value in one["values"] if value is not None]
+    rows = [row for one in drawn for row in (one.get("lo"), one.get("hi")) if row is not None]
+    ends = [value for row in rows for value in row if value is not None]
     low, high = min(means, default=0.0), max(means, default=1.0)
     most = max(2 * (high - low), 0.1 * max(abs(low), abs(high)), 1e-3)
     low, high = max(min([low, *ends]), low - most), min(max([high, *ends]), high + most)
@@ -115,16 +69,15 @@ def _room(series: Iterable[Curve]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def similarity_against_norm(runs: Sequence[Run]) -> Figure:
-    """Each similarity against the size of fine-tuning's update, for every rule: one point a run."""
-    points: list[NormPoint] = [point for run in runs if (point := run.point) is not None]
+def similarity_against_norm(runs: Sequence[RunSummary]) -> Figure:
+    """Each similarity against the size of fine-tuning's update, for every rule: one point per run."""
+    points = [point for run in runs if (point := run.point) is not None]
     if not points:
         raise UserError("No run has an update norm to draw.")
     models = ", ".join(dict.fromkeys(run.model for run in runs))
     tasks = ", ".join(dict.fromkeys(run.task for run in runs))
     queries = _span(sorted({run.n_queries for run in runs}))
-    said = (
-        f"{models}; {tasks}; a point a run, {len(points)} runs, n = {queries} queries each; "
-        "crossed: diverged or collapsed."
-    )
-    return norm_figure(points, "Similarity against the size of the update, by rule", said)
+    note = f"{models}; {tasks}; one point per run, {len(points)} runs, n = {queries} queries each."
+    charts = norm_charts(points, note, joined=False)
+    title = "Similarity against the size of the update, by rule"
+    return draw(charts, title, charts[0].note, NORM_SIZE, across=NORM_TITLES)

@@ -1,6 +1,6 @@
-"""What every figure shares: colours, hatches and markers, the note beneath, and files that come out the same each time.
+"""What every figure shares: colours, hatches and markers, the caption, and reproducible files.
 
-Okabe and Ito's palette (colour-blind safe); every series also differs in marker, line or hatch, so that nothing is lost
+Okabe and Ito's palette (colour-blind safe); every series also differs in marker, line or hatch, so that figures work
 in black and white. Figures are made without pyplot, hence without any global state.
 """
 
@@ -26,7 +26,7 @@ FLOOR, CEILING = "#BDBDBD", "#009E73"
 
 @dataclass(frozen=True)
 class Look:
-    """How one series is drawn, in colour and without."""
+    """How one series is drawn, in colour and in black and white."""
 
     colour: str
     marker: str
@@ -51,18 +51,18 @@ CYCLE = (
     Look("#6B6B6B", "*", (0, (8, 2, 1, 2)), "**"),
     Look("#8B4513", "<", (0, (4, 1, 1, 1)), "OO"),
 )
-"""In this order for series that have no colour of their own."""
+"""In this order, for series that have no colour of their own."""
 
 
 def look(index: int) -> Look:
-    """After the last, the colours come again with the markers and lines of their neighbours."""
+    """After the last, the colours repeat with the markers and lines of their neighbours."""
     again, place = divmod(index, len(CYCLE))
     other = CYCLE[(place + again) % len(CYCLE)]
     return replace(other, colour=CYCLE[place].colour)
 
 
 def new_figure(width: float = 6.4, height: float = 3.6) -> Figure:
-    """An empty figure of so many inches, laid out so that nothing overlaps."""
+    """An empty figure, its size in inches, laid out so that nothing overlaps."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -101,7 +101,7 @@ def short(text: str, most: int) -> str:
 
 
 def small_print(figure: Figure, title: str, text: str) -> None:
-    """The figure's title above, and what was run (model, task, n, seed) in small print beneath."""
+    """The title above the figure, and what was run (model, task, n, seed) in small print below it."""
     width = int(figure.get_figwidth() * 17.5)
     figure.suptitle(_wrapped(title, int(width * 0.8)), fontsize=NORMAL + 0.5, fontweight="bold", x=0.01, ha="left")
     if text:
@@ -117,12 +117,12 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Text as matplotlib must not read it: `$` begins mathematics there, and a name may hold two."""
+    """Text without mathematics: `$` begins it in matplotlib, and a name may hold two."""
     return text.replace("$", r"\$")
 
 
 def save(figure: Figure, path: Path | str) -> list[Path]:
-    """Write a figure as the suffix says (pdf, svg or png), or as all three under a name without one.
+    """Write a figure in the format of the suffix (pdf, svg or png), or in all three for a name without one.
 
     The same figure gives the same bytes: no dates, and no random ids in the SVG.
     """
@@ -130,7 +130,7 @@ def save(figure: Figure, path: Path | str) -> list[Path]:
 
     path = Path(path)
     if path.suffix and path.suffix[1:] not in FORMATS:
-        raise UserError(f"A figure is written as pdf, svg or png, not as {path.suffix[1:]}; name {path} otherwise.")
+        raise UserError(f"A figure is written as pdf, svg or png, not as {path.suffix[1:]}; rename {path}.")
     paths = [path] if path.suffix else [path.with_name(f"{path.name}.{kind}") for kind in FORMATS]
     silent: dict[str, dict[str, Any]] = {
         "pdf": {"CreationDate": None, "Producer": "dualview", "Creator": "dualview"},

@@ -47,11 +47,11 @@ function mark(run, index) {
 }
 
 export function showWarnings(run) {
-  const said = [];
+  const warnings = [];
   const { prompt } = run;
-  if (prompt && prompt.shots_used < prompt.shots) said.push(`Only ${prompt.shots_used} of ${prompt.shots} demonstrations fit the model's context; both sides use those.`);
-  if (run.settings.ft?.status === "diverged") said.push("Fine-tuning diverged at this learning rate; take a smaller one.");
-  $("warnings").replaceChildren(...said.map((text) => make("p", { cls: "warning small", text })));
+  if (prompt && prompt.shots_used < prompt.shots) warnings.push(`Only ${prompt.shots_used} of ${prompt.shots} demonstrations fit the model's context; both sides use those.`);
+  if (run.settings.ft?.status === "diverged") warnings.push("Fine-tuning diverged at this learning rate; take a smaller one.");
+  $("warnings").replaceChildren(...warnings.map((text) => make("p", { cls: "warning small", text })));
 }
 
 export function showSteps(run) {

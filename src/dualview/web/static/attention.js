@@ -1,4 +1,4 @@
-// Token by token: attention in context beside fine-tuning's share, for the whole model, a layer, or a head.
+// Token by token: attention in context and fine-tuning's share, for the whole model, a layer, or a head.
 
 import { $, isNumber, make, options, shown, signed, visible } from "./dom.js";
 
@@ -90,8 +90,8 @@ export class Attention {
     this.at = index;
     for (const marked of document.querySelectorAll(".weight.pointed")) marked.classList.remove("pointed");
     for (const same of document.querySelectorAll(`.weight[data-token="${index}"]`)) same.classList.add("pointed");
-    const said = SIDES.map(({ key, name, tell }) => (this.values[key] ? `${name} ${tell(this.values[key][index])}` : null)).filter(Boolean);
-    $("readout").textContent = `“${visible(token.text)}” of demonstration ${token.demo}: ${said.join(", ")}`;
+    const parts = SIDES.map(({ key, name, tell }) => (this.values[key] ? `${name} ${tell(this.values[key][index])}` : null)).filter(Boolean);
+    $("readout").textContent = `“${visible(token.text)}” of demonstration ${token.demo}: ${parts.join(", ")}`;
   }
 
   key(event) {
@@ -115,7 +115,7 @@ export class Attention {
   agreement({ tau }) {
     const number = (value) => (isNumber(value) ? signed(value, 2) : "undefined");
     $("tau").textContent = tau
-      ? `Do the two rank alike, over all layers? Kendall's tau over tokens ${number(tau.token)} (at a learning rate of 0: ${number(tau.token_lr0)}), ` +
+      ? `Do the two rank tokens similarly, over all layers? Kendall's tau over tokens ${number(tau.token)} (at a learning rate of 0: ${number(tau.token_lr0)}), ` +
         `over demonstrations ${number(tau.demo)} (at 0: ${number(tau.demo_lr0)}). 1 the same order, 0 unrelated.`
       : "";
   }

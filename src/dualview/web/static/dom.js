@@ -16,7 +16,7 @@ export function make(tag, { cls, text, on = {}, data = {}, ...attributes } = {},
   return element;
 }
 
-// Labels have colours of their own: blue and orange are the settings'. The same order stands in explorer.css.
+// Labels have colours of their own: blue and orange are the settings'. explorer.css has the same order.
 export const LABEL_COLOURS = ["--c4", "--c3", "--c6", "--c7", "--c5", "--c8"];
 
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);

@@ -1,4 +1,4 @@
-// How alike the two changes are, layer by layer, between floors and ceiling.
+// How similar the two changes are, layer by layer, between floors and ceiling.
 
 import { $, make } from "./dom.js";
 
@@ -49,6 +49,6 @@ function similarity(id, title, values, bounds) {
 function notes(found) {
   const used = new Set(Object.values(found.bounds).flatMap((bound) => [...Object.keys(bound.floor), ...Object.keys(bound.ceiling)]));
   const meaning = { ...FLOORS, ...found.meaning };
-  const said = [...used].filter((name) => meaning[name]).map((name) => `${SHORT[name] || name}: ${meaning[name]}`);
-  $("bounds-note").replaceChildren(...said.map((text) => make("li", { text })));
+  const lines = [...used].filter((name) => meaning[name]).map((name) => `${SHORT[name] || name}: ${meaning[name]}`);
+  $("bounds-note").replaceChildren(...lines.map((text) => make("li", { text })));
 }

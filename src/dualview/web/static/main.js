@@ -34,7 +34,7 @@ function complain(error) {
 
 // `pressed`: by the button, not after a change; only then may the focus go to a field that is wrong.
 async function start(pressed = false) {
-  const wrong = amiss(["lr", "epochs"], pressed);
+  const wrong = invalid(["lr", "epochs"], pressed);
   if (wrong) {
     complain(wrong);
     return;
@@ -131,7 +131,7 @@ function progress(part, done, total) {
   else $("bar").removeAttribute("value");
 }
 
-// The numbers on the page are of what was asked; say so once that is no longer what stands in the editor.
+// The numbers on the page belong to the last question; mark them once the editor holds another.
 function showStale() {
   const stale = Boolean(run.state) && JSON.stringify(run.state) !== JSON.stringify(state);
   $("stale").hidden = !stale;
@@ -139,7 +139,7 @@ function showStale() {
 }
 
 // The first of these number fields that holds none, or one out of its range, as an error; its field is shown.
-function amiss(ids, show = true) {
+function invalid(ids, show = true) {
   const field = ids.map($).find((each) => each.value === "" || !each.checkValidity());
   if (!field) return null;
   const folded = field.closest("details");
@@ -191,7 +191,7 @@ async function draw(query) {
   const task = about.tasks.find(({ name }) => name === $("task").value);
   drawing?.abort();
   if (!task) return;
-  const wrong = amiss(["shots", "seed"]);
+  const wrong = invalid(["shots", "seed"]);
   if (wrong) {
     complain(wrong);
     return;

@@ -28,10 +28,10 @@ export function showCommands({ prompt }) {
   }));
 }
 
-export async function copied(text, said) {
+export async function copied(text, message) {
   try {
     await navigator.clipboard.writeText(text);
-    $("copied").textContent = said;
+    $("copied").textContent = message;
   } catch {
     $("copied").textContent = "The browser does not let the page use the clipboard; select and copy by hand.";
   }

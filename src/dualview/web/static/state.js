@@ -70,7 +70,7 @@ function tidy(given) {
   return state;
 }
 
-// Where demonstrations were drawn from, if that is told in full.
+// Where demonstrations were drawn from, if that is known in full.
 function drawn(given) {
   const { task, seed, shots } = given || {};
   const counted = Number.isInteger(seed) && seed >= 0 && seed < 2 ** 31 && Number.isInteger(shots) && shots >= 1 && shots <= 64;

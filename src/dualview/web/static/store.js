@@ -100,8 +100,8 @@ async function begin() {
   try {
     const found = await get("/api/store");
     ({ cells } = found);
-    const amiss = [found.failures.length ? `${found.failures.length} failed` : "", found.problems.length ? `${found.problems.length} could not be read` : ""].filter(Boolean);
-    $("about").textContent = `${cells.length} cells in ${found.store}${amiss.length ? `; ${amiss.join(", ")}: \`dualview ls\` says why` : ""}.`;
+    const problems = [found.failures.length ? `${found.failures.length} failed` : "", found.problems.length ? `${found.problems.length} could not be read` : ""].filter(Boolean);
+    $("about").textContent = `${cells.length} cells in ${found.store}${problems.length ? `; ${problems.join(", ")}: \`dualview ls\` says why` : ""}.`;
   } catch (error) {
     $("error").textContent = error.message;
     $("error").hidden = false;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dualview.duality.theory.sign import risk_table
-from dualview.report.figures.duality import sign_risk
+from dualview.report.figures.theory import sign_risk
 
 
 def test_every_risk_is_drawn_where_it_belongs() -> None:

@@ -1,23 +1,26 @@
-"""The prompts exactly as the model saw them, ready to be shown: every token's text, and the span it belongs to.
+"""The prompts exactly as the model saw them, ready to show: the text of every token, and its span.
 
-A result file holds no texts. A run that is still in memory has its prompts; for one read from disk they are made again
-from its options, and shown only if their hash is the one the run wrote down.
+A result file holds no texts. A run that is still in memory has its prompts; for one read from disk they are rebuilt
+from its options, and shown only if their hash is the one in the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from dualview.comparison.result import Result
 from dualview.io.errors import UserError
 from dualview.tasks.prompts import PromptSet, build_prompts, prompts_hash
 
+_DEMO_SPANS = ("template", "label", "separator")
+
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens of the prefix that stand together: BOS, or one demonstration's template, label or separator."""
+    """A group of tokens of the prefix: BOS, or one demonstration's template, label or separator."""
 
     span: str
     demo: int | None
@@ -35,30 +38,43 @@ class ShownQuery:
 
 @dataclass(frozen=True)
 class ShownPrompts:
-    """One prefix, shared by every query, and the queries behind it."""
+    """One prefix, shared by every query, and the queries that follow it."""
 
     prefix: tuple[Piece, ...]
     queries: tuple[ShownQuery, ...]
     tokens: dict[int, str]
-    """What each token id decodes to alone; the vocabulary's entry where that is only a part of a character."""
+    """What each token id decodes to on its own; the vocabulary's entry where that is part of a character."""
 
     @classmethod
     def of(cls, prompts: PromptSet, tokenizer: Any) -> ShownPrompts:
-        known = _Decoder(tokenizer)
+        @cache  # candidates repeat from query to query
+        def text_of(ids: tuple[int, ...]) -> str:
+            return str(tokenizer.decode(list(ids)))
+
+        def token_of(token: int) -> str:
+            text = text_of((token,))
+            return str(tokenizer.convert_ids_to_tokens(token)) if not text or "�" in text else text
+
         queries = tuple(
-            ShownQuery(
-                ids=query.ids,
-                candidates=query.candidates,
-                text=known.text(query.ids),
-                labels=tuple(known.text(candidate).strip() for candidate in query.candidates),
-            )
-            for query in prompts.queries
+            ShownQuery(q.ids, q.candidates, text_of(q.ids), tuple(text_of(each).strip() for each in q.candidates))
+            for q in prompts.queries
         )
-        prefix = _prefix(prompts)
-        return cls(prefix, queries, {token: known.token(token) for token in _used(prefix, queries)})
+        bos = () if prompts.bos is None else (Piece("bos", None, (prompts.bos,)),)
+        demos = (Piece(s, i, getattr(demo, s)) for i, demo in enumerate(prompts.demos) for s in _DEMO_SPANS)
+        prefix = (*bos, *demos)
+        return cls(prefix, queries, {token: token_of(token) for token in _used(prefix, queries)})
+
+    @property
+    def spans(self) -> list[str]:
+        """The kinds of spans in the prefix."""
+        return [*(["bos"] if any(piece.span == "bos" for piece in self.prefix) else []), *_DEMO_SPANS]
+
+    @property
+    def prefix_length(self) -> int:
+        return sum(len(piece.ids) for piece in self.prefix)
 
     def first(self, count: int) -> ShownPrompts:
-        """The same with so many of its queries, and the tokens that these need."""
+        """The same with the first `count` queries, and the tokens that these need."""
         queries = self.queries[:count]
         return ShownPrompts(self.prefix, queries, {token: self.tokens[token] for token in _used(self.prefix, queries)})
 
@@ -76,35 +92,6 @@ def _used(prefix: Sequence[Piece], queries: Sequence[ShownQuery]) -> list[int]:
     return sorted({token for ids in pieces for token in ids})
 
 
-def _prefix(prompts: PromptSet) -> tuple[Piece, ...]:
-    bos = () if prompts.bos is None else (Piece("bos", None, (prompts.bos,)),)
-    demos = (
-        piece
-        for number, demo in enumerate(prompts.demos)
-        for piece in (
-            Piece("template", number, demo.template),
-            Piece("label", number, demo.label),
-            Piece("separator", number, demo.separator),
-        )
-    )
-    return (*bos, *demos)
-
-
-class _Decoder:
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._texts: dict[tuple[int, ...], str] = {}
-
-    def text(self, ids: tuple[int, ...]) -> str:
-        if ids not in self._texts:
-            self._texts[ids] = str(self._tokenizer.decode(list(ids)))
-        return self._texts[ids]
-
-    def token(self, token: int) -> str:
-        text = self.text((token,))
-        return str(self._tokenizer.convert_ids_to_tokens(token)) if not text or "�" in text else text
-
-
 @dataclass(frozen=True)
 class Missing:
     """Why a report cannot show its prompts."""
@@ -113,24 +100,23 @@ class Missing:
 
 
 def prompts_of(result: Result) -> ShownPrompts | Missing:
-    """The prompts of a run; those of one read from disk are made again from its options and checked by their hash."""
+    """The prompts of a run; those of one read from disk are rebuilt from its options and checked by their hash."""
     if result.asked is not None:
         return ShownPrompts.of(result.asked.prompts, result.asked.tokenizer)
     try:
         return rebuild(result)
     except Exception as error:
-        # Data moved, a hub away, another tokenizer: whatever it is, the numbers can still be shown.
-        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return Missing(said)
+        # Data moved, no connection to a hub, another tokenizer: whatever it is, the numbers can still be shown.
+        return Missing(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
 
 
 def rebuild(result: Result) -> ShownPrompts:
-    """The same rows through the same tokenizer; without the model, and without going to a hub for its tokenizer."""
+    """The same rows through the same tokenizer, without loading the model or asking a hub."""
     from dualview.options import RunOptions
     from dualview.tasks.sampling import read_rows, sample_demos, sample_queries
     from dualview.tasks.task import load_task
 
-    # What differs from the defaults was written down in full, so a protocol's presets must not come on top of it.
+    # The result lists every option that differs from its default, so a protocol must not add its presets to them.
     options = RunOptions.make(**{k: v for k, v in result.provenance.options.items() if k != "protocol"})
     task = load_task(options.task, options.data)
     asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
@@ -143,12 +129,12 @@ def rebuild(result: Result) -> ShownPrompts:
         task, tokenizer, demos[: result.task.shots_used], asked, bos=options.bos, separator=options.separator
     )
     if prompts_hash(prompts) != result.provenance.prompts_hash:
-        raise UserError("the rows or the tokenizer are no longer those of the run: the prompts' hash differs.")
+        raise UserError("the rows or the tokenizer have changed since the run: the prompts' hash differs.")
     return ShownPrompts.of(prompts, tokenizer)
 
 
 def _tokenizer(name: str) -> Any:
-    """From this machine only, and never with a model's own code: a result file may come from anybody."""
+    """From this machine only, and never with a model's own code: a result file may come from anyone."""
     from pathlib import Path
 
     from transformers import AutoTokenizer

@@ -4,15 +4,16 @@
    Nothing is drawn beyond the plot: a whisker that goes on ends in an arrow, a band at the edge.
 
    lines   {title, x: {label, values, log?}, y: {label, min?, max?}, series: [{name, values, x?, lo?, hi?, colour?,
-            dashed?, points?, bare?, crossed?, look?}], bands?: [{name, lo, hi, colour?}], rules?: [{name, x, colour?}]}
+            dashed?, points?, bare?, crossed?, look?}], bands?: [{name, lo, hi, colour?}],
+            rules?: [{name, x | value, colour?}]}
             points: not joined; bare: no markers; crossed: true for points to cross out; look: which colour and marker;
-            lo and hi of a band: a number, or one for each x; rules: upright lines
+            lo and hi of a band: a number, or one for each x; rules: upright lines at x, lines across at value
    bars    {title, y, groups: [name], series: [{name, values, lo?, hi?, colour?, colours?}],
             marks?: [{name, values, series?}], rules?: [{name, value}]}
-            a mark stands over its group, or over one series' bars; rules: lines across
-   boxes   {title, x: {label}, y, boxes: [{label, q05, q25, q50, q75, q95, mean}], floor?, ceiling?, lines?, marks?}
+            a mark is over its group, or over one series' bars; rules: lines across
+   boxes   {title, x: {label}, y, boxes: [{label, q05, q25, q50, q75, q95, mean}], floor?, ceiling?, lines?, rules?}
             floor and ceiling: {name, values, from?} with a number or one for each box, from: where a band of them
-            begins; lines: [{name, values}], joined; marks: [{name, value}], lines across
+            begins; lines: [{name, values}], joined; rules: [{name, value}], lines across
    heatmap {title, rows, cols, values: [[…]], rowLabel, colLabel, unit, diverging?, min?, max?} */
 
 window.dualviewCharts = (() => {
@@ -30,12 +31,14 @@ window.dualviewCharts = (() => {
     const numeric = own.flat().every(isNumber);
     const places = numeric ? [...new Set(own.flat())].sort((a, b) => a - b) : spec.x.values;
     const bands = (spec.bands || []).map((band, i) => ({ ...band, colour: band.colour || (i ? "--ceiling" : "--floor") }));
-    const rules = spec.rules || [];
-    const values = numbersIn(...spec.series.map((s) => s.values), ...bands.map((b) => [b.lo, b.hi]));
+    const rules = (spec.rules || []).map((r, i) => ({ ...r, colour: r.colour || "--muted", dash: isNumber(r.x) ? "2 3" : DASHES[1 + (i % 3)] }));
+    const across = rules.filter((r) => isNumber(r.value));
+    const upright = rules.filter((r) => isNumber(r.x));
+    const values = numbersIn(...spec.series.map((s) => s.values), ...bands.map((b) => [b.lo, b.hi]), across.map((r) => r.value));
     const ends = numbersIn(...spec.series.map((s) => [s.lo || [], s.hi || []]));
     const look = (s, index) => s.look ?? index;
     const at = (index, place) => own[index].indexOf(place);
-    const told = (s, i, place) => {
+    const textAt = (s, i, place) => {
       const k = at(i, place);
       if (k < 0 || !isNumber(s.values[k])) return null;
       return withRange(s.values[k], s.lo?.[k], s.hi?.[k]) + (s.crossed?.[k] ? " (diverged or collapsed)" : "");
@@ -46,24 +49,25 @@ window.dualviewCharts = (() => {
           name: s.name, colour: colourOf(s, look(s, index)), index: look(s, index), kind: s.bare ? "rule" : s.points ? "mark" : "line",
           dash: s.dashed ? "6 4" : DASHES[look(s, index) % 4],
         })),
-        ...rules.map((r) => ({ name: r.name, colour: r.colour || "--fg", kind: "rule", dash: "2 3" })),
+        ...rules.map((r) => ({ name: r.name, colour: r.colour, kind: "rule", dash: r.dash })),
         ...bands.map((b) => ({ name: b.name, colour: b.colour, kind: "band" })),
       ],
-      alwaysLegend: bands.length > 0,
+      alwaysLegend: bands.length + rules.length > 0,
       summary: `${spec.title || "Chart"}: ${spec.series.map((s) => s.name).join(", ")} by ${spec.x.label || "x"}`,
       table: {
-        head: [spec.x.label || "x", ...spec.series.map((s) => s.name), ...bands.map((b) => b.name)],
+        head: [spec.x.label || "x", ...[...spec.series, ...bands, ...across].map((s) => s.name)],
         rows: () => places.map((place, k) => [
           isNumber(place) ? shown(place) : place,
-          ...spec.series.map((s, i) => told(s, i, place) || ""),
+          ...spec.series.map((s, i) => textAt(s, i, place) || ""),
           ...bands.map((b) => `${shown(each(b.lo, k))} to ${shown(each(b.hi, k))}`),
+          ...across.map((r) => shown(r.value)),
         ]),
       },
       paint(svg, box) {
         const y = axes(svg, box, spec, domain(values, spec.y || {}, false, ends));
         const [shades, plot] = [plotArea(svg, box, 0), plotArea(svg, box)];
         const inset = 12;
-        const reach = [...places, ...rules.map((r) => r.x)].filter(isNumber);
+        const reach = [...places, ...upright.map((r) => r.x)].filter(isNumber);
         const x = numeric
           ? scale(Math.min(...reach), Math.max(...reach), box.left + inset, box.right - inset, spec.x.log)
           : (place) => box.left + inset + (places.indexOf(place) + 0.5) * ((box.right - box.left - 2 * inset) / places.length);
@@ -75,7 +79,10 @@ window.dualviewCharts = (() => {
           : ticksBetween(first, last, (box.right - box.left) / 70).ticks.filter((tick) => !whole || Number.isInteger(tick));
         bottomLabels(svg, box, marked.map((p) => ({ x: x(p), text: isNumber(p) ? String(Number(p.toPrecision(4))) : p })), spec.x.label);
         const known = (value) => (isNumber(value) ? y(value) : NaN);
-        for (const { x: place, colour } of rules) draw("path", plot, { d: `M${x(place)} ${box.top}V${box.bottom}`, stroke: colour || "--fg", "stroke-width": 1.4, "stroke-dasharray": "2 3" });
+        for (const rule of rules) {
+          const d = isNumber(rule.x) ? `M${x(rule.x)} ${box.top}V${box.bottom}` : `M${box.left} ${y(rule.value)}H${box.right}`;
+          draw("path", plot, { d, stroke: rule.colour, "stroke-width": 1.4, "stroke-dasharray": rule.dash });
+        }
         for (const band of bands) area(shades, places.map((p, k) => [x(p), known(each(band.lo, k)), known(each(band.hi, k))]), band.colour, 0.22);
         spec.series.forEach((s, index) => {
           const colour = colourOf(s, look(s, index));
@@ -90,7 +97,10 @@ window.dualviewCharts = (() => {
         const stops = places.map((place) => ({
           x: x(place) - 0.5, y: box.top, width: 1, height: box.bottom - box.top,
           title: `${spec.x.label || "x"} ${isNumber(place) ? shown(place) : place}`,
-          rows: spec.series.map((s, i) => ({ name: s.name, text: told(s, i, place), colour: colourOf(s, look(s, i)) })).filter((r) => r.text),
+          rows: [
+            ...spec.series.map((s, i) => ({ name: s.name, text: textAt(s, i, place), colour: colourOf(s, look(s, i)) })).filter((r) => r.text),
+            ...across.map((r) => ({ name: r.name, text: shown(r.value), colour: r.colour })),
+          ],
         }));
         return { stops, columns: 1 };
       },
@@ -181,7 +191,7 @@ window.dualviewCharts = (() => {
     const bounds = [["floor", "--floor"], ["ceiling", "--ceiling"]]
       .filter(([key]) => spec[key] !== undefined && spec[key] !== null)
       .map(([key, colour]) => (typeof spec[key] === "object" && !Array.isArray(spec[key]) ? { name: key, colour, ...spec[key] } : { name: key, colour, values: spec[key] }));
-    const marks = (spec.marks || []).map((m, i) => ({ ...m, colour: m.colour || "--fg", dash: DASHES[1 + (i % 3)] }));
+    const marks = (spec.rules || []).map((m, i) => ({ ...m, colour: m.colour || "--fg", dash: DASHES[1 + (i % 3)] }));
     const lined = (spec.lines || []).map((l, i) => ({ ...l, colour: l.colour || "--fg", dash: DASHES[2 + (i % 2)] }));
     const parts = ["q05", "q25", "q50", "q75", "q95", "mean"];
     const values = numbersIn(...spec.boxes.map((b) => parts.map((q) => b[q])), ...bounds.map((b) => [b.values, b.from || []]), ...lined.map((l) => l.values), ...marks.map((m) => m.value));

@@ -124,7 +124,7 @@
       });
     });
     byId("prompt-number").value = String(number);
-    byId("prompt-said").textContent =
+    byId("prompt-status").textContent =
       `Query ${number} (of 0 to ${prompts.queries.length - 1}): ${from} tokens before it, ${query.ids.length} of its own.`;
   }
 

@@ -78,7 +78,7 @@ window.dualviewFrame = (() => {
     return (value) => from + ((f(value) - a) / (b - a || 1)) * (to - from);
   }
 
-  // The range of an axis: all values, and of `ends` (of intervals) as much as leaves the values room to be told apart.
+  // The range of an axis: all values, and of `ends` (of intervals) as much as keeps the values distinguishable.
   function domain(values, y, zero, ends = []) {
     let low = Math.min(...values, ...(zero ? [0] : []));
     let high = Math.max(...values, ...(zero ? [0] : []));
@@ -92,7 +92,7 @@ window.dualviewFrame = (() => {
     return [isNumber(y.min) ? y.min : low, isNumber(y.max) ? y.max : high];
   }
 
-  // A marker of another shape for each series, so that they can be told apart without colour.
+  // A marker of another shape for each series, so that they differ without colour.
   function marker(parent, index, x, y, r, colour) {
     const shapes = [
       `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`,
@@ -103,7 +103,7 @@ window.dualviewFrame = (() => {
     return draw("path", parent, { d: shapes[index % shapes.length], fill: colour });
   }
 
-  // Solid, striped one way, striped the other: bars that can be told apart without colour.
+  // Solid, striped one way, striped the other: bars that differ without colour.
   function filling(svg, index, colour) {
     if (index % 3 === 0) return css(colour);
     const id = `dualview-pattern-${(serial += 1)}`;

@@ -1,0 +1,163 @@
+"""The metrics table as text, built once; `terminal` renders it with rich and `templates/tables.html` as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dualview.comparison.result import Result
+from dualview.comparison.seeds import SeedsResult
+from dualview.metrics.measured import Measured
+from dualview.report.catalogue import NUMBERS, Number, accuracy_interval, clip, present, shown
+from dualview.report.published import published
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of text for any renderer; the first cell of a row is its heading."""
+
+    label: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: Collection[int]
+    """The columns that are aligned to the right."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One number with everything it is compared with, formatted; empty where there is nothing."""
+
+    name: str
+    value: str
+    interval: str = ""
+    floor: str = ""
+    ceiling: str = ""
+    p: str = ""
+    notes: str = ""
+    gain: str = ""
+    """Of an accuracy: how far it exceeds zero-shot's."""
+    published: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By paper, on the same task."""
+
+    @property
+    def short_notes(self) -> str:
+        """For a table without a column of p: Rec2FTP's is needed to read it."""
+        return f"p {self.p}; {self.notes}" if self.name == "Rec2FTP" and self.p else self.notes
+
+
+def metric_rows(measured: Measured) -> list[MetricRow]:
+    """Every number of a result, or of what `dualview metrics` recomputed."""
+    return [_row(measured, number) for number in present(measured)]
+
+
+def _row(measured: Measured, number: Number) -> MetricRow:
+    value, control = measured.number(number.key), measured.control_of(number.key)
+    floor, ci = (None, None) if control is None else (control.highest_floor, control.ci)
+    if isinstance(measured, Result) and number.key.startswith("accuracy.") and value is not None:
+        ci = accuracy_interval(measured, value)  # no control has it
+    p = measured.rec2ftp.p if number.key == "rec2ftp.value" else None if control is None else control.p
+    return MetricRow(
+        name=number.name,
+        value=shown(value, number.style),
+        interval=span(ci, number.style),
+        floor="" if floor is None else f"{floor[0]} {floor[1]:{number.style}}",
+        ceiling="" if control is None or control.ceiling is None else f"{control.ceiling:.3f}",
+        p="" if p is None else f"{p:.2g}",
+        notes=_notes(measured, number.key),
+        gain=_gain(measured, number.key),
+        published=_published(measured, number),
+    )
+
+
+def span(ci: tuple[float, float] | None, style: str = ".3f") -> str:
+    """An interval as text.
+
+    >>> span((0.25, 0.5))
+    '0.250 to 0.500'
+    """
+    return "" if ci is None else f"{ci[0]:{style}} to {ci[1]:{style}}"
+
+
+def _notes(measured: Measured, key: str) -> str:
+    """What a value means nothing without."""
+    if key == "rec2ftp.value":
+        part = measured.rec2ftp
+        if part.value is None or part.p is None:
+            return part.reason or ""
+        return f"{part.n_both} of {part.n_ft}; reverse {shown(part.reverse)}"
+    if key == "sim_aou.normalised" and measured.sim_aou.noise_floor is not None:
+        return f"noise alone {measured.sim_aou.noise_floor:.3f}"
+    undefined = (measured.sim_am.undefined or {}).get("delta") if key == "sim_am.delta" else None
+    if undefined is not None and undefined.count:
+        return f"{undefined.count / undefined.of:.0%} undefined, left out"
+    return ""
+
+
+def _gain(measured: Measured, key: str) -> str:
+    """An accuracy's difference from zero-shot's, with the interval of the paired difference."""
+    control = (measured.controls or {}).get(key.replace(".", "_")) if key.startswith("accuracy.") else None
+    if control is None or control.ci is None:
+        return ""
+    return f"over zero-shot {shown(control.value, '+.3f')} ({span(control.ci, '+.3f')})"
+
+
+def _published(measured: Measured, number: Number) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for source, paper in published(measured.task.name if isinstance(measured, Result) else "").items():
+        if number.key in paper:
+            chance = paper.get("rec2ftp.chance") if number.key == "rec2ftp.value" else None
+            found[source] = format(paper[number.key], number.style)
+            found[source] += "" if chance is None else f" (chance {chance:.3f})"
+    return found
+
+
+INTERVALS = "95 % intervals: Wilson over queries for accuracies and Rec2FTP, bootstrap over queries for the others."
+
+
+def metrics_table(measured: Measured, *, wide: bool = False) -> TextTable:
+    """The metrics with their controls; `wide` adds every p, the gains over zero-shot and the papers' values."""
+    rows = metric_rows(measured)
+    head = ["number", "value", "95 % interval", "highest floor", "ceiling", "notes"]
+    cells = [[row.name, row.value, row.interval, row.floor, row.ceiling, row.short_notes] for row in rows]
+    note = INTERVALS
+    if wide:
+        sources = list(dict.fromkeys(source for row in rows for source in row.published))
+        head = [*head[:5], "p", "notes", *sources]
+        for row, own in zip(rows, cells, strict=True):
+            own[5:] = [row.p, row.notes or row.gain, *(row.published.get(source, "") for source in sources)]
+        note += " The papers' columns are of other models." if sources else ""
+    return TextTable("The numbers with their controls", head, cells, _all_but(head, "notes"), note)
+
+
+def _all_but(head: Sequence[str], *text: str) -> set[int]:
+    return {i for i, name in enumerate(head) if i and name not in text}
+
+
+def papers_table(measured: Measured) -> TextTable | None:
+    """The papers' values on the same task, a column for each paper."""
+    rows = [row for row in metric_rows(measured) if row.published]
+    sources = list(dict.fromkeys(source for row in rows for source in row.published))
+    if not sources:
+        return None
+    cells = [[row.name, *(row.published.get(source, "") for source in sources)] for row in rows]
+    head = ["number", *sources]
+    return TextTable("Published values, other models", head, cells, _all_but(head))
+
+
+def seeds_table(several: SeedsResult) -> TextTable:
+    """Each number over several draws of demonstrations: its mean, the interval of the mean, and every value."""
+    head = ["number", "mean", "95 % interval", *(f"seed {seed}" for seed in several.seeds)]
+    rows: list[list[str]] = []
+    for number in NUMBERS:
+        row = several.summary.get(number.key)
+        if row is not None:
+            ci = None if row.ci is None else (clip(number.key, row.ci[0]), clip(number.key, row.ci[1]))
+            values = [shown(value, number.style) for value in row.values]
+            rows.append([number.name, shown(row.mean, number.style), span(ci, number.style), *values])
+    return TextTable("Each number over seeds", head, rows, _all_but(head), OVER_SEEDS)
+
+
+OVER_SEEDS = (
+    "95 % intervals: Student over draws and queries, cut to the values a number can have; Rec2FTP's over draws."
+)
