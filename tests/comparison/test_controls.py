@@ -17,11 +17,11 @@ from dualview.comparison.controls.kendall import kendall, taps_of
 from dualview.comparison.controls.settings import _random_labels, _random_text, reordered  # pyright: ignore[reportPrivateUsage]
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.seeds import compare_seeds, parse_seeds
-from dualview.learning.finetune import Recipe, finetune
+from dualview.learning.finetune import TrainingRecipe, finetune
 from dualview.learning.traces import trace_training
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import adopt, load_model
-from dualview.models.scoring import Asked, Plan, ask
+from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import untrained
 from dualview.options import RunOptions
 from equivalence import tiny
@@ -147,9 +147,9 @@ def asked(prepared: Prepared) -> dict[str, Asked]:
     lm, prompts = prepared.lm, prepared.prompts
     taps = taps_of(lm.anatomy)
     special = len(prompts.zero_prefix)
-    bare = Plan(prompts.zero_prefix, special, taps=taps)
+    bare = PassPlan(prompts.zero_prefix, special, taps=taps)
     patch = finetune(lm, prompts.training_sequences, [LR])[0].patch
-    icl = ask(lm, prompts.queries, Plan(prompts.prefix, special, demo_logits=True))
+    icl = ask(lm, prompts.queries, PassPlan(prompts.prefix, special, demo_logits=True))
     return {"icl": icl, "ft": ask(lm, prompts.queries, bare, patch), "zsl": ask(lm, prompts.queries, bare)}
 
 
@@ -183,11 +183,11 @@ def test_kendall_against_a_slow_one(prepared: Prepared) -> None:
     passes = asked(prepared)
     icl, ft = passes["icl"], passes["ft"]
     lm, prompts = prepared.lm, prepared.prompts
-    found = kendall(lm, prompts, Recipe(), LR, passes, None)
+    found = kendall(lm, prompts, TrainingRecipe(), LR, passes, None)
     assert found is not None and icl.demo_logits is not None
     columns = [i for span in prompts.demo_spans for part in (span.template, span.label) for i in part]
     q_maps = [layer.projections["q"][0] for layer in lm.anatomy.layers]
-    [trace] = trace_training(lm, prompts.training_sequences, [LR], Recipe(), q_maps)
+    [trace] = trace_training(lm, prompts.training_sequences, [LR], TrainingRecipe(), q_maps)
     real = [t for t in range(len(trace.tokens.position)) if int(trace.tokens.position[t]) > 0]
     taps = {p.name: tap for p, tap in zip(taps_of(lm.anatomy), ft.tapped, strict=True)}
     for layer, parts in enumerate(lm.anatomy.layers):
@@ -209,11 +209,11 @@ def test_kendall_over_two_epochs(prepared: Prepared) -> None:
     passes = asked(prepared)
     icl, ft = passes["icl"], passes["ft"]
     lm, prompts = prepared.lm, prepared.prompts
-    found = kendall(lm, prompts, Recipe(epochs=2), LR, passes, None)
+    found = kendall(lm, prompts, TrainingRecipe(epochs=2), LR, passes, None)
     assert found is not None and icl.demo_logits is not None
     columns = [i for span in prompts.demo_spans for part in (span.template, span.label) for i in part]
     q_maps = [layer.projections["q"][0] for layer in lm.anatomy.layers]
-    [trace] = trace_training(lm, prompts.training_sequences, [LR], Recipe(epochs=2), q_maps)
+    [trace] = trace_training(lm, prompts.training_sequences, [LR], TrainingRecipe(epochs=2), q_maps)
     n = len(trace.tokens.position) // 2
     real = [t for t in range(n) if int(trace.tokens.position[t]) > 0]
     taps = {p.name: tap for p, tap in zip(taps_of(lm.anatomy), ft.tapped, strict=True)}
@@ -229,7 +229,7 @@ def test_kendall_over_two_epochs(prepared: Prepared) -> None:
 
 
 def test_only_values_trained_has_no_key_form(prepared: Prepared) -> None:
-    found = kendall(prepared.lm, prepared.prompts, Recipe(params="v"), LR, asked(prepared), None)
+    found = kendall(prepared.lm, prepared.prompts, TrainingRecipe(params="v"), LR, asked(prepared), None)
     assert found is not None and set(found.forms) == {"released", "released_lr0", "dual_v", "dual_v_lr0"}
 
 
@@ -239,11 +239,11 @@ def test_kendall_where_one_matrix_makes_q_k_and_v(prepared: Prepared, name: str)
     lm = adopt(zoo.make(name), prepared.lm.tokenizer, name)
     fused = replace(prepared, lm=lm)
     passes = asked(fused)
-    found = kendall(lm, prepared.prompts, Recipe(), LR, passes, None)
+    found = kendall(lm, prepared.prompts, TrainingRecipe(), LR, passes, None)
     assert found is not None and passes["icl"].demo_logits is not None
     columns = [i for span in prepared.prompts.demo_spans for part in (span.template, span.label) for i in part]
     q_maps = [layer.projections["q"][0] for layer in lm.anatomy.layers]
-    [trace] = trace_training(lm, prepared.prompts.training_sequences, [LR], Recipe(), q_maps)
+    [trace] = trace_training(lm, prepared.prompts.training_sequences, [LR], TrainingRecipe(), q_maps)
     real = [t for t in range(len(trace.tokens.position)) if int(trace.tokens.position[t]) > 0]
     x = passes["ft"].tapped[3].x[2]  # of layer 1, the same for q, k and v
     rows = q_maps[1].rows
@@ -263,7 +263,7 @@ def test_icl_reordered_is_kendalls_ceiling(prepared: Prepared) -> None:
     other = reordered(prompts, "reordered")
     again = ask(lm, prompts.queries, replace(prepared.in_context, prefix=other.prefix, demo_logits=True))
     passes = asked(prepared)
-    found = kendall(lm, prompts, Recipe(), LR, passes, again)
+    found = kendall(lm, prompts, TrainingRecipe(), LR, passes, again)
     assert found is not None and found.ceiling is not None
     assert again.demo_logits is not None and passes["icl"].demo_logits is not None
     ours, theirs = [], []

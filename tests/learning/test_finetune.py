@@ -13,10 +13,10 @@ import zoo
 from close import assert_close
 from dualview.io.errors import UserError
 from dualview.learning import finetune as module
-from dualview.learning.finetune import Recipe, Tape, Watch, finetune, steps_of
+from dualview.learning.finetune import Tape, TrainingRecipe, Watch, finetune, steps_of
 from dualview.learning.weight_patches import Deltas, Parameters
 from dualview.models.loading import adopt
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from equivalence import cases, training
 
 RATES = (0.001, 0.01, 0.03)
@@ -41,7 +41,7 @@ def alike(a: Deltas, b: Deltas, tolerance: float = 1e-12) -> None:
     "name", ["llama", "gpt2", "gemma2-softcap", "gpt_oss-sinks", "mixtral", "bloom", "lfm2-hybrid"]
 )
 def test_rates_together_are_rates_apart(name: str, rule) -> None:
-    lm, recipe = cases.lm(name), Recipe(rule=rule)
+    lm, recipe = cases.lm(name), TrainingRecipe(rule=rule)
     together = finetune(lm, cases.SEQUENCES, RATES, recipe)
     assert [tuned.lr for tuned in together] == list(RATES)
     for rate, tuned in zip(RATES, together, strict=True):
@@ -73,13 +73,13 @@ def test_a_huge_rate_with_finite_losses_is_as_finite_as_alone() -> None:
     [alone] = finetune(lm, cases.SEQUENCES, (0.01,))
     alike(deltas(found[0].patch), deltas(alone.patch))
     assert all(math.isfinite(loss) for loss in found[1].losses)
-    scores = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), found[0].patch).settings[0].log_probs
-    right = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), alone.patch).settings[0].log_probs
+    scores = ask(lm, cases.QUERIES, PassPlan((cases.BOS,), 1), found[0].patch).settings[0].log_probs
+    right = ask(lm, cases.QUERIES, PassPlan((cases.BOS,), 1), alone.patch).settings[0].log_probs
     assert cases.worst(np.exp(scores), np.exp(right)) < 1e-12
 
 
 def test_training_everything_reports_divergence_too() -> None:
-    [tuned] = finetune(cases.lm("llama"), cases.SEQUENCES, [1e300], Recipe("all"))
+    [tuned] = finetune(cases.lm("llama"), cases.SEQUENCES, [1e300], TrainingRecipe("all"))
     assert tuned.status == "diverged"
     assert not math.isfinite(tuned.losses[-1])
 
@@ -100,13 +100,13 @@ def test_rate_zero_changes_nothing_and_a_negative_one_climbs() -> None:
     assert len(set(still.losses)) == 1
     assert down.losses[0] > down.losses[1] > down.losses[2]
     assert up.losses[0] < up.losses[1] < up.losses[2]
-    base = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1)).settings[0].log_probs
-    worn = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), still.patch).settings[0].log_probs
+    base = ask(lm, cases.QUERIES, PassPlan((cases.BOS,), 1)).settings[0].log_probs
+    worn = ask(lm, cases.QUERIES, PassPlan((cases.BOS,), 1), still.patch).settings[0].log_probs
     assert_close(base, worn)
 
 
 def test_steps_follow_the_prompts_order_again_each_epoch() -> None:
-    assert steps_of(cases.SEQUENCES, Recipe(epochs=2)) == [*cases.SEQUENCES, *cases.SEQUENCES]
+    assert steps_of(cases.SEQUENCES, TrainingRecipe(epochs=2)) == [*cases.SEQUENCES, *cases.SEQUENCES]
     lm = cases.lm("llama")
     [forward] = finetune(lm, cases.SEQUENCES, [0.03])
     [backward] = finetune(lm, cases.SEQUENCES[::-1], [0.03])
@@ -153,11 +153,11 @@ def test_a_narrow_model_is_trained_in_single_precision(name: str, dtype: torch.d
     wide = zoo.make(name, dtype=dtype).float()
     [same] = finetune(adopt(wide, None, name), cases.SEQUENCES, [0.01])
     alike(patch, deltas(same.patch), tolerance=1e-7)
-    base = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1)).settings[0].log_probs
-    worn = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), patch).settings[0].log_probs
+    base = ask(lm, cases.QUERIES, PassPlan((cases.BOS,), 1)).settings[0].log_probs
+    worn = ask(lm, cases.QUERIES, PassPlan((cases.BOS,), 1), patch).settings[0].log_probs
     assert cases.worst(np.exp(base), np.exp(worn)) > 1e-6
     # Every parameter: the narrow model wears them in its own precision.
-    [everything] = finetune(lm, cases.SEQUENCES[:1], [0.01], Recipe("all"))
+    [everything] = finetune(lm, cases.SEQUENCES[:1], [0.01], TrainingRecipe("all"))
     assert isinstance(everything.patch, Parameters)
     assert all(value.dtype == dtype for value in everything.patch.values.values())
     assert all(torch.equal(value, before[key]) for key, value in narrow.state_dict().items())
@@ -171,10 +171,10 @@ def test_a_rate_must_be_a_number(rate: float) -> None:
 
 def test_there_must_be_an_epoch() -> None:
     with pytest.raises(UserError, match="--epochs"):
-        finetune(cases.lm("llama"), cases.SEQUENCES, [0.01], Recipe(epochs=0))
+        finetune(cases.lm("llama"), cases.SEQUENCES, [0.01], TrainingRecipe(epochs=0))
 
 
 def test_progress_counts_every_step_of_every_rate() -> None:
     seen: list[int] = []
-    finetune(cases.lm("gpt2"), cases.SEQUENCES, RATES, Recipe(epochs=2), seen.append)
+    finetune(cases.lm("gpt2"), cases.SEQUENCES, RATES, TrainingRecipe(epochs=2), seen.append)
     assert sum(seen) == len(RATES) * len(cases.SEQUENCES) * 2

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.progress import Advance, Progress
-from dualview.learning.finetune import Recipe, Rule, Tuned, finetune, steps_of
-from dualview.learning.selection import Trial, best, judge_rates
+from dualview.learning.finetune import Rule, TrainingRecipe, Tuned, finetune, steps_of
+from dualview.learning.selection import SelectionTrial, best, judge_rates
 from dualview.options import RunOptions
 
 
@@ -17,7 +17,7 @@ class FineTuning:
     """The fine-tuned model that is reported, and how its learning rate was come by."""
 
     tuned: Tuned
-    trials: list[Trial]
+    trials: list[SelectionTrial]
     grid: Sequence[Tuned] = ()
     """Every rate that was tried."""
 
@@ -49,7 +49,7 @@ def train_grid(prepared: Prepared, rule: Rule, advance: Advance | None = None) -
         return train()
     recipe = replace(recipe_of(options), rule=rule)
     key = (prepared.prompts.training_sequences, options.lr_grid, recipe, options.batch_size)
-    return prepared.recall(f"trained by {rule}", key, train)
+    return prepared.cache(f"trained by {rule}", key, train)
 
 
 def _train(prepared: Prepared, rates: Sequence[float], rule: Rule, advance: Advance | None) -> list[Tuned]:
@@ -59,5 +59,5 @@ def _train(prepared: Prepared, rates: Sequence[float], rule: Rule, advance: Adva
     return [tuned for batch in batches for tuned in finetune(prepared.lm, sequences, batch, recipe, advance)]
 
 
-def recipe_of(options: RunOptions) -> Recipe:
-    return Recipe(options.ft_params, options.ft_loss, options.epochs, options.ft_rule)
+def recipe_of(options: RunOptions) -> TrainingRecipe:
+    return TrainingRecipe(options.ft_params, options.ft_loss, options.epochs, options.ft_rule)

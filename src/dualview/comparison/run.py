@@ -27,7 +27,7 @@ from dualview.learning.finetune import Rule, Tuned
 from dualview.metrics.controls import MetricControls
 from dualview.metrics.verdict import judge
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Asked, Plan, ask
+from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.options import RunOptions
 from dualview.records import Records, Setting
 
@@ -46,12 +46,12 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     options, lm, queries = prepared.options, prepared.lm, prepared.prompts.queries
     known = provenance(prepared)  # first: whatever fails in it must not cost the work
 
-    def asking(name: str, how: Plan, patch: Any = None) -> Asked:
+    def asking(name: str, how: PassPlan, patch: Any = None) -> Asked:
         def ask_all() -> Asked:
             with progress.part(f"{name}: asking {len(queries)} queries", len(queries)) as advance:
                 return ask(lm, queries, how, patch, advance)
 
-        found = ask_all() if patch is not None else prepared.recall(name, _pass_key(prepared, how), ask_all)
+        found = ask_all() if patch is not None else prepared.cache(name, _pass_key(prepared, how), ask_all)
         clock.lap(name)
         return found
 
@@ -104,7 +104,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     return result
 
 
-def _pass_key(prepared: Prepared, how: Plan) -> Hashable:
+def _pass_key(prepared: Prepared, how: PassPlan) -> Hashable:
     """What decides a pass at the base weights."""
     watched = prepared.options.controls != "none"
     return how.prefix, prepared.prompts.queries, how.at, how.batch_size, watched

@@ -43,7 +43,7 @@ _LOGIT_BYTES = 1 << 29
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How to fine-tune; the learning rate comes apart, since a grid of them shares the work."""
 
     params: Params = "kv"
@@ -76,7 +76,7 @@ def finetune(
     lm: LanguageModel,
     sequences: Sequence[TrainingSequence],
     rates: Sequence[float],
-    recipe: Recipe = Recipe(),
+    recipe: TrainingRecipe = TrainingRecipe(),
     progress: Callable[[int], None] | None = None,
     watch: Watch | None = None,
 ) -> list[Tuned]:
@@ -100,7 +100,7 @@ def finetune(
 
 
 def rate_groups(
-    lm: LanguageModel, sequences: Sequence[TrainingSequence], rates: Sequence[float], recipe: Recipe
+    lm: LanguageModel, sequences: Sequence[TrainingSequence], rates: Sequence[float], recipe: TrainingRecipe
 ) -> list[Sequence[float]]:
     """The learning rates in batches whose logits fit in memory together."""
     longest = max(len(sequence.ids) for sequence in sequences)
@@ -109,7 +109,7 @@ def rate_groups(
     return [rates[start : start + together] for start in range(0, len(rates), together)]
 
 
-def steps_of(sequences: Sequence[TrainingSequence], recipe: Recipe) -> list[TrainingSequence]:
+def steps_of(sequences: Sequence[TrainingSequence], recipe: TrainingRecipe) -> list[TrainingSequence]:
     """The order of the steps: the prompt's, again for each epoch."""
     return [sequence for _ in range(recipe.epochs) for sequence in sequences]
 
@@ -118,7 +118,7 @@ def _train_projections(
     lm: LanguageModel,
     sequences: Sequence[TrainingSequence],
     rates: Sequence[float],
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     progress: Callable[[int], None] | None,
     watch: Watch | None,
 ) -> list[Tuned]:
@@ -211,7 +211,7 @@ class Tape:
 
 
 def _at_first_order(
-    lm: LanguageModel, sequence: TrainingSequence, recipe: Recipe, deltas: Deltas
+    lm: LanguageModel, sequence: TrainingSequence, recipe: TrainingRecipe, deltas: Deltas
 ) -> tuple[Float[Tensor, " rate"], Float[Tensor, "1 rate token vocab"]]:
     """The losses of the model's first-order expansion at the base weights, and their gradient by its logits."""
     with torch.no_grad(), Linearised(deltas.projections, deltas.weights, deltas.biases).applied():
@@ -222,13 +222,13 @@ def _at_first_order(
     return losses.detach(), pull
 
 
-def first_predicted(sequence: TrainingSequence, recipe: Recipe) -> int:
+def first_predicted(sequence: TrainingSequence, recipe: TrainingRecipe) -> int:
     """The first token whose prediction counts."""
     return sequence.label_start if recipe.loss == "label" else 1
 
 
 def token_losses(
-    logits: Float[Tensor, "layer_or_1 rate token vocab"], sequence: TrainingSequence, recipe: Recipe
+    logits: Float[Tensor, "layer_or_1 rate token vocab"], sequence: TrainingSequence, recipe: TrainingRecipe
 ) -> Float[Tensor, " rate"]:
     """The loss of one demonstration for each row: the mean cross-entropy of its (or its label's) next tokens."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -238,7 +238,7 @@ def token_losses(
 
 
 def sequence_logits(
-    lm: LanguageModel, sequence: TrainingSequence, recipe: Recipe, rows: int
+    lm: LanguageModel, sequence: TrainingSequence, recipe: TrainingRecipe, rows: int
 ) -> Float[Tensor, "layer_or_1 rate token vocab"]:
     """The logits that the loss of one demonstration reads, the same tokens in every row.
 
@@ -295,7 +295,7 @@ def _train_parameters(
     lm: LanguageModel,
     sequences: Sequence[TrainingSequence],
     rate: float,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     progress: Callable[[int], None] | None,
 ) -> Tuned:
     """SGD on every parameter of the model, on a copy of them."""

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.anatomy.layers import Projection
-from dualview.learning.finetune import Recipe, Tape, Tuned, Watch, finetune, in_single_precision, rate_groups
+from dualview.learning.finetune import Tape, TrainingRecipe, Tuned, Watch, finetune, in_single_precision, rate_groups
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import TrainingSequence
@@ -56,7 +56,7 @@ def trace_training(
     lm: LanguageModel,
     sequences: Sequence[TrainingSequence],
     rates: Sequence[float],
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     taps: Sequence[Projection] = (),
     progress: Callable[[int], None] | None = None,
 ) -> list[TrainingTrace]:
@@ -76,7 +76,7 @@ def _trace_group(
     lm: LanguageModel,
     sequences: Sequence[TrainingSequence],
     rates: Sequence[float],
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     taps: tuple[Projection, ...],
     progress: Callable[[int], None] | None,
 ) -> list[TrainingTrace]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-PerLayer = list[float | None]
+LayerRow = list[float | None]
 """One number a layer; null where it is undefined."""
 Named = dict[str, float | None]
 
@@ -54,10 +54,10 @@ class Rec2FTPPart(ResultPart):
 class SimAOUPart(ResultPart):
     raw: float | None
     normalised: float | None
-    raw_per_layer: PerLayer | None
-    normalised_per_layer: PerLayer | None
+    raw_per_layer: LayerRow | None
+    normalised_per_layer: LayerRow | None
     noise_floor: float | None = None
-    noise_floor_per_layer: PerLayer | None = None
+    noise_floor_per_layer: LayerRow | None = None
     undefined: dict[str, Undefined | None] = {}
     reason: dict[str, str | None] = {}
 
@@ -66,9 +66,9 @@ class SimAMPart(ResultPart):
     before: float | None
     after: float | None
     delta: float | None
-    before_per_layer: PerLayer | None
-    after_per_layer: PerLayer | None
-    delta_per_layer: PerLayer | None
+    before_per_layer: LayerRow | None
+    after_per_layer: LayerRow | None
+    delta_per_layer: LayerRow | None
     undefined: dict[str, Undefined | None] = {}
     reason: dict[str, str | None] = {}
 
@@ -76,16 +76,16 @@ class SimAMPart(ResultPart):
 class UpdateNormPart(ResultPart):
     icl: float | None
     ft: float | None
-    icl_per_layer: PerLayer | None = None
-    ft_per_layer: PerLayer | None = None
+    icl_per_layer: LayerRow | None = None
+    ft_per_layer: LayerRow | None = None
 
 
 class DemoMassPart(ResultPart):
     """λ: the softmax mass on the demonstrations."""
 
     mean: float | None
-    per_layer: PerLayer
-    per_head: list[PerLayer]
+    per_layer: LayerRow
+    per_head: list[LayerRow]
 
     @model_validator(mode="after")
     def _has_layers(self) -> DemoMassPart:
@@ -101,7 +101,7 @@ class RankPart(ResultPart):
     tau_demo: float | None
     recall_token: float | None
     recall_demo: float | None
-    tau_token_per_layer: PerLayer
+    tau_token_per_layer: LayerRow
 
 
 class KendallPart(ResultPart):
@@ -129,9 +129,9 @@ class OverlapPart(ResultPart):
 class LayerBounds(ResultPart):
     """Layer by layer: the spread over queries, and each floor and ceiling."""
 
-    quantiles: dict[str, PerLayer]
-    floors: dict[str, PerLayer]
-    ceilings: dict[str, PerLayer]
+    quantiles: dict[str, LayerRow]
+    floors: dict[str, LayerRow]
+    ceilings: dict[str, LayerRow]
 
     @model_validator(mode="after")
     def _of_one_length(self) -> LayerBounds:
@@ -155,7 +155,7 @@ class ControlPart(ResultPart):
     p: float | None
     below_p: float | None = None
     reason: str | None = None
-    p_per_layer: dict[str, PerLayer] | None = None
+    p_per_layer: dict[str, LayerRow] | None = None
     per_layer: LayerBounds | None = None
 
     @model_validator(mode="after")

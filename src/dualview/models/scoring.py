@@ -63,7 +63,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PassPlan:
     """How to ask: the prefix's tokens (the first `special` of them no demonstration), what to record and where."""
 
     prefix: tuple[int, ...]
@@ -84,7 +84,7 @@ class Plan:
 def ask(
     lm: LanguageModel,
     queries: Sequence[Query],
-    how: Plan,
+    how: PassPlan,
     patch: Patch | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Asked:
@@ -100,7 +100,7 @@ def ask(
 
 
 def _ask_packed(
-    lm: LanguageModel, trees: list[Tree], how: Plan, sink: _Sink, progress: Callable[[int], None] | None
+    lm: LanguageModel, trees: list[Tree], how: PassPlan, sink: _Sink, progress: Callable[[int], None] | None
 ) -> None:
     rows = sink.rows
     prefix = compute_prefix(lm, how.prefix, how.special, rows)
@@ -130,7 +130,7 @@ def compute_prefix(lm: LanguageModel, ids: Sequence[int], special: int, rows: in
 
 
 def _ask_whole(
-    lm: LanguageModel, queries: Sequence[Query], how: Plan, sink: _Sink, progress: Callable[[int], None] | None
+    lm: LanguageModel, queries: Sequence[Query], how: PassPlan, sink: _Sink, progress: Callable[[int], None] | None
 ) -> None:
     start = len(how.prefix)
     for i, query in enumerate(queries):
@@ -164,7 +164,7 @@ def _token_log_probs(
 class _Sink:
     """Collects packs of results into arrays in the queries' own order."""
 
-    def __init__(self, lm: LanguageModel, queries: Sequence[Query], trees: Sequence[Tree], how: Plan, rows: int):
+    def __init__(self, lm: LanguageModel, queries: Sequence[Query], trees: Sequence[Tree], how: PassPlan, rows: int):
         self.rows, self.how = rows, how
         double = lm.dtype == torch.float64
         self.like = torch.empty(0, dtype=torch.float64 if double else torch.float32, device=lm.device)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dualview.comparison.result import Result
-from dualview.metrics.controls import PerLayer
+from dualview.metrics.controls import layer_bounds
+from dualview.metrics.measured import LayerBounds
 from dualview.metrics.summary import compute_metrics
 from dualview.records import Records
 from dualview.report.catalogue import at
@@ -118,12 +119,12 @@ def _flat(content: Mapping[str, Any], metric: Metric, layers: int) -> tuple[_Row
     return floors, ceilings
 
 
-def _from_result(content: Mapping[str, Any]) -> dict[str, PerLayer]:
+def _from_result(content: Mapping[str, Any]) -> dict[str, LayerBounds]:
     told = {metric.control: at(content, f"controls.{metric.control}.per_layer") for metric in METRICS}
-    return {name: PerLayer(**layers) for name, layers in told.items() if layers is not None}
+    return {name: LayerBounds(**layers) for name, layers in told.items() if layers is not None}
 
 
-def _without_bounds(records: Records) -> dict[str, PerLayer]:
+def _without_bounds(records: Records) -> dict[str, LayerBounds]:
     """A run that asked for no controls gets its quantiles, and no floors."""
     measured = compute_metrics(records)
     parts = {
@@ -132,4 +133,4 @@ def _without_bounds(records: Records) -> dict[str, PerLayer]:
         "sim_am": measured.sim_am_delta,
         "sim_am_after": measured.sim_am_after,
     }
-    return {name: PerLayer.of(part.per_query, {}, {}) for name, part in parts.items() if part is not None}
+    return {name: layer_bounds(part.per_query, {}, {}) for name, part in parts.items() if part is not None}

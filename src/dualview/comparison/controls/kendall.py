@@ -24,7 +24,7 @@ from dualview.anatomy.layers import Anatomy, Projection, Role
 from dualview.comparison.controls.settings import REORDERED, reordered
 from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
 from dualview.duality.on_model.dual_finetuning import role_factors, update_contributions
-from dualview.learning.finetune import ROLES_OF, Recipe
+from dualview.learning.finetune import ROLES_OF, TrainingRecipe
 from dualview.learning.traces import Factors, TrainingTokens, TrainingTrace, trace_training
 from dualview.metrics.controls import MetricControls
 from dualview.metrics.cosine import overall_mean
@@ -82,7 +82,7 @@ def _single(projections: Mapping[Role, tuple[Projection, ...]]) -> dict[Role, Pr
 def kendall(
     lm: LanguageModel,
     prompts: PromptSet,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     lr: float,
     passes: Mapping[str, Asked],
     icl_reordered: Asked | None,

@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from dualview.comparison.controls.settings import reordered
 from dualview.comparison.prepare import Prepared
-from dualview.learning.finetune import Recipe, Tuned, finetune
+from dualview.learning.finetune import TrainingRecipe, Tuned, finetune
 from dualview.metrics.controls import MetricControls
 from dualview.metrics.predictions import TopK, order_sensitivity, overlap_cosine, token_overlap
 from dualview.metrics.summary import compute_metrics
@@ -25,7 +25,7 @@ QUERIES = 64
 PERMUTATIONS = 5
 
 
-def order_report(prepared: Prepared, lr: float, recipe: Recipe, passes: Mapping[str, Asked]) -> dict[str, Any]:
+def order_report(prepared: Prepared, lr: float, recipe: TrainingRecipe, passes: Mapping[str, Asked]) -> dict[str, Any]:
     """How much ICL's, and fine-tuning's, answers vary over orders of the same demonstrations (Shen et al. 2024).
 
     The first order is the prompt's own, whose `passes` there are.

@@ -17,10 +17,10 @@ import numpy as np
 from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
-from dualview.learning.finetune import Recipe, Rule, Tuned, finetune
+from dualview.learning.finetune import Rule, TrainingRecipe, Tuned, finetune
 from dualview.learning.selection import best, judge_rates
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Asked, Plan, ask
+from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
 from dualview.records import Setting
 from dualview.tasks.prompts import PromptSet, build_prompts
@@ -46,7 +46,7 @@ class Controls:
 
 
 def control_settings(
-    prepared: Prepared, lr: float, recipe: Recipe, *, full: bool, grid: Grid, progress: Progress
+    prepared: Prepared, lr: float, recipe: TrainingRecipe, *, full: bool, grid: Grid, progress: Progress
 ) -> Controls:
     """Run the quick controls, or all of them."""
     found = Controls()
@@ -68,13 +68,13 @@ Control = Callable[[], dict[str, Asked]]
 
 
 def _controls(
-    prepared: Prepared, lr: float, recipe: Recipe, *, full: bool, grid: Grid, trained: dict[str, dict[str, Any]]
+    prepared: Prepared, lr: float, recipe: TrainingRecipe, *, full: bool, grid: Grid, trained: dict[str, dict[str, Any]]
 ) -> Iterator[tuple[str, Control]]:
     lm, prompts = prepared.lm, prepared.prompts
 
-    def untouched(name: str, how: Callable[[], Plan]) -> tuple[str, Control]:
+    def untouched(name: str, how: Callable[[], PassPlan]) -> tuple[str, Control]:
         """A pass at the base weights: no learning rate or rule decides it."""
-        return name, lambda: {"": _recalled(prepared, name, lm, how())}
+        return name, lambda: {"": _cached_pass(prepared, name, lm, how())}
 
     def context(name: str, prefix: Callable[[], tuple[int, ...]], *, demo_logits: bool = False) -> tuple[str, Control]:
         return untouched(name, lambda: replace(prepared.in_context, prefix=prefix(), demo_logits=demo_logits))
@@ -84,7 +84,7 @@ def _controls(
         return {"": ask(lm, prompts.queries, prepared.zero_shot, tuned.patch)}
 
     def training(
-        name: str, on: Callable[[], PromptSet] = lambda: prompts, rate: float = lr, how: Recipe = recipe
+        name: str, on: Callable[[], PromptSet] = lambda: prompts, rate: float = lr, how: TrainingRecipe = recipe
     ) -> tuple[str, Control]:
         return name, lambda: wearing(name, finetune(lm, on().training_sequences, [rate], how)[0])
 
@@ -175,7 +175,7 @@ def _random_labels(prepared: Prepared) -> PromptSet:
 
 def _other_task(prepared: Prepared) -> PromptSet:
     name = "product" if prepared.task.name == "source" else "source"
-    other = prepared.recall("other task", name, lambda: load_task(name))
+    other = prepared.cache("other task", name, lambda: load_task(name))
     seed = control_seeds(prepared)["other_task"]
     return _rebuilt(prepared, sample_demos(other, seed, prepared.prompts.shots_used), other)
 
@@ -200,20 +200,20 @@ def _best(prepared: Prepared, tuned: Sequence[Tuned]) -> Tuned:
 
 
 def _untrained(
-    prepared: Prepared, lr: float, recipe: Recipe, trained: dict[str, dict[str, Any]], name: str, *, keep: bool
+    prepared: Prepared, lr: float, recipe: TrainingRecipe, trained: dict[str, dict[str, Any]], name: str, *, keep: bool
 ) -> dict[str, Asked]:
     lm, queries = untrained(prepared.lm, keep_embeddings=keep, seed=UNTRAINED_SEED), prepared.prompts.queries
     tuned = finetune(lm, prepared.prompts.training_sequences, [lr], recipe)[0]
     trained[name] = {"lr": tuned.lr, "status": tuned.status}
 
     return {
-        "_zsl": _recalled(prepared, f"{name}_zsl", lm, prepared.zero_shot),
-        "_icl": _recalled(prepared, f"{name}_icl", lm, prepared.in_context),
+        "_zsl": _cached_pass(prepared, f"{name}_zsl", lm, prepared.zero_shot),
+        "_icl": _cached_pass(prepared, f"{name}_icl", lm, prepared.in_context),
         "_ft": ask(lm, queries, prepared.zero_shot, tuned.patch),
     }
 
 
-def _recalled(prepared: Prepared, name: str, lm: LanguageModel, how: Plan) -> Asked:
+def _cached_pass(prepared: Prepared, name: str, lm: LanguageModel, how: PassPlan) -> Asked:
     """A pass that the next run takes again, where its queries and its plan are the same."""
     queries = prepared.prompts.queries
-    return prepared.recall(name, (how, queries), lambda: ask(lm, queries, how))
+    return prepared.cache(name, (how, queries), lambda: ask(lm, queries, how))

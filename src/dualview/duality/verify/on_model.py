@@ -41,7 +41,7 @@ from dualview.duality.verify.check import Draws, Measured, ModelIdentity, NotApp
 from dualview.duality.verify.implicit import DHERIN, GOLDWASER
 from dualview.duality.verify.linear import DAI, IRIE
 from dualview.io.errors import UserError
-from dualview.learning.finetune import Recipe
+from dualview.learning.finetune import TrainingRecipe
 from dualview.learning.traces import TrainingTrace, trace_training
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
@@ -91,7 +91,7 @@ class Trial:
 
     def train(self, rate: float = _RATE, epochs: int = 1) -> TrainingTrace:
         """Fine-tune K and V on the demonstrations, keeping the factors."""
-        (trace,) = trace_training(self.lm, self.prompts.training_sequences, [rate], Recipe(epochs=epochs))
+        (trace,) = trace_training(self.lm, self.prompts.training_sequences, [rate], TrainingRecipe(epochs=epochs))
         return worn_by(self.lm, trace)
 
     def move(self, share: float = 1e-2, epochs: int = 1) -> Moved:
