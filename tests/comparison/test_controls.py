@@ -13,17 +13,20 @@ import torch
 import dualview
 import zoo
 from close import assert_alike
-from dualview.comparison.controls.kendall import kendall, taps_of
+from dualview.comparison.controls.kendall import taps_of, token_scores
 from dualview.comparison.controls.settings import _random_labels, _random_text, reordered  # pyright: ignore[reportPrivateUsage]
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.seeds import compare_seeds, parse_seeds
 from dualview.learning.finetune import TrainingRecipe, finetune
 from dualview.learning.traces import trace_training
+from dualview.metrics.kendall import Kendall
+from dualview.metrics.recompute import recompute
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import adopt, load_model
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import untrained
 from dualview.options import RunOptions
+from dualview.records import load_records, save_records
 from equivalence import tiny
 
 LR = 0.05
@@ -48,6 +51,35 @@ def prepared(lm: LanguageModel, task: Path) -> Prepared:
 def full(lm: LanguageModel, task: Path) -> dict[str, Any]:
     options = {"shots": 5, "n_queries": 12, "lr": LR, "lr_grid": (0.01, 0.05), "controls": "full"}
     return dualview.compare(model=lm, task=str(task), **options).to_json()
+
+
+@pytest.mark.parametrize("controls", ["full", "none"])
+def test_saved_records_give_every_number_again(lm: LanguageModel, task: Path, tmp_path: Path, controls: Any) -> None:
+    options: dict[str, Any] = {"shots": 5, "n_queries": 12, "lr": LR, "lr_grid": (LR,), "controls": controls}
+    found = dualview.compare(model=lm, task=str(task), **options)
+    assert found.records is not None
+    file = save_records(found.records, tmp_path / "records.safetensors")
+    again, whole = recompute(load_records(file)).to_json(), found.to_json()
+    assert {key: whole[key] for key in again if key != "warnings"} == {
+        k: v for k, v in again.items() if k != "warnings"
+    }
+    assert set(again["warnings"]) <= set(whole["warnings"])
+    named = {"kendall", "overlap", "controls", "verdict"} & set(whole)
+    assert named <= set(again) and (len(named) == 4) == (controls == "full")
+    if controls == "full":
+        assert again["kendall"]["dual_v"]["tau_token"] is not None and set(again["overlap"]) >= {"zsl", "ft"}
+
+
+def test_records_of_an_earlier_version_say_what_was_not_recorded(lm: LanguageModel, task: Path, tmp_path: Path) -> None:
+    """Such a file has neither the likeliest tokens nor the scores of the training tokens."""
+    found = dualview.compare(model=lm, task=str(task), shots=4, n_queries=8, lr=LR)
+    assert found.records is not None
+    bare = {name: replace(s, top_ids=None, top_probs=None) for name, s in found.records.settings.items()}
+    old = replace(found.records, settings=bare, token_scores=None, meta={})
+    again = recompute(load_records(save_records(old, tmp_path / "old.safetensors"))).to_json()
+    assert again["kendall"] is None and again["overlap"] == {}
+    assert {again["controls"][name]["reason"] for name in ("kendall_dual_v", "token_overlap")} == {"not recorded"}
+    assert again["sim_aou"] == found.to_json()["sim_aou"]
 
 
 FLOORS = {"gaussian", "shuffled_query", "mean_direction", "zsl_direction", "rotated", "icl_random_labels"}
@@ -151,6 +183,11 @@ def asked(prepared: Prepared) -> dict[str, Asked]:
     patch = finetune(lm, prompts.training_sequences, [LR])[0].patch
     icl = ask(lm, prompts.queries, PassPlan(prompts.prefix, special, demo_logits=True))
     return {"icl": icl, "ft": ask(lm, prompts.queries, bare, patch), "zsl": ask(lm, prompts.queries, bare)}
+
+
+def kendall(*given: Any) -> Kendall | None:
+    scores = token_scores(*given)
+    return None if scores is None else Kendall.of(scores)
 
 
 def slow_tau(x: np.ndarray, y: np.ndarray) -> float:

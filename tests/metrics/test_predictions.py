@@ -11,17 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualview.io.errors import UserError
-from dualview.metrics.predictions import (
-    TopK,
-    accuracy,
-    order_sensitivity,
-    overlap_cosine,
-    prediction_warnings,
-    predictions,
-    rec2ftp,
-    token_overlap,
-    top_k,
-)
+from dualview.metrics.overlap import TopK, overlap_cosine, token_overlap, top_k
+from dualview.metrics.predictions import accuracy, order_sensitivity, prediction_warnings, predictions, rec2ftp
 from dualview.metrics.statistics import hypergeometric_p
 
 

@@ -19,14 +19,14 @@ SLOW_AND_FAST = ["llama", "gpt2", "gptj", "lfm2-hybrid"]
 @pytest.mark.parametrize("at", ["prompt", "label0"])
 @pytest.mark.parametrize("name", SLOW_AND_FAST)
 def test_the_likeliest_tokens_after_the_prompt(name: str, at) -> None:
-    top = ask(cases.lm(name), cases.QUERIES, PassPlan(cases.DEMOS, 1, at=at)).top
-    assert top is not None
+    top = ask(cases.lm(name), cases.QUERIES, PassPlan(cases.DEMOS, 1, at=at)).settings[0]
+    assert top.top_ids is not None and top.top_probs is not None
     for i, query in enumerate(cases.QUERIES):
         with torch.no_grad():
             right = reference.run(cases.twin(name), [*cases.DEMOS, *query.ids]).log_probs[-1]
         order = sorted(range(len(right)), key=lambda token: -float(right[token]))[:TOP_K]
-        assert top.ids[i].tolist() == order
-        assert cases.worst(top.probs[i], torch.exp(right[order])) < 1e-6  # kept in single precision
+        assert top.top_ids[i].tolist() == order
+        assert cases.worst(top.top_probs[i], torch.exp(right[order])) < 1e-6  # kept in single precision
 
 
 def tapped(name: str, query: Any, module: str, rows: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

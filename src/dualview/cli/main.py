@@ -180,17 +180,11 @@ def metrics(
     json: Annotated[Path | None, typer.Option(help="write the metrics to this file")] = None,
 ) -> None:
     """Recompute every metric from saved records, without a model."""
-    from dualview.metrics.summary import compute_metrics
-    from dualview.metrics.verdict import judge
-    from dualview.records import load_records
+    from dualview.metrics.recompute import recompute
     from dualview.report.terminal import metrics_report
 
     _writable(json)
-    kept = load_records(records)
-    measured = compute_metrics(kept).to_json()
-    if kept.controls:
-        verdict = judge(kept)
-        measured |= {"controls": verdict.controls_json(), "verdict": verdict.to_json()}
+    measured = recompute(records).to_json()
     _keep(json, measured)
     _show(metrics_report(measured))
 
