@@ -1,15 +1,19 @@
-"""Intervals and p-values: bootstrap over queries and seeds, sign flips, hypergeometric tails, corrections.
+"""Intervals and p-values: one interval for each kind of data, sign flips, hypergeometric tails, corrections.
+
+- over the queries of one run: `query_interval`, the expanded-percentile bootstrap;
+- of a proportion: `wilson_interval`;
+- over draws (seeds, trainings): `draw_interval`, Student's.
 
 Everything random takes a seed and a name: each named draw has its own generator, so that adding a control never
-changes another number. Queries are the sampling unit throughout. All queries share one demonstration list and one
-fine-tuning run, so an interval over queries speaks about *this* list and run only; `seed_interval` is the one that
-speaks about others.
+changes another number. All queries of a run share one list of demonstrations and one fine-tuning, so an interval over
+queries is about *this* list and run only; `draw_interval` is about others too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -23,13 +27,17 @@ DRAWS = 1999
 _CHUNK = 2_000_000
 
 
+Kind = Literal["bootstrap over queries", "Wilson", "Student over draws"]
+
+
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval."""
+    """A confidence interval, and the name of the method: one for each kind of data."""
 
     low: float
     high: float
     level: float = 0.95
+    kind: Kind = "bootstrap over queries"
 
     def to_json(self) -> list[float]:
         return [self.low, self.high]
@@ -121,35 +129,21 @@ def paired_interval(
     return query_interval(after - before, seed=seed, name=name, draws=draws, level=level)
 
 
-def seed_interval(runs: Sequence[Float[np.ndarray, " _query *_layer"]], *, level: float = 0.95) -> Interval | None:
-    """Interval of the mean over several runs (demonstration seeds), both runs and queries being draws from many.
+def draw_interval(
+    values: Sequence[float | None], limits: tuple[float, float] | None = None, *, level: float = 0.95
+) -> Interval | None:
+    """Student's interval of the mean over draws (seeds, trainings): mean ± t_{n−1} s/√n.
 
-    mean ± √(t²_{k−1} s²_runs/k + t²_{n−1} s²_queries/n): Student's interval over the runs' means, and over the queries'
-    (each query's over the runs that share it), put together at right angles. What is the run's and the query's at once
-    is in both, so that it is rather too wide. Runs over the same number of queries are taken to share them; others
-    have their own. None with fewer than two runs: one run says nothing about another list of demonstrations.
+    Undefined values are left out; None with fewer than two. `limits` are the bounds of what the value can be
+    (0 and 1 for an accuracy): the interval is cut there.
     """
-    if len(runs) < 2:
+    defined = np.array([value for value in values if value is not None and np.isfinite(value)], dtype=np.float64)
+    if defined.size < 2:
         return None
-    tables = [_as_table(run) for run in runs]
-    means = np.array([defined_mean(defined_mean(table, axis=0), axis=0) for table in tables], dtype=np.float64)
-    by_query = [defined_mean(table, axis=1) for table in tables]
-    if len({column.shape for column in by_query}) == 1:
-        terms = [_mean_error(means), _mean_error(defined_mean(np.stack(by_query), axis=0))]
-    else:
-        own = [_mean_error(column) for column in by_query]
-        terms = [_mean_error(means), *((error / len(runs) ** 2, free) for error, free in own)]
-    if np.isnan(means).all():
-        return None
-    half = sum(student_quantile((1 + level) / 2, free) ** 2 * error for error, free in terms) ** 0.5
-    centre = float(np.nanmean(means))
-    return Interval(centre - half, centre + half, level)
-
-
-def _mean_error(values: Float[np.ndarray, " n"]) -> tuple[float, int]:
-    """The squared standard error of a mean, and its degrees of freedom; 0 and 1 where a single value has none."""
-    values = values[~np.isnan(values)]
-    return (float(values.var(ddof=1)) / values.size, values.size - 1) if values.size > 1 else (0.0, 1)
+    centre = float(defined.mean())
+    half = student_quantile((1 + level) / 2, defined.size - 1) * float(defined.std(ddof=1)) / defined.size**0.5
+    low, high = limits or (-np.inf, np.inf)
+    return Interval(max(low, centre - half), min(high, centre + half), level, "Student over draws")
 
 
 def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | None:
@@ -162,7 +156,7 @@ def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | N
     z, p = normal_quantile((1 + level) / 2), successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
-    return Interval(max(0.0, centre - half), min(1.0, centre + half), level)
+    return Interval(max(0.0, centre - half), min(1.0, centre + half), level, "Wilson")
 
 
 def hypergeometric_p(n_both: int, n_ft: int, n_icl: int, n_wrong: int) -> float | None:

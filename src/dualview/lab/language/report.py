@@ -12,7 +12,7 @@ import numpy as np
 
 from dualview.lab.formatting import between, mean
 from dualview.lab.harness import LabResult, Table
-from dualview.metrics.statistics import Interval, query_interval, seed_interval
+from dualview.metrics.statistics import draw_interval, query_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,8 +34,8 @@ TITLES = {
     "linear": "linear",
 }
 LIMITS = (
-    "Differences are paired: same seed, same blocks of text. With several seeds the interval is over seeds and "
-    "blocks; with one it is over blocks alone and says nothing about another seed."
+    "Differences are paired: same seed, same blocks of text. With several seeds the interval is Student's over "
+    "seeds; with one it is over blocks alone and says nothing about another seed."
 )
 
 
@@ -124,11 +124,8 @@ def _interval(runs: Sequence[np.ndarray], name: str) -> dict[str, Any] | None:
     """The mean of paired differences and its 95 % interval; `runs` has one array of differences for each seed."""
     if not runs:
         return None
-    if len(runs) > 1:
-        found: Interval | None = seed_interval(runs)
-    else:
-        found = query_interval(runs[0], seed=0, name=name)
     means = [float(run.mean()) for run in runs]
+    found = draw_interval(means) if len(runs) > 1 else query_interval(runs[0], seed=0, name=name)
     return {
         "mean": statistics.fmean(means),
         "ci": None if found is None else found.to_json(),

@@ -16,8 +16,7 @@ from typing import Any, cast
 import numpy as np
 from scipy import special  # pyright: ignore[reportMissingTypeStubs]
 
-from dualview.metrics._scipy import student_quantile
-from dualview.metrics.statistics import holm
+from dualview.metrics.statistics import draw_interval, holm
 
 LEVEL = 0.05
 OUTCOMES = {"last": "test loss after the last epoch", "mean": "test loss, mean over epochs"}
@@ -58,8 +57,8 @@ def compared(values: Sequence[float | None], reference: Sequence[float | None]) 
     n, middle = len(gap), float(gap.mean())
     row |= {"mean": float(own.mean()), "difference": middle, "seeds_lower": int((gap < 0).sum())}
     error = float(gap.std(ddof=1)) / math.sqrt(n)
-    if error > 0:
-        half = student_quantile(0.975, n - 1) * error
+    interval = draw_interval(gap.tolist())
+    if error > 0 and interval is not None:
         p = 2 * float(cast("Any", special).stdtr(n - 1, -abs(middle) / error))
-        row |= {"ci": [middle - half, middle + half], "p": p}
+        row |= {"ci": interval.to_json(), "p": p}
     return row
