@@ -1,4 +1,4 @@
-"""Cells that were run again, held against those of the study.
+"""Cells that were run again, compared with those of the study.
 
     python studies/again.py STORE …
 
@@ -70,12 +70,12 @@ def compared(cells: pd.DataFrame, controls: pd.DataFrame) -> tuple[str, bool]:
     ]
     named = ", ".join(f"{row.task} seed {row.seed} {row.shots} shots {row.ft_rule}" for row in both.itertuples())
     verdicts = int((both["verdict_again"].fillna("") == both["verdict_study"].fillna("")).sum())
-    told = f"{len(both)} of {len(cells)} cells are the study's ({named}): the same verdict in {verdicts}, the same "
-    told += f"learning rate in {len(same)}, which are compared. "
+    summary = f"{len(both)} of {len(cells)} cells are the study's ({named}): the same verdict in {verdicts}, the same "
+    summary += f"learning rate in {len(same)}, which are compared. "
     if same.empty:
-        return f"{told}None is.", False
-    told += f"Too far apart: {', '.join(map(str, far))}." if far else "They agree."
-    return f"{grid(['number', 'largest difference', 'tolerance'], rows)}\n\n{told}", not far
+        return f"{summary}None is.", False
+    summary += f"Too far apart: {', '.join(map(str, far))}." if far else "They agree."
+    return f"{grid(['number', 'largest difference', 'tolerance'], rows)}\n\n{summary}", not far
 
 
 def check() -> str:

@@ -69,7 +69,7 @@ def both_learn(cells: pd.DataFrame) -> pd.Series:
 
 
 def redrawn(weights: str) -> pd.DataFrame:
-    """The cells on a model whose weights, or all but its embeddings and norms, were drawn anew."""
+    """The cells on a model whose weights, or all but its embeddings and norms, were drawn at random."""
     cells = table("cells")
     return cells[(cells["weights"] == weights) & (cells["ft_rule"] == "sgd")]
 
@@ -96,7 +96,7 @@ def passing(cells: pd.DataFrame, name: str | None = None, metric: str = "sim_aou
 
 def one_answer(cells: pd.DataFrame, setting: str) -> int:
     """In how many of the cells a setting gives all queries the same answer (their warnings say so)."""
-    return sum(any(line.startswith(f"{setting} predicts label ") for line in told) for told in cells["warnings"])
+    return sum(any(line.startswith(f"{setting} predicts label ") for line in lines) for lines in cells["warnings"])
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Claim:
         return says(found, self.more, self.less, self.same)
 
     def row(self, adjusted: float) -> list[str]:
-        """`adjusted`: the difference's p, with Holm's correction for all that are told of."""
+        """`adjusted`: the difference's p, with Holm's correction for all claims listed."""
         cells = comparison()
         six, learning = cells[cells["task"].isin(SIX)], cells[both_learn(cells)]
         means = self.difference(cells)
@@ -76,10 +76,10 @@ def _shown(means: Means, cells: int) -> str:
 def claims() -> str:
     cells = comparison()
     learning = cells[both_learn(cells)]
-    told = [*_dai(), *_deutch(), *_shen()]
-    adjusted = holm(np.array([mean_of(claim.difference(cells)).p for claim in told]))
+    listed = [*_dai(), *_deutch(), *_shen()]
+    adjusted = holm(np.array([mean_of(claim.difference(cells)).p for claim in listed]))
     names = [f"all {len(cells)} cells", "the papers' six tasks", f"the {len(learning)} cells where both learn"]
-    rows = [claim.row(p) for claim, p in zip(told, adjusted, strict=True)]
+    rows = [claim.row(p) for claim, p in zip(listed, adjusted, strict=True)]
     shown = grid(["claim", "here", "measured by", *names, "holds too"], rows)
     chance = cells["rec2ftp_p"] < 0.01
     note = (

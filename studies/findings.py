@@ -1,6 +1,6 @@
-"""docs/findings.md from the study's results: `python studies/findings.py` writes its tables and figure anew.
+"""docs/findings.md from the study's results: `python studies/findings.py` writes its tables and figure.
 
-The page holds pairs of marks, `<!-- study: NAME -->` and `<!-- end -->`; what stands between them is made by the
+The page holds pairs of marks, `<!-- study: NAME -->` and `<!-- end -->`; the text between them is made by the
 function NAME of `parts`, from `studies/results/*.parquet` and the lab's files. Prose outside of the marks has no
 numbers of ours.
 """
@@ -23,7 +23,7 @@ _PART = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(text: str) -> str:
-    """The page with every table made anew."""
+    """The page with every table made from the results."""
     return _PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)
 
 

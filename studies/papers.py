@@ -1,4 +1,4 @@
-"""Which of the papers' numbers (`dualview.report.published`) stand in which table of the findings, and how named."""
+"""Which of the papers' numbers (`dualview.report.published`) are in which table of the findings, and their names."""
 
 from __future__ import annotations
 

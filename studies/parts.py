@@ -68,8 +68,8 @@ def _tasks(cells: pd.DataFrame) -> str:
 
 def momentum() -> str:
     result = LabResult.load(LABS / "language_h200.json")
-    told = [s for s in result.results["sentences"] if s.startswith(("momentum", "token shift", "ALiBi"))]
-    listed = "\n".join(f"- {sentence}" for sentence in told)
+    chosen = [s for s in result.results["sentences"] if s.startswith(("momentum", "token shift", "ALiBi"))]
+    listed = "\n".join(f"- {sentence}" for sentence in chosen)
     return f"{listed}\n\n*From [language_h200.json](lab/language_h200.json), made by `{result.provenance['command']}`.*"
 
 
@@ -77,8 +77,8 @@ def sign() -> str:
     from dualview.lab.sign.run import tables
 
     result = LabResult.load(LABS / "sign.json")
-    told = tables(result)[0].note.splitlines()[-1]
-    return f"{told}\n\n*From [sign.json](lab/sign.json), made by `{result.provenance['command']}`.*"
+    sentence = tables(result)[0].note.splitlines()[-1]
+    return f"{sentence}\n\n*From [sign.json](lab/sign.json), made by `{result.provenance['command']}`.*"
 
 
 SHOWN = {

@@ -1,4 +1,4 @@
-"""The tables beside the papers'."""
+"""The tables that have the papers' numbers next to the study's."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def accuracy() -> str:
         "in-context less zero-shot": by_task(cells, cells["accuracy_icl_gain"]),
     }
     gains = {"in-context": (cells, "icl"), "fine-tuned": (cells, "ft"), "layer-causal": (other, "ft")}
-    told = "; ".join(
+    ranks = "; ".join(
         f"{title} {(part[f'{gain}_low'] > 0).sum()} and {(part[f'{gain}_high'] < 0).sum()}"
         for title, (part, of) in gains.items()
         for gain in [f"accuracy_{of}_gain_ci"]
     )
     lowest = [(part["lr"] == min(GRID)).sum() for part in (cells, other)]
     note = (
-        f"Cells above and below zero-shot by the 95 % interval over queries, of {len(cells)}: {told}. The chosen rate "
+        f"Cells above and below zero-shot by the 95 % interval over queries, of {len(cells)}: {ranks}. The chosen rate "
         f"is the grid's lowest in {lowest[0]} cells of gradient descent and {lowest[1]} of layer-causal descent."
     )
     return against_papers("accuracy", found, f"{note} {SEEDS}", "cells.parquet")
@@ -196,7 +196,7 @@ def redrawn_at_own_rate() -> str:
         shown = [over_tasks(cells, each).show() for each in (*values, lift)]
         shown[-1] += f" ({lift.notna().sum()} cells)"
         constant = [str(one_answer(cells, setting)) for setting in ("icl", "ft")]
-        counts = [str((cells["verdict"] == said).sum()) for said in ("supported", "contradicted")]
+        counts = [str((cells["verdict"] == verdict).sum()) for verdict in ("supported", "contradicted")]
         rows.append([name, str(len(cells)), *shown, *constant, *counts])
     names = ["cells", "zero-shot", "in-context", "fine-tuned", "‖Δh‖ of ICL", "‖Δh‖ of FT", "raw SimAOU"]
     names += ["raw SimAOU, another query's", "SimAM of the changes", "Rec2FTP lift"]
@@ -239,8 +239,8 @@ def verdicts() -> str:
     for rule, title in RULES.items():
         cells = comparison(rule)
         counts = cells["verdict"].value_counts()
-        said = (str(counts.get(each, 0)) for each in ("supported", "indistinguishable", "contradicted"))
-        rows.append([title, str(len(cells)), str(int(both_learn(cells).sum())), *said])
+        counted = (str(counts.get(each, 0)) for each in ("supported", "indistinguishable", "contradicted"))
+        rows.append([title, str(len(cells)), str(int(both_learn(cells).sum())), *counted])
     names = ["cells", "both learn", "supported", "indistinguishable from its controls", "contradicted"]
     shown = grid(["fine-tuning by", *names], rows)
     note = (

@@ -1,6 +1,7 @@
 """dualview: how far does a language model's in-context learning behave like gradient descent?
 
-The public names are loaded on first use, so that `import dualview` costs nothing.
+Every verb of the command line is a function here, with the verb's name and arguments: `dualview.run(task="movie")`.
+Names are loaded on first use, so that `import dualview` costs nothing.
 """
 
 from __future__ import annotations
@@ -12,69 +13,111 @@ from typing import TYPE_CHECKING, Any
 from dualview.io import display
 
 if TYPE_CHECKING:
+    from dualview import lab, plot, store, variants
+    from dualview.analyses.compile import compile_patch as compile
+    from dualview.analyses.explain import explain
+    from dualview.analyses.heads import heads
     from dualview.comparison.result import Result
-    from dualview.comparison.seeds import compare_seeds
+    from dualview.comparison.seeds import SeedsResult, compare_seeds
     from dualview.io.errors import UserError
+    from dualview.metrics.measured import Measured
+    from dualview.metrics.recompute import recompute as metrics
     from dualview.metrics.summary import compute_metrics
     from dualview.metrics.verdict import Verdict, judge
     from dualview.models.language_model import LanguageModel
     from dualview.models.loading import load_model
     from dualview.options import RunOptions
+    from dualview.pieces import ask, build_prompts, finetune, gather, load_result
     from dualview.records import Records, Setting, load_records, save_records
-    from dualview.store.api import load
+    from dualview.report.build import report
+    from dualview.store.api import export, load
     from dualview.sweep.runner import sweep
-    from dualview.tasks.task import Task, list_tasks, load_task
-    from dualview.verbs import run
+    from dualview.tasks.task import Task, list_tasks, load_task, tasks
+    from dualview.verbs import assets, diff, ls, prompt, query, run, show, verify
     from dualview.verbs import run as compare
+    from dualview.web.serve import serve
 
 __version__ = "0.1.0"
 """The only place where the version is written; the build reads it from here."""
 
-_HOME = {
-    "run": "dualview.verbs",
-    "UserError": "dualview.io.errors",
-    "compute_metrics": "dualview.metrics.summary",
-    "LanguageModel": "dualview.models.loading",
-    "load_model": "dualview.models.loading",
-    "RunOptions": "dualview.options",
-    "Records": "dualview.records",
-    "Setting": "dualview.records",
-    "load_records": "dualview.records",
-    "save_records": "dualview.records",
-    "Result": "dualview.comparison.result",
-    "Task": "dualview.tasks.task",
-    "list_tasks": "dualview.tasks.task",
-    "load_task": "dualview.tasks.task",
-    "Verdict": "dualview.metrics.verdict",
-    "judge": "dualview.metrics.verdict",
-    "compare_seeds": "dualview.comparison.seeds",
-    "load": "dualview.store.api",
-}
+_PACKAGES = ("lab", "metrics", "plot", "report", "store", "sweep", "tasks", "variants")
+"""Modules. `metrics`, `report`, `sweep`, `tasks` and each lab can be called: they are verbs too."""
 
-_PACKAGES = ("lab", "metrics", "report", "store", "sweep", "variants")
-"""`metrics`, `report`, `sweep` and each lab can be called: they are verbs too."""
+_NAMES = {
+    "analyses.compile": ("compile=compile_patch",),
+    "analyses.explain": ("explain",),
+    "analyses.heads": ("heads",),
+    "comparison.result": ("Result",),
+    "comparison.seeds": ("SeedsResult", "compare_seeds"),
+    "io.errors": ("UserError",),
+    "metrics.measured": ("Measured",),
+    "metrics.summary": ("compute_metrics",),
+    "metrics.verdict": ("Verdict", "judge"),
+    "models.language_model": ("LanguageModel",),
+    "models.loading": ("load_model",),
+    "options": ("RunOptions",),
+    "pieces": ("ask", "build_prompts", "finetune", "gather", "load_result"),
+    "records": ("Records", "Setting", "load_records", "save_records"),
+    "store.api": ("export", "load"),
+    "tasks.task": ("Task", "list_tasks", "load_task"),
+    "verbs": ("assets", "compare=run", "diff", "ls", "prompt", "query", "run", "show", "verify"),
+    "web.serve": ("serve",),
+}
+"""Which module each public name comes from; `public=own` where it has another name there."""
+
+_HOME = {
+    public: (f"dualview.{module}", own or public)
+    for module, names in _NAMES.items()
+    for public, _, own in (name.partition("=") for name in names)
+}
 
 __all__ = [
     "LanguageModel",
+    "Measured",
     "Records",
     "Result",
     "RunOptions",
+    "SeedsResult",
     "Setting",
     "Task",
     "UserError",
     "Verdict",
+    "ask",
+    "assets",
+    "build_prompts",
     "compare",
     "compare_seeds",
+    "compile",
     "compute_metrics",
+    "diff",
+    "explain",
+    "export",
+    "finetune",
+    "gather",
+    "heads",
     "judge",
+    "lab",
     "list_tasks",
     "load",
     "load_model",
     "load_records",
+    "load_result",
     "load_task",
+    "ls",
+    "metrics",
+    "plot",
+    "prompt",
+    "query",
+    "report",
     "run",
     "save_records",
+    "serve",
+    "show",
+    "store",
     "sweep",
+    "tasks",
+    "variants",
+    "verify",
 ]
 
 
@@ -87,14 +130,10 @@ display.register("Result", _renderer("result_html"))
 display.register("SeedsResult", _renderer("seeds_html"))
 
 
-_ALIASES = {"compare": "run"}
-"""Former names."""
-
-
 def __getattr__(name: str) -> Any:
-    name = _ALIASES.get(name, name)
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+        module, own = _HOME[name]
+        return getattr(importlib.import_module(module), own)
     if name in _PACKAGES:
         return importlib.import_module(f"dualview.{name}")
     raise AttributeError(f"module 'dualview' has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Every option of a run, once: the command line, `dualview.compare` and sweeps all read this list.
+"""Every option of a run: the command line, `dualview.run` and sweeps all read this list.
 
-A plain dataclass, so that asking for help does not wait for pydantic, which checks the values when a run begins.
+A plain dataclass, so that `--help` does not wait for pydantic, which checks the values when a run begins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 SEEDS = (1, 2, 3, 4, 5, 6, 7)
 SELECTION_ROWS = 64
 
-# What the two papers did, where it differs from the defaults. Their seed and learning rate were chosen on the reported
+# The two papers' settings where they differ from the defaults. The papers chose seed and learning rate on the reported
 # queries; here both are chosen on the selection split, from the papers' own candidates.
 _DAI: dict[str, Any] = {
     "at": "label0",
@@ -83,26 +83,25 @@ class RunOptions:
         """Options from what was given, the protocol's presets under it; mistakes become one sentence."""
         from pydantic import TypeAdapter, ValidationError
 
-        given = {name: value for name, value in given.items() if value is not None}
+        # An option that may be repeated is () on the command line where it is not given.
+        given = {name: value for name, value in given.items() if value is not None and value != ()}
         unknown = sorted(set(given) - {f.name for f in fields(cls)})
         if unknown:
             raise UserError(f"There is no option {unknown[0]}; the options are those of `dualview run --help`.")
         presets = PROTOCOLS.get(str(given.get("protocol", "modern")), {})
         both = {**presets, **given}
-        if isinstance(both.get("lr_grid"), str):
-            both["lr_grid"] = tuple(part for part in both["lr_grid"].split(",") if part)
-            if not both["lr_grid"]:
-                raise UserError("Option --lr-grid is empty; give rates such as 0.001,0.01.")
+        if isinstance(both.get("lr_grid"), str | list | tuple):
+            both["lr_grid"] = _rates(both["lr_grid"])
         try:
             return TypeAdapter(cls).validate_python(both)
         except ValidationError as error:
             first = error.errors()[0]
-            said = first["msg"].removeprefix("Value error, ")
+            problem = first["msg"].removeprefix("Value error, ")
             if not first["loc"]:
-                raise UserError(f"{said[0].upper()}{said[1:]}.") from error
+                raise UserError(f"{problem[0].upper()}{problem[1:]}.") from error
             name = str(first["loc"][0])
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"Option {flag}: {said} (given: {both.get(name)!r}).") from error
+            raise UserError(f"Option {flag}: {problem} (given: {both.get(name)!r}).") from error
 
     def __post_init__(self) -> None:
         for flag, rates in (("--lr-grid", self.lr_grid), ("--lr", (self.lr,))):
@@ -122,16 +121,26 @@ class RunOptions:
 
 
 COMPARISON_ONLY = ("at", "calibrate", "controls", "patch", "save_records")
-"""What only a whole comparison heeds: no other verb takes these."""
+"""Options that only a whole comparison uses: no other verb takes them."""
 QUERIES_ONLY = ("queries", "n_queries")
-"""What a verb that is given its one query does not take either."""
+"""Options that a verb with a single, given query does not take either."""
 
 
 def refuse_options(verb: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """An option that would change nothing is a mistake, not a wish."""
+    """Refuse options that would change nothing: whoever gives one is mistaken about the verb."""
     for name in names:
         if given.get(name) is not None:
             raise UserError(f"{verb} does not take the option {name}: it would change nothing; leave it out.")
+
+
+def _rates(given: str | Sequence[str | float]) -> tuple[str | float, ...]:
+    """Rates as a list, as `0.001,0.01`, or as a list of such texts."""
+    texts = [given] if isinstance(given, str) else given
+    parts = (each.split(",") if isinstance(each, str) else [each] for each in texts)
+    rates = tuple(rate for part in parts for rate in part if rate != "")
+    if not rates:
+        raise UserError("Option --lr-grid is empty; give rates such as 0.001,0.01.")
+    return rates
 
 
 def _plain(value: Any) -> Any:

@@ -1,42 +1,288 @@
-"""Every verb of the command line as a function, with the verb's name and arguments."""
+"""The verbs of the command line as functions, with the verb's name and arguments.
+
+Here are those that put several rooms together: `run`, `prompt`, `verify`, `assets` and, with their JSON files, `ls`,
+`show`, `diff` and `query`. The others are functions of one room; `dualview.__init__` lists where each lives. Rooms are
+imported when a verb is called, so that no verb waits for what it does not use.
+"""
 
 from __future__ import annotations
 
+import json as jsonlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from dualview.comparison.result import Result
-from dualview.comparison.run import run as run_comparison
-from dualview.io.atomic import must_be_writable
 from dualview.io.errors import UserError
+from dualview.io.json_files import Place, check_place, is_stdout, plain, save_json
 from dualview.io.progress import Progress, Silent
-from dualview.models.language_model import LanguageModel
-from dualview.models.untrained import redrawn
 from dualview.options import RunOptions
-from dualview.report.write_outputs import write
+
+if TYPE_CHECKING:
+    from dualview.comparison.estimate import Estimate
+    from dualview.comparison.result import Result
+    from dualview.comparison.seeds import SeedsResult
+    from dualview.duality.verify.run import Check
+    from dualview.io.assets import AssetStatus
+    from dualview.io.gguf_cache import Conversion
+    from dualview.models.language_model import LanguageModel
+    from dualview.store.api import Difference, Listing, StoreDifference, Where
+    from dualview.store.folder import Stored
+    from dualview.tasks.show_prompt import ShownPrompt
+
+Say = Callable[[str], None]
+Seeds = str | Sequence[int]
 
 
+@overload
+def run(
+    *,
+    model: str | LanguageModel = ...,
+    seeds: None = None,
+    out: Path | str | None = ...,
+    json: Place = ...,
+    dry_run: Literal[False] = ...,
+    progress: Progress | None = ...,
+    on_written: Callable[[Path], object] | None = ...,
+    **options: Any,
+) -> Result: ...
+@overload
+def run(
+    *,
+    model: str | LanguageModel = ...,
+    seeds: Seeds,
+    out: Path | str | None = ...,
+    json: Place = ...,
+    dry_run: Literal[False] = ...,
+    progress: Progress | None = ...,
+    on_written: Callable[[Path], object] | None = ...,
+    **options: Any,
+) -> SeedsResult: ...
+@overload
+def run(
+    *,
+    model: str | LanguageModel = ...,
+    seeds: Seeds | None = ...,
+    out: Path | str | None = ...,
+    json: Place = ...,
+    dry_run: bool,
+    progress: Progress | None = ...,
+    on_written: Callable[[Path], object] | None = ...,
+    **options: Any,
+) -> Result | SeedsResult | Estimate: ...
 def run(
     *,
     model: str | LanguageModel = "embedded",
+    seeds: Seeds | None = None,
     out: Path | str | None = None,
-    json: Path | str | None = None,
+    json: Place = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    on_written: Callable[[Path], object] | None = None,
+    **options: Any,
+) -> Result | SeedsResult | Estimate:
+    """Compare zero-shot, in-context and fine-tuned on one task.
+
+    model       a name, as `--model` takes it, or a model that is already loaded
+    seeds       repeat over several draws of demonstrations: "1:5", "1,3,7" or a list; gives a `SeedsResult`
+    out         a folder for the result, its report and (`save_records`) the tensors
+    json        a file for the result alone, or "-" for standard output
+    dry_run     count tokens and estimate the time; gives an `Estimate`
+    on_written  is called with every file that was written
+    options     the fields of `RunOptions`
+
+    A report or tensors that cannot be written are a warning: they must not cost the result.
+    """
+    chosen, lm = _chosen(model, options)
+    folder = None if out is None else Path(out)
+    for place in (json, None if folder is None else folder / "result.json"):
+        check_place(place)
+    if chosen.save_records and folder is None:
+        raise UserError("The option save_records needs a folder to write to: give out (--out DIR).")
+    progress = progress or Silent()
+    file = None if json is None or is_stdout(json) else Path(json)
+    if dry_run:
+        from dualview.comparison.estimate import estimate
+
+        return estimate(chosen, progress, lm)
+    if seeds is None:
+        from dualview.comparison.run import run as run_comparison
+        from dualview.report.write_outputs import write
+
+        found = run_comparison(chosen, lm=lm, progress=progress)
+        written = write(found, out=folder, json=file)
+    else:
+        if options.get("seed") is not None:
+            raise UserError("--seed and --seeds are both given; give one of them.")
+        found, written = _run_seeds(chosen, seeds, lm, folder, file, progress)
+    if on_written is not None:
+        for path in written:
+            on_written(path)
+    if is_stdout(json):
+        save_json(json, found.to_json())
+    return found
+
+
+def _run_seeds(
+    chosen: RunOptions,
+    seeds: Seeds,
+    lm: LanguageModel | None,
+    out: Path | None,
+    json: Path | None,
+    progress: Progress,
+) -> tuple[SeedsResult, list[Path]]:
+    from dualview.comparison.seeds import compare_seeds, parse_seeds
+    from dualview.report.write_outputs import write_seed, write_seeds
+
+    each: list[Path] = []
+
+    def keep(seed: int, result: Result) -> None:
+        if out is not None:
+            each.extend(write_seed(seed, result, out=out))
+
+    numbers = parse_seeds(seeds if isinstance(seeds, str) else ",".join(map(str, seeds)))
+    found = compare_seeds(chosen, numbers, lm=lm, progress=progress, on_result=keep)
+    return found, [*write_seeds(found, out=out, json=json), *each]
+
+
+def prompt(
+    *,
+    query: int = 0,
+    model: str | LanguageModel = "embedded",
+    json: Place = None,
     progress: Progress | None = None,
     **options: Any,
-) -> Result:
-    """Compare zero-shot, in-context and fine-tuned on one task; the options are those of `RunOptions`.
+) -> ShownPrompt:
+    """One in-context prompt, token by token; `query` counts from 0, the options are the fields of `RunOptions`."""
+    from dualview.comparison.prepare import prepare
+    from dualview.tasks.show_prompt import ShownPrompt
 
-    `model` may be one that is already loaded. With `out`, the result, its report and (`save_records`) the tensors are
-    written there; with `json`, the result alone to that file. A report or tensors that cannot be written are a warning.
+    check_place(json)
+    chosen, lm = _chosen(model, options)
+    prepared = prepare(chosen, lm, progress)
+    shown = ShownPrompt(prepared.prompts, prepared.lm.tokenizer, query)
+    save_json(json, shown.tokens)
+    return shown
+
+
+def verify(
+    model: str | LanguageModel | None = "embedded",
+    *,
+    seed: int = 0,
+    wrong: bool = False,
+    dtype: str = "float32",
+    device: str = "auto",
+    json: Place = None,
+) -> list[Check]:
+    """Check every identity on random data and on a model.
+
+    model   a name, or a loaded model; None or "none": on random data alone
+    wrong   run the common misprints instead, each of which must fail
     """
-    loaded = None if isinstance(model, str) else model
-    chosen = RunOptions.make(model=model if loaded is None else loaded.name, **options)
-    if chosen.save_records and out is None:
-        raise UserError("Saved records need a folder to be written to: give out.")
-    for place in (json, None if out is None else Path(out) / "result.json"):
-        if place is not None:
-            must_be_writable(Path(place))
-    loaded = None if loaded is None else redrawn(loaded, chosen.weights)
-    result = run_comparison(chosen, lm=loaded, progress=progress or Silent())
-    write(result, out=None if out is None else Path(out), json=None if json is None else Path(json))
-    return result
+    from dualview.duality.verify.run import verify as check_identities
+    from dualview.duality.verify.run import verify_wrong
+
+    check_place(json)
+    lm: LanguageModel | None
+    if isinstance(model, str) and model != "none":
+        from dualview.models.loading import load_model
+
+        lm = load_model(model, dtype=dtype, device=device)
+    else:
+        lm = None if isinstance(model, str) else model
+    checks = verify_wrong(seed, lm) if wrong else check_identities(seed, lm)
+    save_json(json, [check.to_json() for check in checks])
+    return checks
+
+
+@dataclass(frozen=True)
+class Assets:
+    """The embedded model and data, and the cached conversions of GGUF files."""
+
+    assets: list[AssetStatus]
+    conversions: list[Conversion]
+    """After `clear`: those that were removed."""
+
+    @property
+    def ready(self) -> bool:
+        return all(status.state == "ready" for status in self.assets)
+
+
+def assets(action: Literal["list", "fetch", "verify", "clear"] = "list", *, say: Say | None = None) -> Assets:
+    """List, fetch or verify the embedded model and data; list or clear the cached conversions of GGUF files."""
+    from dualview.io import assets as files
+    from dualview.io import gguf_cache
+
+    say = say or (lambda _message: None)
+    if action == "clear":
+        return Assets([], gguf_cache.clear())
+    if action == "fetch":
+        found = files.fetch_assets(say)
+    else:
+        found = files.verify_assets(say) if action == "verify" else files.list_assets()
+    return Assets(found, gguf_cache.conversions())
+
+
+def ls(store: Where, *, all: bool = False, json: Place = None) -> Listing:
+    """The cells of a store, as rows, and what failed; `all`: also cells that were computed again since."""
+    from dualview.store import api
+
+    check_place(json)
+    found = api.ls(store, all=all)
+    failures = [{**vars(failure), "options": jsonlib.loads(failure.options)} for failure in found.failures]
+    save_json(json, plain({"cells": found.cells, "failures": failures}))
+    return found
+
+
+def show(cell: str, store: Where, *, json: Place = None) -> Stored:
+    """One cell's result, by its key or the beginning of it."""
+    from dualview.store import api
+
+    check_place(json)
+    found = api.show(cell, store)
+    save_json(json, plain({"key": found.key, **found.result.to_json()}))
+    return found
+
+
+def diff(
+    left: str, right: str, store: Where | None = None, *, json: Place = None, say: Say | None = None
+) -> list[Difference] | StoreDifference:
+    """How two cells of a store differ, by the beginnings of their keys; without `store`, two whole stores.
+
+    Cells that cannot be read are left out and named: to `say`, or as warnings.
+    """
+    from dualview.store import api
+
+    check_place(json)
+    found = api.diff(left, right, store, **_say(say))
+    content = [asdict(each) for each in found] if isinstance(found, list) else {**asdict(found), "equal": found.equal}
+    save_json(json, plain(content))
+    return found
+
+
+def query(sql: str, store: Where, *, json: Place = None, say: Say | None = None) -> Any:
+    """The answer, an Arrow table, to a SELECT over `cells`, `layers`, `queries`, `controls`, `runs` and `failures`.
+
+    Cells that cannot be read are left out and named: to `say`, or as warnings.
+    """
+    from dualview.store import api
+
+    check_place(json)
+    rows = api.query(sql, store, **_say(say))
+    if json is not None:
+        save_json(json, plain(rows.to_pylist()))
+    return rows
+
+
+def _say(say: Say | None) -> dict[str, Say]:
+    return {} if say is None else {"say": say}
+
+
+def _chosen(model: str | LanguageModel, options: dict[str, Any]) -> tuple[RunOptions, LanguageModel | None]:
+    """The checked options and the model, if it is loaded, with the weights that they ask for."""
+    if isinstance(model, str):
+        return RunOptions.make(model=model, **options), None
+    from dualview.models.untrained import redrawn
+
+    chosen = RunOptions.make(model=model.name, **options)
+    return chosen, redrawn(model, chosen.weights)

@@ -12,11 +12,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from dualview.analyses.compile import compile_patch, divergence, showing
+from dualview.analyses.compile import compile_patch, divergence, score_setting
 from dualview.cli import main as cli
 from dualview.duality.on_model.feed_forward import feed_forwards
-from dualview.duality.on_model.patch_files import load_patch, read_metadata, save_patch
-from dualview.duality.on_model.shared_patch import ReusablePatch
+from dualview.duality.on_model.shared_patch import ReusablePatch, load_patch, read_metadata, save_patch
 from dualview.io.errors import UserError
 from dualview.models.loading import adopt, load_model
 from dualview.models.scoring import PassPlan, ask
@@ -169,7 +168,7 @@ def test_a_file_without_its_tensors_is_told(tmp_path, compiled, lm):
 def test_bad_settings_are_refused_before_the_work(place, lm):
     common = {"model": lm, "task": str(place / "tiny.yaml"), "out": place / "never.safetensors"}
     for wrong, sentence in (
-        ({"fit_rows": 0}, "fit-rows"),
+        ({"fit_rows": 0}, "fit_rows"),
         ({"ridges": ()}, "ridges"),
         ({"ridges": (-1.0,)}, "ridges"),
         ({"ridges": (float("nan"),)}, "ridges"),
@@ -272,9 +271,9 @@ def test_divergence_and_agreement_by_hand():
     expected = (0.0 + 0.5 * np.log(2) - 0.25 * np.log(2)) / 2
     assert divergence(icl, other) == pytest.approx(expected)
     queries = [Query((1,), ((2,), (3,)), 0), Query((1,), ((2,), (3,), (4,)), 1)]
-    shown = showing(other, icl, queries)
+    shown = score_setting(other, icl, queries)
     assert shown.accuracy == 1.0 and shown.agreement == 0.5
-    assert showing(icl, icl, queries).accuracy == 0.5
+    assert score_setting(icl, icl, queries).accuracy == 0.5
 
 
 def test_models_that_cannot_be_packed_are_refused(place, tmp_path):

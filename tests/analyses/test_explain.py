@@ -179,7 +179,7 @@ def printed(found):
 
 def test_what_the_quadrature_missed_is_printed_and_warned_of(place, lm, explanation):
     text = printed(explanation)
-    assert f"but for {explanation.lead_residual:.1e}" in text and "!" not in text
+    assert f"within {explanation.lead_residual:.1e}" in text and "!" not in text
     wild = explain(query=QUERY, model=lm, task=str(place / "tiny.yaml"), shots=3, lr=1e9)
     assert not wild.lead_adds_up and wild.to_json()["lead_adds_up"] is False
-    assert "! The parts in the lead miss much of its change" in printed(wild)
+    assert "! The contributions do not add up to the change of the lead" in printed(wild)

@@ -70,7 +70,7 @@ def test_the_verb_prints_and_writes(place, monkeypatch, capsys):
     assert not left.value.code
     text, content = capsys.readouterr().out, json.loads(file.read_text())
     for words in (
-        "ΔW_ICL beside ΔW_FT",
+        "ΔW_ICL and ΔW_FT",
         "error signals",
         "λ, mean over heads",
         "floor",

@@ -43,7 +43,7 @@ def test_help_names_every_setting(app, name):
     from dataclasses import fields
     from importlib import import_module
 
-    for field in fields(import_module(f"dualview.lab.{name}").Settings):
+    for field in fields(import_module(f"dualview.lab.{name}.run").Settings):
         assert f"--{field.name.replace('_', '-')}" in said.output
     assert "--out" in said.output and "--json" in said.output
 
@@ -64,7 +64,7 @@ def test_no_number_is_shown_as_text(app, name):
     from importlib import import_module
 
     said = call(app, name, "--help").output
-    for field in fields(import_module(f"dualview.lab.{name}").Settings):
+    for field in fields(import_module(f"dualview.lab.{name}.run").Settings):
         if isinstance(field.default, (int, float)):
             assert f"--{field.name.replace('_', '-')} <str>" not in said
 

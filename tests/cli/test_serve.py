@@ -113,7 +113,7 @@ def test_a_hub_s_model_and_hosts_are_taken_as_they_are(app: typer.Typer, started
 
 def test_help_is_light() -> None:
     script = (
-        "import sys, typer\nfrom typer.testing import CliRunner\nfrom dualview.web import commands\n"
+        "import sys, typer\nfrom typer.testing import CliRunner\nfrom dualview.cli import serve as commands\n"
         "app = typer.Typer(); commands.add(app)\nresult = CliRunner().invoke(app, ['--help'])\n"
         "assert result.exit_code == 0 and '--no-browser' in result.output, result.output\n"
         "heavy = {'torch', 'starlette', 'uvicorn', 'transformers', 'numpy'} & set(sys.modules)\nassert not heavy, heavy"

@@ -51,7 +51,7 @@ def test_a_sweep_and_its_resumption(
     assert call(monkeypatch, "sweep", study, "--store", store, "--shard", "1/2", "--threads", 1) == 0
     said = capsys.readouterr()
     assert "2 cells (2 seed × 2 lr): 0 done, 2 to do" in said.err and "2 computed" in said.out
-    assert call(monkeypatch, "sweep", study, "--store", store, "--json") == 0
+    assert call(monkeypatch, "sweep", study, "--store", store, "--json", "-") == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["cells"], summary["done_before"], summary["computed"], summary["failed"]) == (4, 2, 2, [])
 
@@ -67,7 +67,7 @@ def test_failed_cells_are_told_and_counted(
     assert "failed: 2 cells: There is no model folder" in said.out and "2 failed" in said.out
     assert call(monkeypatch, "ls", "--store", store) == 0
     assert "failed: 2 × ./nowhere" in capsys.readouterr().out
-    assert call(monkeypatch, "ls", "--store", store, "--json") == 0
+    assert call(monkeypatch, "ls", "--store", store, "--json", "-") == 0
     listed = json.loads(capsys.readouterr().out)
     assert len(listed["cells"]) == 2 and listed["failures"][0]["options"]["model"] == "./nowhere"
     assert (
@@ -83,18 +83,18 @@ def test_ls_show_diff(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         assert word in listed
     assert call(monkeypatch, "ls", "--store", store, "--limit", 1) == 0
     assert "… and 3 more" in capsys.readouterr().out
-    assert call(monkeypatch, "ls", "--store", store, "--json") == 0
+    assert call(monkeypatch, "ls", "--store", store, "--json", "-") == 0
     rows = json.loads(capsys.readouterr().out)["cells"]
     quick = [row for row in rows if row["controls"] == "quick"]
     assert len(rows) == 4 and len(quick) == 2
     assert call(monkeypatch, "show", quick[0]["key"][:10], "--store", store) == 0
     shown = capsys.readouterr().out
     assert quick[0]["key"] in shown and "highest floor" in shown
-    assert call(monkeypatch, "show", quick[0]["key"], "--store", store, "--json") == 0
+    assert call(monkeypatch, "show", quick[0]["key"], "--store", store, "--json", "-") == 0
     content = json.loads(capsys.readouterr().out)
     assert content["key"] == quick[0]["key"] and content["accuracy"]["icl"] == quick[0]["accuracy_icl"]
     pair = [row["key"] for row in quick]
-    assert call(monkeypatch, "diff", *pair, "--store", store, "--json") == 1
+    assert call(monkeypatch, "diff", *pair, "--store", store, "--json", "-") == 1
     differing = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert {"seed", "prompts_hash"} <= set(differing) and "model" not in differing
     assert (differing["seed"]["left"], differing["seed"]["right"]) == (quick[0]["seed"], quick[1]["seed"])
@@ -110,7 +110,7 @@ def test_diff_of_stores(
     assert "4 cells are the same in both" in capsys.readouterr().out
     lost = next(iter(sorted(store.glob("cells/*/*"))))
     shutil.rmtree(lost)
-    assert call(monkeypatch, "diff", store, finished, "--json") == 1
+    assert call(monkeypatch, "diff", store, finished, "--json", "-") == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["same"], found["only_left"], found["only_right"]) == (3, [], [lost.name])
 
@@ -121,7 +121,7 @@ def test_query_and_export(
     sql = "SELECT controls, count(*) AS n FROM cells GROUP BY controls ORDER BY controls"
     assert call(monkeypatch, "query", sql, "--store", store) == 0
     assert capsys.readouterr().out.split() == ["controls", "n", "none", "2", "quick", "2"]
-    assert call(monkeypatch, "query", sql, "--store", store, "--json") == 0
+    assert call(monkeypatch, "query", sql, "--store", store, "--json", "-") == 0
     assert json.loads(capsys.readouterr().out) == [{"controls": "none", "n": 2}, {"controls": "quick", "n": 2}]
     assert call(monkeypatch, "export", tmp_path / "layers.csv", "--store", store, "--table", "layers") == 0
     assert (tmp_path / "layers.csv").read_text().startswith("key,layer,sim_aou_raw")
@@ -132,7 +132,7 @@ def test_columns_of_one_name(store: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert call(monkeypatch, "query", sql, "--store", store) == 0
     titles, values = capsys.readouterr().out.splitlines()
     assert len(titles.split()) == 3 and values.split() == ["1", "2", "3"]
-    assert call(monkeypatch, "query", sql, "--store", store, "--json") == 0
+    assert call(monkeypatch, "query", sql, "--store", store, "--json", "-") == 0
     assert [list(row.values()) for row in json.loads(capsys.readouterr().out)] == [[1, 2, 3]]
 
 
@@ -199,7 +199,7 @@ def test_cells_of_another_model_are_not_the_same(
         changed["identity"] = {**manifest.identity, "tokenizer": "another"}
         (cell / "manifest.json").write_text(manifest.model_copy(update=changed).model_dump_json(by_alias=True))
         cell.rename(cell.with_name(key))
-    assert call(monkeypatch, "diff", store, finished, "--json") == 1
+    assert call(monkeypatch, "diff", store, finished, "--json", "-") == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["same"], list(found["differing"])) == (3, [key])
     assert [each["name"] for each in found["differing"][key]] == ["identity.tokenizer"]

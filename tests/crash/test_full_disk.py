@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from dualview.io.errors import UserError
-from dualview.store import store as store_module
+from dualview.store import folder as store_module
 from dualview.store.cell import checked
-from dualview.store.paths import Places
+from dualview.store.paths import StorePaths
 from dualview.store.store import Store
 from dualview.sweep.runner import sweep
 from sweep.study import grid, rows_by_query, rows_on_disk, save_study
@@ -54,9 +54,9 @@ def test_a_full_disk(spec: dict[str, Any], undisturbed: Path, disk: Path) -> Non
     assert 0 < first.computed < 12 and len(first.failed) == 12 - first.computed and not first.stopped
     assert "No space left on device" in first.failed[0].reason
     assert any("No space left on device" in line for line in said)
-    whole = [checked(folder) for folder in Places(store).cells.glob("*/*")]
+    whole = [checked(folder) for folder in StorePaths(store).cells.glob("*/*")]
     assert len(whole) == first.computed  # what is there is whole, and nothing else is there
-    assert list(Places(store).unfinished.iterdir()) == []
+    assert list(StorePaths(store).unfinished.iterdir()) == []
     with Store(store) as opened:
         assert len(opened.to_frame()) == first.computed
     assert mount("-o", "remount,size=8m", str(disk))

@@ -12,7 +12,7 @@ import pytest
 
 from crash.processes import kill, start, wait_for
 from dualview.store.cell import checked
-from dualview.store.paths import Places
+from dualview.store.paths import StorePaths
 from dualview.store.store import Store
 from dualview.sweep.runner import sweep
 from sweep.study import grid, rows_by_query, rows_on_disk, save_study
@@ -36,7 +36,7 @@ def undisturbed(spec: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def keys_on_disk(store: Path) -> set[str]:
-    return {folder.name for folder in Places(store).cells.glob("*/*")}
+    return {folder.name for folder in StorePaths(store).cells.glob("*/*")}
 
 
 def wait_for_another_cell(store: Path, than: int) -> None:
@@ -47,7 +47,7 @@ def must_be_the_same(store: Path, other: Path) -> None:
     """Row for row and byte for byte, `provenance.run` aside."""
     assert rows_on_disk(store) == rows_on_disk(other)
     assert rows_by_query(store) == rows_by_query(other)
-    assert not list(Places(store).unfinished.iterdir()) and not list(Places(store).claims.iterdir())
+    assert not list(StorePaths(store).unfinished.iterdir()) and not list(StorePaths(store).locks.iterdir())
 
 
 def test_killed_at_twenty_random_instants(spec: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_killed_at_twenty_random_instants(spec: dict[str, Any], undisturbed: Pat
         there = keys_on_disk(store)
         assert seen <= there  # nothing that was finished is lost
         for key in there:
-            checked(Places(store).cell(key))  # and nothing under its own name is partial
+            checked(StorePaths(store).cell(key))  # and nothing under its own name is partial
         seen = there
     last = start(spec, store, tmp_path / "answer")
     last.join(120)

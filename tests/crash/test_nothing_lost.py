@@ -16,6 +16,7 @@ import dualview
 from dualview.analyses import compile
 from dualview.cli import main as cli
 from dualview.comparison.result import Result
+from dualview.duality.on_model.shared_patch import read_metadata
 from dualview.io import saving, terminal, versions
 from dualview.io.errors import UserError
 from dualview.lab.harness import LabResult, Unit, finish
@@ -126,12 +127,12 @@ def test_an_unknown_library_is_refused_before_a_sweep(
     from dualview.store import cell_key as identity
 
     monkeypatch.setattr(identity, "version_of", lambda _name: versions.UNKNOWN)
-    identity._code_version.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    identity.code_version.cache_clear()
     try:
         with pytest.raises(UserError, match="version of torch is not known"):
             sweep(study, tmp_path / "store")
     finally:
-        identity._code_version.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        identity.code_version.cache_clear()
 
 
 def test_provenance_fails_before_the_work(asked: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,5 +455,5 @@ def test_a_patch_that_cannot_be_written_is_kept_elsewhere(
     given = [word for word in asked if word not in ("--controls", "none")]
     assert call(monkeypatch, "compile", *given, "--out", out) == 2
     [kept] = tmp_path.glob("dualview-*/p.safetensors")
-    assert compile.read_metadata(kept)["shots"] == 3
+    assert read_metadata(kept)["shots"] == 3
     assert str(kept) in capsys.readouterr().err

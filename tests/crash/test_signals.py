@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from crash.processes import run_apart, wait_for
-from dualview.store import locks as claims
+from dualview.store import locks
 from dualview.store.signals import uninterrupted
 from dualview.sweep.runner import sweep
 from sweep.study import grid, save_study
@@ -54,7 +54,7 @@ def test_a_signal_stops_cleanly(kind: signal.Signals, tmp_path: Path) -> None:
 @pytest.mark.parametrize("moment", ["taking", "letting go"])
 def test_a_signal_in_the_middle_of_a_lock(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal comes when the lock's file is there and its holder is not noted yet, or no longer."""
-    acquire, release, sent = claims.FileLock.acquire, claims.FileLock.release, list[str]()
+    acquire, release, sent = locks.FileLock.acquire, locks.FileLock.release, list[str]()
 
     def interrupt() -> None:
         sent.append("Ctrl-C")
@@ -71,8 +71,8 @@ def test_a_signal_in_the_middle_of_a_lock(moment: str, tmp_path: Path, monkeypat
             interrupt()
         release(self, *given, **more)
 
-    monkeypatch.setattr(claims.FileLock, "acquire", acquired)
-    monkeypatch.setattr(claims.FileLock, "release", released)
+    monkeypatch.setattr(locks.FileLock, "acquire", acquired)
+    monkeypatch.setattr(locks.FileLock, "release", released)
     summary = sweep(grid(save_study(tmp_path), seed=[1, 2, 3], n_queries=4), tmp_path / "store")
     assert summary.stopped and summary.left + summary.computed == 3 and sent == ["Ctrl-C"]
     assert list((tmp_path / "store" / "claims").iterdir()) == []
@@ -83,21 +83,21 @@ def test_a_killed_process_s_lock_files_are_removed(tmp_path: Path) -> None:
     assert sweep(grid(base, n_queries=4), store).computed == 1
     left = store / "claims" / f"{'0' * 64}.lock"
     left.touch()  # of a cell that no later sweep asks for
-    living = claims.take(store / "claims", "1" * 64)
+    living = locks.acquire(store / "claims", "1" * 64)
     assert living is not None
     with living:
         assert sweep(grid(base, n_queries=4), store).done_before == 1
         assert [path.stem for path in (store / "claims").iterdir()] == ["1" * 64]
 
 
-def test_a_claim_is_let_go_once(tmp_path: Path) -> None:
-    first = claims.take(tmp_path, "cell")
+def test_a_lock_is_released_once(tmp_path: Path) -> None:
+    first = locks.acquire(tmp_path, "cell")
     assert first is not None
     first.release()
-    second = claims.take(tmp_path, "cell")
+    second = locks.acquire(tmp_path, "cell")
     assert second is not None
     first.release()  # must not remove the file of the second
-    assert claims.take(tmp_path, "cell") is None
+    assert locks.acquire(tmp_path, "cell") is None
     second.release()
     assert list(tmp_path.iterdir()) == []
 

@@ -86,7 +86,7 @@ def test_a_branch_that_moves(hub: Hub, online: Client, offline: Client, model_fi
     second = repo.commit(model_files[1])
     assert loaded(offline, "user/moving")[0] == first
     assert loaded(online, "user/moving")[0] == second == loaded(offline, "user/moving")[0]
-    code = "from dualview import hub; n = hub.HubName('user/moving'); hub.pin({('model', n): '%s'}); "
+    code = "from dualview.io import hub; n = hub.HubName('user/moving'); hub.pin({('model', n): '%s'}); "
     code += "print(hub.resolve(n, 'model').commit)"
     assert online.python(code % first).fine().strip() == first
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from dualview.cli import main as cli
 from dualview.io import gguf_cache
 from dualview.io.errors import UserError
 from dualview.io.gguf import read_gguf
-from dualview.models import loading
+from dualview.models import loading, packing_memory
+from dualview.models.language_model import LanguageModel
 from dualview.models.loading import DTYPES, load_model
 from dualview.report import prompts
 from dualview.store import cell_key as identity
@@ -373,6 +375,32 @@ def test_assets_lists_and_clears(
     assert "tiny.gguf" in said() and "float32" in said()
     assert "removed 1 cached" in said("clear") and not entries(cache)
     assert "tiny.gguf" not in said()
+
+
+def test_a_conversion_that_was_checked_is_not_checked_again(
+    cache: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[torch.dtype] = []
+
+    def spy(lm: LanguageModel) -> str | None:
+        checked.append(lm.dtype)
+        return real(lm)
+
+    real = loading.slow_because
+    monkeypatch.setattr(loading, "slow_because", spy)
+    assert [load_model(str(gguf), device="cpu").slow_because for _ in range(3)] == [None] * 3
+    assert checked == [torch.float32]
+    load_model(str(gguf), dtype="bfloat16", device="cpu")
+    assert checked == [torch.float32, torch.bfloat16], "another dtype is another check"
+    monkeypatch.setattr(packing_memory, "transformers", SimpleNamespace(__version__="another"))
+    load_model(str(gguf), device="cpu")
+    assert len(checked) == 3, "and so is another transformers"
+    notes = list(cache.glob("*/packing-float32-cpu.json"))
+    kept = json.loads(notes[0].read_text())
+    notes[0].write_text(json.dumps({**kept, "slow_because": "the note says so"}))
+    assert load_model(str(gguf), device="cpu").slow_because == "the note says so"
+    notes[0].write_text("{")
+    assert load_model(str(gguf), device="cpu").slow_because is None and len(checked) == 4
 
 
 def test_a_report_reads_the_tokenizer_of_the_conversion(

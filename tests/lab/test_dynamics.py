@@ -12,9 +12,8 @@ import pytest
 import dualview
 from dualview.io.errors import UserError
 from dualview.lab import harness as frame
-from dualview.lab.dynamics import run as dynamics
 from dualview.lab.dynamics.report import figures, summarise, tables
-from dualview.lab.dynamics.run import find_checkpoints
+from dualview.lab.dynamics.run import dynamics, find_checkpoints
 from dualview.lab.harness import LabResult
 from equivalence.tiny import save_model, save_task
 
@@ -95,11 +94,11 @@ def _point(step: int, above: list[bool], verdict: str = "indistinguishable") -> 
 @pytest.mark.parametrize(
     ("above", "since", "said"),
     [
-        ([False, False, False], None, "does not stand above"),
+        ([False, False, False], None, "is not above"),
         ([False, True, True], 10, "from step 10 of 100 on"),
         ([True, False, True], 100, "from step 100 of 100 on"),
-        ([True, True, True], 0, "before anything was learnt"),
-        ([True, True, False], None, "at step 100 raw SimAOU does not stand"),
+        ([True, True, True], 0, "before any learning"),
+        ([True, True, False], None, "at step 100 raw SimAOU is not above"),
     ],
 )
 def test_when_it_appears(above, since, said):

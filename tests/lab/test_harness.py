@@ -1,4 +1,4 @@
-"""The lab's frame: settings, states that survive, results that are whole."""
+"""The labs' harness: settings, resumable states, complete results."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from dualview.io.errors import UserError
 from dualview.lab.docs_tables import filled
 from dualview.lab.harness import (
     Clock,
+    Findings,
+    Job,
     LabResult,
-    State,
     Table,
-    Unit,
-    begin,
-    capture,
     command_line,
     finish,
+    lab,
     markdown,
     provenance,
-    restore,
 )
 from dualview.lab.settings import AtLeastOne, LabSettings
+from dualview.lab.units import TrainingState, Unit, capture, restore
 from dualview.options import option
 
 
@@ -63,16 +62,16 @@ def test_settings_from_words():
         ({"rates": "0.1,x"}, "--rates"),
         ({"save_every": -1}, "--save-every"),
         ({"seed": -3}, "--seed"),
-        ({"save_every": "inf"}, "--save-every: inf is no finite number"),
-        ({"rates": (0.1, float("nan"))}, "--rates: nan is no finite number"),
+        ({"save_every": "inf"}, "--save-every: inf is not a finite number"),
+        ({"rates": (0.1, float("nan"))}, "--rates: nan is not a finite number"),
         ({"rates": "0.1,0.10"}, "--rates: 0.1 is given twice"),
         ({"tempo": 3}, "tempo"),
     ],
 )
 def test_a_bad_setting_is_one_sentence(given, named):
-    with pytest.raises(UserError) as said:
+    with pytest.raises(UserError) as error:
         Some.make(**given)
-    assert named in str(said.value) and "\n" not in str(said.value)
+    assert named in str(error.value) and "\n" not in str(error.value)
 
 
 def test_the_command_line_says_what_differs():
@@ -82,8 +81,13 @@ def test_the_command_line_says_what_differs():
 
 def test_places_are_checked_before_the_work(tmp_path):
     (tmp_path / "file").write_text("in the way")
+
+    def work(job: Job[Some]) -> Findings:
+        pytest.fail("it began")
+
+    some = lab(Some, lambda _result: [], lambda _result: {})(work)
     with pytest.raises(UserError, match="cannot be written"):
-        begin(Some, {}, tmp_path / "file" / "out", None, "some")
+        some(out=tmp_path / "file" / "out")
 
 
 # ------------------------------------------------------------------------------------------------------------- units
@@ -156,8 +160,8 @@ def test_resumed_is_uninterrupted_to_the_bit(tmp_path_factory, kind, before, aft
     assert whole.optimiser.param_groups[0]["lr"] == second.optimiser.param_groups[0]["lr"]
 
 
-def a_state() -> State:
-    return State({"a": torch.arange(3.0)}, {"step": 1})
+def a_state() -> TrainingState:
+    return TrainingState({"a": torch.arange(3.0)}, {"step": 1})
 
 
 def test_states_are_written_only_so_often(tmp_path):
@@ -265,8 +269,8 @@ def test_a_page_is_filled_from_its_file(tmp_path):
     assert text.startswith("Before.") and text.endswith("After.\n") and "old" not in text
     assert "dualview lab regression --seed 1 --device cpu --dims 2" in text and "| gradient descent |" in text
     assert filled(page) == text
-    page.write_text("<!-- lab: r.json alike -->\n<!-- end -->\n")
-    assert "**How alike they are**" in filled(page) and "in context: loss**" not in filled(page)
+    page.write_text("<!-- lab: r.json similar -->\n<!-- end -->\n")
+    assert "**How similar they are**" in filled(page) and "in context: loss**" not in filled(page)
     page.write_text("<!-- lab: r.json none such -->\n<!-- end -->\n")
     with pytest.raises(UserError, match="no table with 'none such' in its title"):
         filled(page)
@@ -292,7 +296,7 @@ def test_a_lab_is_a_function_also_after_its_module_was_imported():
         "import sys, dualview.lab as lab; assert not {'torch', 'pydantic'} & set(sys.modules)\n"
         "import dualview.cli.lab; assert not {'torch', 'pydantic'} & set(sys.modules)\n"
         "from dualview.lab.regression.run import Settings; assert 'torch' not in sys.modules\n"
-        "assert callable(lab.regression) and lab.regression.__name__ == 'regression'\n"
+        "assert callable(lab.regression) and callable(lab.sign)\n"
         "from dualview.lab import modifications; assert callable(modifications)\n"
         "assert lab.LabResult.__name__ == 'LabResult'\n"
         "try: lab.nothing\nexcept AttributeError as e: assert 'nothing' in str(e)\nelse: raise SystemExit(1)\n"

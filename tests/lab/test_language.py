@@ -21,9 +21,9 @@ from dualview.io.errors import UserError
 from dualview.io.progress import Silent
 from dualview.lab import harness as frame
 from dualview.lab.harness import LabResult
-from dualview.lab.language import run as language
 from dualview.lab.language.report import figures, percent, summarise, tables
-from dualview.lab.language.settings import PRESETS, Settings
+from dualview.lab.language.run import language
+from dualview.lab.language.settings import PRESETS, LanguageSettings
 from dualview.lab.language.training import curve_of
 from dualview.models.loading import load_model
 from equivalence.tiny import save_task
@@ -141,7 +141,7 @@ _RUN = """
 import sys, json
 from pathlib import Path
 from dualview.lab import harness as frame
-from dualview.lab.language import run as language
+from dualview.lab.language.run import language
 given = json.loads(sys.argv[1])
 language(**given)
 """
@@ -194,7 +194,7 @@ def test_models_to_keep_of_steps_already_passed_start_the_training_anew(place: P
 
     found = language(out=out, progress=Listening(), keep_checkpoints=4, **given)
     assert _kept(out) == {"step-000000", "step-000001", "step-000004", "step-000040"}
-    assert any("training anew" in part for part in parts)
+    assert any("training again" in part for part in parts)
     assert not found.provenance["run"]["cost"]["plain/1"]["resumed"]
 
 
@@ -242,7 +242,7 @@ def test_through_the_command_line(place: Path, monkeypatch):
         ({"only": "plain,moment"}, "no variant moment"),
         ({"d_model": 10, "heads": 4}, "even multiple"),
         ({"only": "plain,plain"}, "--only: plain is given twice"),
-        ({"lr": "inf"}, "--lr: inf is no finite number"),
+        ({"lr": "inf"}, "--lr: inf is not a finite number"),
         ({"eta": 1.0}, r"\[0, 1\)"),
         ({"eta": 0.0, "learnable": True}, "start above 0"),
         ({"warmup": 50, "steps": 10}, "longer than"),
@@ -261,16 +261,16 @@ def test_mistakes_are_one_sentence_before_any_work(place: Path, given, said):
 
 
 def test_presets_lie_under_what_is_given():
-    chosen = Settings.make(preset="h200", steps="7", warmup=2, only="plain")
+    chosen = LanguageSettings.make(preset="h200", steps="7", warmup=2, only="plain")
     assert (chosen.d_model, chosen.steps, chosen.only, chosen.precision) == (512, 7, ("plain",), "bfloat16")
-    assert len(Settings.make(preset="h200").trainings) == 17
-    assert Settings.make().trainings == [(name, 1) for name in ("plain", "momentum", "token_shift", "alibi")]
+    assert len(LanguageSettings.make(preset="h200").trainings) == 17
+    assert LanguageSettings.make().trainings == [(name, 1) for name in ("plain", "momentum", "token_shift", "alibi")]
     assert set(PRESETS["h200"]) <= set(vars(chosen))
-    assert chosen.lengths == [256, 512, 1024] and Settings.make(context=512).lengths == [256, 512]
+    assert chosen.lengths == [256, 512, 1024] and LanguageSettings.make(context=512).lengths == [256, 512]
 
 
 def test_the_h200_preset_has_the_parameters_it_says():
-    chosen = Settings.make(preset="h200")
+    chosen = LanguageSettings.make(preset="h200")
     d, width = chosen.d_model, -(-8 * chosen.d_model // 24) * 8
     count = chosen.vocab * d + chosen.layers * (4 * d * d + 3 * d * width + 2 * d) + d
     assert 35e6 < count < 36.5e6
@@ -278,7 +278,7 @@ def test_the_h200_preset_has_the_parameters_it_says():
 
 @pytest.mark.parametrize(("keep", "steps"), [(0, []), (1, [400]), (2, [0, 400]), (4, [0, 4, 40, 400])])
 def test_checkpoints_come_ever_less_often(keep, steps):
-    assert Settings.make(keep_checkpoints=keep, steps=400).keep_at == steps
+    assert LanguageSettings.make(keep_checkpoints=keep, steps=400).keep_at == steps
 
 
 def test_curves_average_and_leave_out_what_is_not_finite():

@@ -249,7 +249,7 @@ def test_sentences_say_which_way():
         ({"only": ""}, "nothing to compare with softmax attention"),
         ({"alphas": "0.1,0.10"}, "--alphas: 0.1 is given twice"),
         ({"only": "sign,sign"}, "--only: sign is given twice"),
-        ({"alphas": "inf"}, "--alphas: inf is no finite number"),
+        ({"alphas": "inf"}, "--alphas: inf is not a finite number"),
         ({"seeds": 1}, "--seeds"),
         ({"ks": "0"}, "--ks"),
         ({"lr": 0}, "--lr"),

@@ -22,10 +22,9 @@ from dualview.duality.theory.regression import gd_plus_plus as descend_plus_plus
 from dualview.io.errors import UserError
 from dualview.lab.harness import LabResult
 from dualview.lab.problems import LinearTasks, SineTasks, Tasks, named_generator
-from dualview.lab.regression.linear import plan_of
+from dualview.lab.regression.linear import schedule_of
 from dualview.lab.regression.measure import (
     Spectrum,
-    alike,
     best_plus_plus,
     best_rate,
     first_guess,
@@ -33,6 +32,7 @@ from dualview.lab.regression.measure import (
     mean_loss,
     paired,
     shifts_of,
+    similarity,
 )
 from dualview.lab.regression.models import (
     InContext,
@@ -44,7 +44,7 @@ from dualview.lab.regression.models import (
     plus_plus_layers,
 )
 from dualview.lab.regression.run import Settings, figures, tables
-from dualview.lab.regression.sine import MetaLearner, functions_alike
+from dualview.lab.regression.sine import MetaLearner, function_similarity
 
 PROPERTY = settings(max_examples=15, deadline=None)
 small = st.integers(1, 4)
@@ -226,18 +226,18 @@ def test_gd_plus_plus_is_at_its_best_on_all_the_problems(shared):
             assert near > reached - 1e-7
 
 
-def test_alike_knows_equality_direction_and_scale():
+def test_similarity_knows_equality_direction_and_scale():
     tasks = problems(1, 30)
     descent = gradient_descent(2.0, 1)
-    same = alike(descent, descent, tasks)
+    same = similarity(descent, descent, tasks)
     assert same.prediction_difference == 0 and same.model_difference == 0
     assert same.model_cosine == pytest.approx(1)
-    twice = alike(descent, gradient_descent(4.0, 1), tasks)
+    twice = similarity(descent, gradient_descent(4.0, 1), tasks)
     slope = 2.0 / 5 * torch.einsum("tn,tnd->td", tasks.y, tasks.x)
     assert twice.model_cosine == pytest.approx(1)
     assert twice.model_difference == pytest.approx(float(slope.norm(dim=1).mean()))
     assert twice.prediction_difference == pytest.approx(float((slope * tasks.x_query).sum(1).abs().mean()))
-    assert alike(descent, lambda t: -descent(t), tasks).model_cosine == pytest.approx(-1)
+    assert similarity(descent, lambda t: -descent(t), tasks).model_cosine == pytest.approx(-1)
 
 
 def test_paired_takes_the_problems_in_pairs():
@@ -267,7 +267,7 @@ def test_the_meta_learner_takes_one_step_on_its_head():
         (slope,) = torch.autograd.grad(loss, head)
         stepped = head - meta.rate * slope
         torch.testing.assert_close(meta(tasks)[t], stepped @ meta.features(tasks.x_query[t]))
-    assert functions_alike(meta, meta, tasks, 5.0) == pytest.approx(
+    assert function_similarity(meta, meta, tasks, 5.0) == pytest.approx(
         {"prediction_difference": 0, "function_cosine": 1}, abs=1e-6
     )
 
@@ -337,7 +337,7 @@ def test_seeds_differ_and_share_their_problems():
 
 def test_the_papers_hyper_parameters():
     def plan(**given):
-        return plan_of(Settings.make(**given), LinearTasks())
+        return schedule_of(Settings.make(**given), LinearTasks())
 
     assert plan().clip == plan(layers=2).clip == 1e-3 and plan(layers=3).clip == 10
     assert plan().lr == 1e-3 and plan(layers=4).lr == 5e-4 and plan().batch_size == 2048
@@ -348,15 +348,15 @@ def test_the_papers_hyper_parameters():
 @pytest.mark.parametrize(
     ("given_", "said"),
     [
-        ({"noise": float("inf")}, "--noise: inf is no finite number"),
+        ({"noise": float("inf")}, "--noise: inf is not a finite number"),
         ({"noise": "nan"}, "--noise"),
-        ({"input_range": "inf"}, "--input-range: inf is no finite number"),
-        ({"lr": "inf"}, "--lr: inf is no finite number"),
+        ({"input_range": "inf"}, "--input-range: inf is not a finite number"),
+        ({"lr": "inf"}, "--lr: inf is not a finite number"),
         ({"input_range": 1e30}, "numbers are too large; .* --input-range"),
         ({"noise": 1e38}, "numbers are too large; give a smaller --noise"),
         ({"task": "sine", "noise": 1e38, "dims": 10}, "Before any training .* give a smaller --noise"),
-        ({"task": "sine"}, "--dims and --input-range are of the linear task"),
-        ({"task": "sine", "dims": 10, "input_range": 2.0}, "--dims and --input-range are of the linear task"),
+        ({"task": "sine"}, "--dims and --input-range belong to the linear task"),
+        ({"task": "sine", "dims": 10, "input_range": 2.0}, "--dims and --input-range belong to the linear task"),
     ],
 )
 def test_what_cannot_be_trained_on_is_told_before(given_, said):

@@ -14,8 +14,8 @@ from dualview.io.errors import UserError
 from dualview.lab import harness as frame
 from dualview.lab.gpt.corpus import read_source
 from dualview.lab.harness import LabResult
-from dualview.lab.sign import run as sign
 from dualview.lab.sign.report import figures, summarise, tables
+from dualview.lab.sign.run import sign
 from dualview.lab.sign.values import Muted, SparingSign, observe_sink, text_rows
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
@@ -240,7 +240,7 @@ def test_the_lab_on_a_tiny_model(place: Path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"placebo": 24}, "must stand among"),
+        ({"placebo": 24}, "must be one of the 24 tokens"),
         ({"length": 4}, "--length"),
         ({"length": 2000, "placebo": 8}, "reads 256 tokens at most"),
         ({"rows": 10_000}, "pieces of 24 tokens where 10000 are needed"),

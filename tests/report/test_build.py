@@ -210,10 +210,10 @@ def test_a_stored_result_that_lacks_something_is_named(
 
         def results(self) -> list[Any]:
             content = run.result.to_json()
-            del content["provenance"]["seeds"]
+            content["queries"][0]["gold"] = 99
             return [SimpleNamespace(key="ab" * 32, result=type(run.result).model_validate(content))]
 
     (tmp_path / "cells").mkdir()
     monkeypatch.setattr("dualview.store.store.Store", OneCell)
-    with pytest.raises(UserError, match=r"cell abababababab, lacks what a report needs .provenance.seeds"):
+    with pytest.raises(UserError, match=r"cell abababababab, lacks what a report needs .queries.0"):
         report(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,26 +15,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import dualview
 import dualview.io.hub
+from dualview.comparison.numerics import NUMERICS_VERSION
 from dualview.comparison.prepare import prepare
 from dualview.io.errors import UserError
 from dualview.io.hub import HubName
 from dualview.options import RunOptions
-from dualview.store import cell_key as identity
-from dualview.store import hub
-from dualview.store.cell_key import (
-    ASIDE,
-    Fingerprints,
-    asked_id,
-    canonical,
-    code_version,
-    computing_sources,
-    identify,
-    library_sources,
-)
+from dualview.store import cell_key
+from dualview.store.cell_key import Fingerprints, asked_id, canonical, code_version, identify, library_hash
 from dualview.store.devices import auto_kind
 from dualview.store.fingerprint import tokenizer_hash
 from dualview.store.index import Index
+from dualview.tasks.task import list_tasks
 from sweep.study import save_study
 
 CHANGES: dict[str, Any] = {
@@ -159,31 +153,46 @@ def test_options_have_one_text_each() -> None:
     assert len(canonical(RunOptions.make()).splitlines()) == len(vars(RunOptions.make()))
 
 
-def test_the_code_that_computes_is_in_the_key() -> None:
-    """Whatever a run imports of dualview is either hashed or known to decide no number."""
-    loaded = {name.removeprefix("dualview.") for name in sys.modules if name.startswith("dualview.")}
-    needed = reached("dualview.comparison.run")
-    assert {"metrics.controls", "models.passes", "learning.finetune", "tasks.prompt", "verdict"} <= needed <= loaded
-    sources = computing_sources()
-    unhashed = {name.partition(".")[0] for name in needed - sources.keys()}
-    assert unhashed <= {*ASIDE, "gguf"} - {"runs"} and not any(name.startswith("runs") for name in sources)
-    assert not {name for name in sources if name.startswith(("report", "web", "lab", "cli"))}
-    assert "compile" not in sources and "compile" in computing_sources(patched=True)
-    assert code_version() != code_version(patched=True)
+def test_versions_are_in_the_key_and_source_text_is_not(base: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    full = RunOptions.make(**{**base, "controls": "full"})
+    before, planned = key(base), Fingerprints().plan_key(full)
+    assert code_version().startswith(f"numerics {NUMERICS_VERSION}, torch {torch.__version__.partition('+')[0]}, ")
+
+    def read_no_source(path: Path, *args: Any, **named: Any) -> str:
+        assert path.suffix != ".py", f"{path} was read to make a key"
+        return read_text(path, *args, **named)
+
+    read_text = Path.read_text
+    with monkeypatch.context() as watched:
+        watched.setattr(Path, "read_text", read_no_source)
+        code_version.cache_clear()
+        assert key(base) == before and Fingerprints().plan_key(full) == planned
+    try:
+        monkeypatch.setattr(cell_key, "NUMERICS_VERSION", NUMERICS_VERSION + 1)
+        code_version.cache_clear()
+        assert key(base) != before and Fingerprints().plan_key(full) != planned
+    finally:
+        code_version.cache_clear()
 
 
-def reached(name: str) -> set[str]:
-    """The modules of dualview that importing one binds, found by what they hold and not by what they say."""
-    found: set[str] = set()
-    todo = [name]
-    while todo:
-        module = sys.modules[todo.pop()]
-        for value in list(vars(module).values()):
-            home = value.__name__ if isinstance(value, type(sys)) else getattr(value, "__module__", None)
-            if isinstance(home, str) and home.startswith("dualview.") and home.removeprefix("dualview.") not in found:
-                found.add(home.removeprefix("dualview."))
-                todo.append(home)
-    return found
+PRINT_KEYS = """
+import json, sys
+from dualview.options import RunOptions
+from dualview.store.cell_key import Fingerprints, code_version, library_hash
+options = RunOptions.make(**json.loads(sys.argv[1]), controls="full")
+print(Fingerprints().plan_key(options), library_hash(options), code_version())
+"""
+
+
+def test_a_reworded_comment_changes_no_key(base: dict[str, Any], tmp_path: Path) -> None:
+    """The same package with another comment in every module, in a process of its own."""
+    package = Path(dualview.__file__).parent
+    shutil.copytree(package, tmp_path / "dualview", ignore=shutil.ignore_patterns("__pycache__"))
+    for module in (tmp_path / "dualview").rglob("*.py"):
+        module.write_text(module.read_text(encoding="utf-8") + "# another comment\n", encoding="utf-8")
+    given = json.dumps({name: value for name, value in base.items() if name != "controls"})
+    found = [apart(PRINT_KEYS, given, PYTHONPATH=str(root)) for root in (package.parent, tmp_path)]
+    assert found[0] == found[1] and "numerics" in found[0] and "None" not in found[0]
 
 
 def test_how_texts_become_tokens_is_in_the_tokenizer_s_hash(base: dict[str, Any]) -> None:
@@ -263,13 +272,28 @@ def test_code_that_comes_with_a_model_is_in_the_key(
     assert identify(prepare(RunOptions.make(**{**study, "trust_remote_code": False}))).remote_code is None
 
 
-def test_the_library_s_tasks_are_in_the_code_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control asks another task than the cell's."""
-    sources = library_sources()
-    assert {"movie.yaml", "source.yaml", "product.yaml"} <= sources.keys()
-    changed = {**sources, "source.yaml": sources["source.yaml"].replace("{", "Text: {", 1)}
-    monkeypatch.setattr("dualview.store.cell_key.library_sources", lambda: changed)
-    assert identity._code_version.__wrapped__(False) != code_version()
+def test_the_library_s_tasks_are_in_the_key_of_full_controls(
+    base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full controls take demonstrations from another task, by its content."""
+    quick, full = (RunOptions.make(**{**base, "controls": controls}) for controls in ("quick", "full"))
+    planned = [Fingerprints().plan_key(options) for options in (quick, full)]
+    assert library_hash(quick) is None and library_hash(full) is not None
+    tasks = list_tasks()
+    assert {"movie", "source", "product"} <= {task.name for task in tasks}
+
+    def changed(**what: str) -> str:
+        monkeypatch.setattr(cell_key, "list_tasks", lambda: [task.model_copy(update=what) for task in tasks])
+        cell_key._library_hash.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        return str(library_hash(full))
+
+    try:
+        before = changed()
+        assert changed(notes="Other notes.") == before != changed(template="Text: {text}")
+        replanned = [Fingerprints().plan_key(options) for options in (quick, full)]
+        assert replanned[0] == planned[0] and replanned[1] != planned[1]
+    finally:
+        cell_key._library_hash.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
 def test_auto_is_planned_as_what_it_is_here(base: dict[str, Any]) -> None:
@@ -280,10 +304,14 @@ def test_auto_is_planned_as_what_it_is_here(base: dict[str, Any]) -> None:
     assert Fingerprints(auto="cpu").plan_key(given) == Fingerprints(auto="cuda").plan_key(given)
 
 
-def apart(code: str, **environment: str) -> str:
+def apart(code: str, *args: str, **environment: str) -> str:
     """What a fresh process prints: one in which nothing was imported before."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+        [sys.executable, "-c", code, *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -307,7 +335,8 @@ def in_cache(cache: Path, commit: str) -> None:
 
 def test_a_hub_name_is_looked_up_in_a_fresh_process(tmp_path: Path) -> None:
     in_cache(tmp_path, "a" * 40)
-    code = "from dualview.store.hub import HubName, commit_of; print(commit_of(HubName('someone/something'), 'model'))"
+    code = "from dualview.store.cell_key import HubName, commit_of; "
+    code += "print(commit_of(HubName('someone/something'), 'model'))"
     assert apart(code, HF_HUB_CACHE=str(tmp_path), HF_HUB_OFFLINE="1") == "a" * 40
 
 
@@ -347,12 +376,12 @@ def test_a_hub_name_is_known_by_its_commit(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_, **__: Info)
     name = HubName("someone/something")
-    assert hub.commit_of(name, "model") == "fed"
+    assert cell_key.commit_of(name, "model") == "fed"
 
     def unreachable(*_: object, **__: object) -> None:
         raise ConnectionError("no network")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", unreachable)
-    assert hub.commit_of(name, "model") == "fed"  # one name, one commit for as long as a process lives
+    assert cell_key.commit_of(name, "model") == "fed"  # one name, one commit for as long as a process lives
     dualview.io.hub.forget()
-    assert hub.commit_of(name, "model") == "b" * 40
+    assert cell_key.commit_of(name, "model") == "b" * 40

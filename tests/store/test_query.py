@@ -96,18 +96,18 @@ def test_packs_change_no_answer(base: dict[str, Any], tmp_path: Path, monkeypatc
         assert pack(opened, at_least=6) == 0
         assert pack(opened, at_least=1) == 5
         assert {entry.pack is None for entry in opened.index.entries().values()} == {False}
-        assert len(list(opened.places.packs.iterdir())) == 3
+        assert len(list(opened.paths.packs.iterdir())) == 3
         assert rows_by_query(store) == loose
         # A cell that goes takes its pack with it, and the pack's other cell is read from its own files again.
         gone = opened.keys()[0]
-        shutil.rmtree(opened.places.cell(gone))
+        shutil.rmtree(opened.paths.cell(gone))
         opened.refresh()
         left = rows_by_query(store)
         assert left["cells"] == [row for row in loose["cells"] if row["key"] != gone]
         pack(opened, at_least=1)
         assert rows_by_query(store) == left
         named = {entry.pack for entry in opened.index.entries().values()}
-        assert {folder.name for folder in opened.places.packs.iterdir()} == named
+        assert {folder.name for folder in opened.paths.packs.iterdir()} == named
     flipped = next(iter(sorted(store.glob("packs/*/cells.parquet"))))
     content = bytearray(flipped.read_bytes())
     content[len(content) // 2] ^= 1
@@ -216,26 +216,26 @@ def large(base: dict[str, Any], finished: Path, tmp_path_factory: pytest.TempPat
     path = tmp_path_factory.mktemp("large") / "store"
     spec = Spec.read(large_spec(base, path.parent))
     with Store(finished) as small, Store(path, create=True) as store:
-        template = small.places.cell(small.keys()[0])
+        template = small.paths.cell(small.keys()[0])
         manifest = read_manifest(template)
         rows = {name: pq.read_table(template / f"{name}.parquet") for name in TABLES}
         planned = make_plan(spec.cells(), store, Fingerprints(store.index.sha256))
         keys = [f"{number:04x}{cell.asked[:60]}" for number, cell in enumerate(planned)]
         for key in keys:
-            folder = store.places.cell(key)
+            folder = store.paths.cell(key)
             folder.mkdir(parents=True)
             for file in template.iterdir():
                 os.link(file, folder / file.name)
         run = manifest.run
         with store.index.writing():
             for key, cell in zip(keys, planned, strict=True):
-                stamp = stamp_of(str(store.places.cell(key)))
+                stamp = stamp_of(str(store.paths.cell(key)))
                 store.index.connection.execute(
                     "INSERT INTO cells VALUES (?, ?, 0, 'pack', ?, ?, 1.0)", (key, stamp, run.date, run.host)
                 )
                 store.index.connection.execute("INSERT INTO plans VALUES (?, ?)", (cell.plan, key))
                 store.index.connection.execute("INSERT INTO current VALUES (?, ?)", (cell.asked, key))
-        (folder := store.places.packs / "pack").mkdir(parents=True)
+        (folder := store.paths.packs / "pack").mkdir(parents=True)
         for name, own in rows.items():
             many = pa.concat_tables([own] * len(keys))
             column = pa.array([key for key in keys for _ in range(len(own))], pa.string())

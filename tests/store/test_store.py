@@ -3,28 +3,68 @@
 from __future__ import annotations
 
 import errno
+import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dualview.comparison.result import Result
+from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
 from dualview.metrics.predictions import accuracy
 from dualview.options import RunOptions
-from dualview.store import locks as claims
+from dualview.store import locks
 from dualview.store import paths as places
-from dualview.store.api import load
+from dualview.store.api import load, ls, query, show
 from dualview.store.index import Index
 from dualview.store.store import Store
-from dualview.store.tables import TABLES, at
+from dualview.store.tables import TABLES, at, schema
 from dualview.sweep.runner import Summary, sweep
 from sweep.study import cell_of, grid, rows_by_query, rows_on_disk, truncated
 
 # ------------------------------------------------------------------------------------------------------ what is kept
+
+
+def as_before(cell: Path) -> str:
+    """Rewrite a cell as it was stored before NUMERICS_VERSION: under a hash of the source code. Returns its key."""
+    key, code = "0" + "ab" * 31 + "1", "c0de" * 16
+    folder = cell.parent.parent / key[:2] / key
+    folder.parent.mkdir(exist_ok=True)
+    cell.rename(folder)
+    content = json.loads((folder / "manifest.json").read_text())
+    for table in TABLES:
+        path = folder / f"{table}.parquet"
+        rows = [
+            {**row, "key": key} | ({"code": code} if "code" in row else {}) for row in pq.read_table(path).to_pylist()
+        ]
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema(table)), path)
+        content["files"][path.name] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
+    del content["identity"]["library"]
+    content["identity"]["code"] = code
+    (folder / "manifest.json").write_text(json.dumps({**content, "key": key, "plan": "1" * 64}))
+    return key
+
+
+def test_a_cell_stored_before_there_was_a_version(base: dict[str, Any], store: Path) -> None:
+    """It is read and current as before, until a sweep computes it again; then it is still there."""
+    old = as_before(cell_of(store, controls="none"))
+    with Store(store) as opened:
+        assert (
+            set(opened.keys()) > {old}
+            and opened.problems == []
+            and opened.manifest(old).identity["code"] == "c0de" * 16
+        )
+    assert old in set(load(store).key) and len(load(store)) == 4
+    assert old in {row["key"] for row in ls(store).cells} and show(old[:8], store).result.accuracy.icl >= 0
+    assert query(f"SELECT count(*) AS n FROM queries WHERE key = '{old}'", store).to_pylist() == [{"n": 6}]
+    summary = sweep(grid(base, seed=[1, 2], controls=["none", "quick"]), store)
+    assert (summary.done_before, summary.computed, summary.failed) == (3, 1, ())
+    assert old not in set(load(store).key) and old in set(load(store, current=False).key)
 
 
 def test_rows_say_what_the_results_say(finished: Path) -> None:
@@ -138,8 +178,8 @@ def test_a_kill_between_two_renames_loses_no_cell(
             with_tensors()
     [aside] = (store / "unfinished").glob("*.old")
     assert len(list(store.glob("cells/*/*"))) == 3
-    with Store(store) as opened, claims.take(opened.places.claims, aside.stem) as claim:  # pyright: ignore[reportOptionalContextManager]
-        assert claim is not None
+    with Store(store) as opened, locks.acquire(opened.paths.locks, aside.stem) as lock:  # pyright: ignore[reportOptionalContextManager]
+        assert lock is not None
         opened.repair()
         assert aside.is_dir()  # while its process lives, it is not touched
     summary = again()

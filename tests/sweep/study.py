@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dualview.store.paths import Places
+from dualview.store.paths import StorePaths
 from dualview.store.store import Store
 from dualview.store.tables import TABLES
 from dualview.sweep.runner import Summary, sweep
@@ -39,7 +39,7 @@ def grid(base: dict[str, Any], **axes: Any) -> dict[str, Any]:
 def rows_on_disk(store: Path) -> dict[str, bytes]:
     """Every row file of every cell, byte for byte, and its result less `provenance.run`."""
     found: dict[str, bytes] = {}
-    for folder in sorted(Places(store).cells.glob("*/*")):
+    for folder in sorted(StorePaths(store).cells.glob("*/*")):
         for table in TABLES:
             found[f"{folder.name}/{table}"] = (folder / f"{table}.parquet").read_bytes()
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ def cell_of(store: Path, *, controls: str = "quick", seed: int = 1) -> Path:
     with Store(store) as opened:
         frame = opened.to_frame()
         [key] = frame.loc[(frame.controls == controls) & (frame.seed == seed), "key"]
-        return opened.places.cell(key)
+        return opened.paths.cell(key)
 
 
 def truncated(cell: Path) -> str:

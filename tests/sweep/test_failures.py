@@ -233,9 +233,9 @@ def test_an_interrupt_while_packing_is_a_clean_stop(
 def test_a_cell_in_other_hands_is_waited_for(base: dict[str, Any], tmp_path: Path) -> None:
     spec = Spec.make(grid(base, seed=[1, 2, 3]))
     with Store(tmp_path / "store", create=True) as store:
-        claim = store.claim(spec.cells()[0])
-        assert claim is not None and store.claim(spec.cells()[0]) is None
-        threading.Timer(1.0, claim.release).start()
+        lock = store.lock(spec.cells()[0])
+        assert lock is not None and store.lock(spec.cells()[0]) is None
+        threading.Timer(1.0, lock.release).start()
         said: list[str] = []
         summary = sweep(spec, tmp_path / "store", say=said.append)
     assert summary.computed == 3  # its holder let go without finishing it

@@ -20,7 +20,7 @@ import pytest
 
 from dualview.io.errors import UserError
 from dualview.options import RunOptions
-from dualview.store.cell_key import Identity, code_version
+from dualview.store.cell_key import CellIdentity, code_version
 from dualview.store.store import Store
 from dualview.sweep.engine import Failed, Known
 from dualview.sweep.engine_ray import RayEngine, _settled
@@ -181,13 +181,18 @@ def test_a_cell_that_fits_no_node_is_refused(cluster: str, base: dict[str, Any],
 def test_a_worker_with_other_code_is_refused() -> None:
     options = RunOptions.make()
 
-    def found(code: str) -> Identity:
+    def found(code: str) -> CellIdentity:
         texts = dict.fromkeys(("model", "weights", "configuration", "dtype", "device", "attention", "prompts"), "")
-        return Identity(**texts, tokenizer="", remote_code=None, task="", settings={}, patch=None, code=code)
+        return CellIdentity(
+            **texts, tokenizer="", remote_code=None, task="", settings={}, patch=None, library=None, code=code
+        )
 
-    same, other = found(code_version()), found("0123456789abcdef")
+    same, other = found(code_version()), found("numerics 0, torch 1")
     refused = _settled(options, other, lambda *_: True)
-    assert isinstance(refused, Failed) and "runs other code than this process (01234567, not" in refused.reason
+    assert (
+        isinstance(refused, Failed)
+        and "other versions than this process (numerics 0, torch 1; here numerics" in refused.reason
+    )
     assert _settled(options, same, lambda *_: False) == same and _settled(options, same, lambda *_: True) == Known(same)
 
     def unreadable(*_: object) -> bool:

@@ -1,8 +1,8 @@
-"""Demonstrations in, a patch out: one change of weights that stands for a prompt, and how well it does.
+"""`dualview compile`: turn demonstrations into a patch, one change of weights that replaces the prompt, and score it.
 
-`compile_patch` fits `duality.reusable` on rows of the selection split (half to fit, half to choose the ridge), writes
-the patch as safetensors, and scores it on the task's queries, which neither half has seen, beside zero-shot,
-in-context, fine-tuning and a task vector.
+`compile_patch` fits `duality.on_model.shared_patch` on rows of the selection split (half to fit, half to choose the
+ridge), writes the patch as safetensors, and scores it on the task's queries, which neither half contains, next to
+zero-shot, in-context, fine-tuning and a task vector.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from dualview.comparison.finetuning import fine_tune
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.provenance import finished, provenance
 from dualview.duality.on_model.feed_forward import FeedForward, feed_forwards
-from dualview.duality.on_model.patch_files import save_patch
 from dualview.duality.on_model.shared_patch import (
     Aims,
     ReusablePatch,
     fit_patch,
     in_context_aims,
+    save_patch,
 )
 from dualview.duality.on_model.task_vector import TaskVector, ask_with_vectors
 from dualview.io.atomic import must_be_writable
 from dualview.io.clock import Clock
 from dualview.io.errors import UserError
+from dualview.io.json_files import Place, check_place, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.io.saving import save_somewhere
 from dualview.learning.finetune import Status, Tuned
@@ -51,17 +52,17 @@ Scores = Float[np.ndarray, "query candidate"]
 
 @dataclass(frozen=True)
 class RidgeTrial:
-    """One ridge's showing on the selection rows it was not fitted on."""
+    """One ridge on the selection rows it was not fitted on."""
 
     ridge: float
     divergence: float
-    """Mean KL(in-context ‖ patched) over the candidates' normalised probabilities: what the ridge is chosen by."""
+    """Mean KL(in-context ‖ patched) over the candidates' normalised probabilities; the least one is chosen."""
     accuracy: float
     agreement: float
 
 
 @dataclass(frozen=True)
-class Showing:
+class SettingScore:
     """One setting on the reported queries."""
 
     accuracy: float
@@ -72,13 +73,13 @@ class Showing:
     log_probs: Scores = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        divergence = self.divergence if np.isfinite(self.divergence) else None  # of a model that says no numbers
+        divergence = self.divergence if np.isfinite(self.divergence) else None  # a diverged model has no numbers
         return {"accuracy": self.accuracy, "agreement": self.agreement, "divergence": divergence}
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A patch that was written, and what it is worth."""
+    """A patch that was written, and its scores."""
 
     path: Path
     task: str
@@ -88,7 +89,7 @@ class Compiled:
     """Selection rows it was fitted on; as many or fewer chose the ridge."""
     ridge: float
     trials: tuple[RidgeTrial, ...]
-    settings: Mapping[str, Showing]
+    settings: Mapping[str, SettingScore]
     """zsl, icl, patch, and with baselines ft and task_vector."""
     n_queries: int
     lr: float | None
@@ -110,20 +111,20 @@ class Compiled:
             "lr": self.lr,
             "ft_status": self.ft_status,
             "task_vector_layer": self.task_vector_layer,
-            "settings": {name: showing.to_json() for name, showing in self.settings.items()},
+            "settings": {name: score.to_json() for name, score in self.settings.items()},
             "provenance": self.provenance,
         }
 
     def table(self) -> Table:
-        """Every setting's accuracy on queries the patch has not seen, and how often it answers as in-context does."""
+        """Every setting's accuracy on unseen queries, and how often it gives the in-context answer."""
         table = Table(
             title=f"{self.task}: {self.shots_used} demonstrations as a patch, {self.n_queries} unseen queries", box=None
         )
         table.add_column("")
         for name in ("accuracy", "same answer as ICL", "KL from ICL"):
             table.add_column(name, justify="right")
-        for name, shown in self.settings.items():
-            cells = (f"{shown.accuracy:.3f}", f"{shown.agreement:.3f}", f"{shown.divergence:.3f}")
+        for name, score in self.settings.items():
+            cells = (f"{score.accuracy:.3f}", f"{score.agreement:.3f}", f"{score.divergence:.3f}")
             table.add_row(_NAMES[name], *cells)
         table.caption = f"ridge {self.ridge:g}, fitted on {self.fitted} selection rows, {self.bytes / 2**20:.1f} MiB"
         if self.ft_status not in (None, "ok"):
@@ -149,23 +150,28 @@ def compile_patch(
     fit_rows: int = FIT_ROWS,
     ridges: Sequence[float] = RIDGES,
     baselines: bool = True,
+    json: Place = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Compiled:
-    """Fit a patch that stands for the demonstrations, write it to `out`, and score it on queries it has not seen.
+    """Fit a patch that replaces the demonstrations, write it to `out`, and score it on queries it has not seen.
 
     fit_rows    selection rows to fit on; as many more choose the ridge
-    ridges      what to choose from, in units of the mean squared length of what a map reads
+    ridges      candidates, in units of the mean squared length of a map's input
     baselines   also fine-tune, and find a task vector, on the same demonstrations
-    options     those of `RunOptions` but for what a comparison alone heeds (task, demos or seed and shots, lr, dtype …)
+    json        a file for the scores, or "-" for standard output
+    options     fields of `RunOptions`, except those of a comparison alone (task, demos or seed and shots, lr, dtype …)
     """
     progress = progress or Silent()
     if fit_rows < 1:
-        raise UserError(f"--fit-rows is {fit_rows}; a patch is fitted on at least one row.")
+        raise UserError(f"fit_rows is {fit_rows}; a patch is fitted on at least one row.")
     if not ridges or not all(np.isfinite(ridge) and ridge >= 0 for ridge in ridges):
         raise UserError("The ridges to choose from are finite numbers of at least 0; give at least one.")
     refuse_options("compile", options, COMPARISON_ONLY)
     must_be_writable(Path(out))
+    check_place(json)
+    if json is not None and Path(json).resolve() == Path(out).resolve():
+        raise UserError(f"--out and --json both name {out}; give each a file of its own.")
     clock = Clock()
     loaded = None if isinstance(model, str) else model
     chosen = RunOptions.make(model=model if isinstance(model, str) else model.name, **options)
@@ -177,13 +183,13 @@ def compile_patch(
     trials, patches = work.fit(tuple(ridges))
     clock.lap("fit")
     best = min(range(len(trials)), key=lambda i: (trials[i].divergence, -trials[i].ridge))
-    found = work.showings(patches[best], baselines)
+    found = work.score(patches[best], baselines)
     clock.lap("showings")
-    # Written last, so that there is no patch without its showing.
+    # Written last, so that there is no patch without its scores.
     metadata = _metadata(prepared, trials[best], len(fitted))
     (path,) = save_somewhere([Path(out)], lambda place: save_patch(place, patches[best], prepared.lm, metadata))
     prompts = prepared.prompts
-    return Compiled(
+    compiled = Compiled(
         path=path,
         task=prepared.task.name,
         shots=prompts.shots,
@@ -199,10 +205,12 @@ def compile_patch(
         bytes=path.stat().st_size,
         provenance=finished(known, clock),
     )
+    save_json(json, compiled.to_json())
+    return compiled
 
 
 def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Query, ...]]:
-    """Selection rows to fit on and others to choose on, in the split's order; those that do not fit the context go."""
+    """Selection rows to fit on and others to choose on, in the split's order, without those too long."""
     rows = encode_queries(prepared.task, prepared.lm.tokenizer, selection_rows(prepared.task, 2 * fit_rows))
     limits = [limit for limit in (prepared.lm.context, prepared.options.max_context) if limit is not None]
     room = min(limits, default=None)
@@ -218,16 +226,16 @@ def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Q
 
 
 @dataclass(frozen=True)
-class _Showings:
-    """How every setting did, and the baselines behind two of them."""
+class _Scored:
+    """The scores of every setting, and the baselines behind two of them."""
 
-    settings: dict[str, Showing]
+    settings: dict[str, SettingScore]
     tuned: Tuned | None
     task_vector_layer: int | None
 
 
 class _Work:
-    """The passes that a compilation needs, each made once."""
+    """The passes of a compilation, each run once."""
 
     def __init__(
         self, prepared: Prepared, fitted: Sequence[Query], held_out: Sequence[Query], progress: Progress
@@ -246,30 +254,30 @@ class _Work:
         return ask(self.lm, queries, how, patch).settings[0].log_probs
 
     def fit(self, ridges: tuple[float, ...]) -> tuple[tuple[RidgeTrial, ...], list[ReusablePatch]]:
-        """A patch for each ridge, and its showing on the held-out selection rows."""
+        """A patch for each ridge, and its scores on the held-out selection rows."""
         aim = self.ask(self.held_out, self.prepared.prompts.prefix)
         trials: list[RidgeTrial] = []
         patches: list[ReusablePatch] = []
         with self.progress.part(f"fitting the patch ({len(ridges)} ridges)", len(ridges)) as advance:
             for ridge in ridges:
                 patches.append(fit_patch(self.lm, self.places, self.fitted, self.bare, self.aims, ridge))
-                shown = showing(self.ask(self.held_out, self.bare, patches[-1]), aim, self.held_out)
-                trials.append(RidgeTrial(ridge, shown.divergence, shown.accuracy, shown.agreement))
+                found = score_setting(self.ask(self.held_out, self.bare, patches[-1]), aim, self.held_out)
+                trials.append(RidgeTrial(ridge, found.divergence, found.accuracy, found.agreement))
                 advance(1)
         return tuple(trials), patches
 
-    def showings(self, patch: ReusablePatch, baselines: bool) -> _Showings:
+    def score(self, patch: ReusablePatch, baselines: bool) -> _Scored:
         """Every setting on the task's queries."""
         prompts = self.prepared.prompts
         queries = prompts.queries
         scores: dict[str, Scores] = {}
         with self.progress.part("asking: zsl, icl, patch", 3 * len(queries)) as advance:
-            for name, prefix, worn in (
+            for name, prefix, applied in (
                 ("zsl", self.bare, None),
                 ("icl", prompts.prefix, None),
                 ("patch", self.bare, patch),
             ):
-                scores[name] = self.ask(queries, prefix, worn)
+                scores[name] = self.ask(queries, prefix, applied)
                 advance(len(queries))
         tuned = layer = None
         if baselines:
@@ -278,10 +286,10 @@ class _Work:
             scores["ft"] = self.ask(queries, self.bare, tuned.patch)
             scores["task_vector"] = ask_with_vectors(self.lm, queries, self.bare, [vector])[0]
         order = [name for name in _NAMES if name in scores]
-        return _Showings({name: showing(scores[name], scores["icl"], queries) for name in order}, tuned, layer)
+        return _Scored({name: score_setting(scores[name], scores["icl"], queries) for name in order}, tuned, layer)
 
     def task_vector(self) -> TaskVector:
-        """The mean in-context state of the layer whose vector answers best on the held-out selection rows."""
+        """The mean in-context state of one layer: the one that answers best on the held-out selection rows."""
         vectors = [TaskVector(layer, aim.out.mean(0)) for layer, aim in enumerate(self.aims)]
         gold = np.array([query.gold for query in self.held_out])
         with self.progress.part("choosing the task vector's layer", len(self.held_out)) as advance:
@@ -291,10 +299,10 @@ class _Work:
         return vectors[int(np.argmax(found))]
 
 
-def showing(scores: Scores, icl: Scores, queries: Sequence[Query]) -> Showing:
+def score_setting(scores: Scores, icl: Scores, queries: Sequence[Query]) -> SettingScore:
     """Accuracy, agreement with in-context learning, and the divergence from it."""
     gold = np.array([query.gold for query in queries])
-    return Showing(
+    return SettingScore(
         accuracy=accuracy(scores, gold),
         agreement=float((predictions(scores) == predictions(icl)).mean()),
         divergence=divergence(icl, scores),

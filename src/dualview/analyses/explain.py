@@ -1,17 +1,17 @@
-"""Where an answer came from: every demonstration token's part in it, in context and in fine-tuning's dual form.
+"""`dualview explain`: what each demonstration token contributes to an answer, in context and in the dual form.
 
-In context, a token's part is the softmax mass the query's last token puts on it (mean over heads, then layers). In
-fine-tuning the same tokens made the update ΔW = Σ_t e_t x_tᵀ, so token t's part in what the update does to the query is
+In context, a token's contribution is the softmax mass that the query's last token puts on it (mean over heads, then
+layers). Fine-tuning on the same tokens makes the update ΔW = Σ_t e_t x_tᵀ, so token t's share of its effect is
 
     share_t = ⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖²        signed, exact; over all training tokens they sum to 1
 
-for W_V and W_K, mean over layers, x what the projection reads at the query's last token in the tuned model. Beside them
-stands what each token's part of the update did to the answer itself: the change of the score of the favoured candidate
-over the next one, credited along the path from the base to the tuned weights (`duality.tuning.score_contributions`).
+for W_V and W_K, mean over layers; x is the projection's input at the query's last token in the tuned model. A fourth
+number is the token's effect on the answer: the change in the favoured candidate's lead over the next one, attributed
+along the path from the base to the tuned weights (`duality.on_model.dual_finetuning.score_contributions`).
 
-All of this decomposes one forward pass and one training run. Attention mass is not influence (the first token of a
-prompt takes much of it as a sink), a label's last token has no error signal (nothing is predicted after it), and no
-number here says what would have happened without a demonstration.
+This decomposes one forward pass and one training run. Attention mass is not influence (the first token of a prompt
+takes much of it as a sink), a label's last token has no error signal (nothing is predicted after it), and no number
+here tells what would happen without a demonstration.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from torch import Tensor
 from dualview.anatomy.layers import Role
 from dualview.comparison.prepare import Prepared
 from dualview.comparison.single_query import question
-from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
+from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens, ft_shares, icl_mass
 from dualview.duality.on_model.dual_finetuning import ScoreContributions, score_contributions
-from dualview.duality.on_model.token_shares import ft_shares, icl_mass
 from dualview.duality.theory.linear import aggregate
+from dualview.io.json_files import Place, check_place, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.learning.traces import TrainingTrace
 from dualview.metrics.kendall import kendall
@@ -45,8 +45,8 @@ from dualview.tasks.rows import Row
 
 
 @dataclass(frozen=True)
-class Part:
-    """One demonstration's (or label's, or token's) part in the answer."""
+class Contribution:
+    """What one demonstration (or label, or token) contributes to the answer."""
 
     text: str
     demo: int | None
@@ -60,12 +60,12 @@ class Part:
     ft_k: float | None
     """The same of the key projections; None where they were not trained."""
     score: float
-    """What its part of the update added to the favoured candidate's lead."""
+    """What its share of the update adds to the favoured candidate's lead."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """One query's answer taken apart."""
+    """One answer, decomposed."""
 
     model: str
     task: str
@@ -83,12 +83,12 @@ class Explanation:
     lead: Mapping[str, float]
     """score(favoured) − score(against) for zsl and ft."""
     lead_residual: float
-    """|Σ of all tokens' parts − (lead in ft − lead in zsl)|: what the quadrature missed."""
-    demos: tuple[Part, ...]
-    labels: tuple[Part, ...]
-    tokens: tuple[Part, ...]
+    """|Σ of all contributions − (lead in ft − lead in zsl)|: the error of the quadrature."""
+    demos: tuple[Contribution, ...]
+    labels: tuple[Contribution, ...]
+    tokens: tuple[Contribution, ...]
     elsewhere: Mapping[str, float]
-    """What went to no demonstration token: `icl` (BOS, separators, the query itself), `ft_v`, `ft_k`, `score` (BOS)."""
+    """Of no demonstration token: `icl` (BOS, separators, the query itself), `ft_v`, `ft_k`, `score` (BOS)."""
     tau: Mapping[str, float | None]
     """Kendall's tau-b between ICL's mass and fine-tuning's shares of W_V: over `token`s and over `demo`s."""
     icl_mass: Float[Tensor, "layer head token"] = field(repr=False)
@@ -96,7 +96,7 @@ class Explanation:
 
     @property
     def lead_adds_up(self) -> bool:
-        """Whether the parts in the lead miss less than a twentieth of its change, so that they can be read at all."""
+        """Whether the contributions add up to the change of the lead within 5 %; otherwise they mean nothing."""
         return self.lead_residual <= 0.05 * max(abs(self.lead["ft"] - self.lead["zsl"]), 1e-3)
 
     def to_json(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Explanation:
         }
 
     def table(self, tokens: int = 12) -> RenderableType:
-        """What was answered, every demonstration's part, and the `tokens` of largest mass."""
+        """The answers, every demonstration's contribution, and the `tokens` with the largest mass."""
         top = sorted(self.tokens, key=lambda part: -part.icl)[:tokens]
         answers = Table(box=None)
         answers.add_column("")
@@ -132,32 +132,32 @@ class Explanation:
             answers.add_column(candidate, justify="right")
         for name, scores in self.log_probs.items():
             answers.add_row(_SETTINGS[name], *(f"{score:.3f}" for score in scores))
-        said = (
+        summary = (
             f"Fine-tuning (rate {self.lr:g}) moved the lead of {self.favoured!r} over {self.against!r} from "
             f"{self.lead['zsl']:+.3f} to {self.lead['ft']:+.3f}. Kendall's tau between in-context mass and "
             f"fine-tuning's shares: {_number(self.tau['token'])} over tokens, {_number(self.tau['demo'])} over "
-            f"demonstrations. The parts in the lead add up to its change but for {self.lead_residual:.1e}."
+            f"demonstrations. The contributions add up to the change of the lead within {self.lead_residual:.1e}."
         )
-        warned = [] if self.lead_adds_up else [Text(f"! {_AMISS}", "yellow")]
+        warning = [] if self.lead_adds_up else [Text(f"! {_DOES_NOT_ADD_UP}", "yellow")]
         return Group(
             Text(f"{self.task}: {self.query}", "bold"),
             answers,
-            Text(said),
-            *warned,
+            Text(summary),
+            *warning,
             _parts("by demonstration, counted from 0", self.demos),
             _parts("by label", self.labels),
             _parts(f"the {len(top)} tokens with most in-context mass", top),
         )
 
 
-_AMISS = (
-    "The parts in the lead miss much of its change (the path from the base to the tuned weights is too crooked, or "
-    "experts are routed along it): do not read the last column; a smaller --lr may help."
+_DOES_NOT_ADD_UP = (
+    "The contributions do not add up to the change of the lead (the path from the base to the tuned weights bends too "
+    "much, or experts are routed along it): ignore the last column; a smaller --lr may help."
 )
 _SETTINGS = {"zsl": "zero-shot", "icl": "in-context", "ft": "fine-tuned"}
 
 
-def _parts(title: str, parts: Sequence[Part]) -> Table:
+def _parts(title: str, parts: Sequence[Contribution]) -> Table:
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("#", justify="right")
     table.add_column("", max_width=48, no_wrap=True, overflow="ellipsis")
@@ -186,19 +186,24 @@ def explain(
     query: str,
     model: str | LanguageModel = "embedded",
     nodes: int = 8,
+    json: Place = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Explanation:
-    """Take the answer to one query apart by demonstration and token, in context and fine-tuned.
+    """Decompose the answer to one query by demonstration and token, in context and fine-tuned.
 
     query     the text of the template's field; a JSON object of the fields where there are several (or `choices`)
-    nodes     points the quadrature for the parts in the lead begins with
-    options   those of `RunOptions` that a single query leaves (task, demos or seed and shots, lr, ft_loss, dtype …)
+    nodes     points with which the quadrature for the contributions to the lead begins
+    json      a file for the contributions, or "-" for standard output
+    options   fields of `RunOptions` that apply to one query (task, demos or seed and shots, lr, ft_loss, dtype …)
     """
+    check_place(json)
     progress = progress or Silent()
     asked = question("explain", query, model, options, progress)
-    with progress.part("taking the answer apart", 3) as advance:
-        return _explained(asked.prepared, asked.row, asked.trace, nodes, advance)
+    with progress.part("decomposing the answer", 3) as advance:
+        found = _explained(asked.prepared, asked.row, asked.trace, nodes, advance)
+    save_json(json, found.to_json())
+    return found
 
 
 def _explained(prepared: Prepared, row: Row, trace: TrainingTrace, nodes: int, advance: Any) -> Explanation:
@@ -228,7 +233,7 @@ def _explained(prepared: Prepared, row: Row, trace: TrainingTrace, nodes: int, a
     )
     advance(1)
     candidates = prepared.task.candidates(row)
-    demos, labels, tokens, elsewhere = _taken_apart(prepared, shared, trace, mass, shares, lead)
+    demos, labels, tokens, elsewhere = _contributions(prepared, shared, trace, mass, shares, lead)
     return Explanation(
         model=lm.name,
         task=prepared.task.name,
@@ -253,7 +258,7 @@ def _explained(prepared: Prepared, row: Row, trace: TrainingTrace, nodes: int, a
 
 @dataclass(frozen=True)
 class _Columns:
-    """One number a token for each thing that is told."""
+    """The four contributions of every token."""
 
     icl: Float[Tensor, " token"]
     ft_v: Float[Tensor, " token"]
@@ -267,8 +272,8 @@ class _Columns:
         k = None if self.ft_k is None else summed(self.ft_k)
         return _Columns(summed(self.icl), summed(self.ft_v), k, summed(self.score))
 
-    def part(self, index: int, text: str, demo: int | None, label: str | None) -> Part:
-        return Part(
+    def part(self, index: int, text: str, demo: int | None, label: str | None) -> Contribution:
+        return Contribution(
             text=text,
             demo=demo,
             label=label,
@@ -279,14 +284,14 @@ class _Columns:
         )
 
 
-def _taken_apart(
+def _contributions(
     prepared: Prepared,
     shared: DemoTokens,
     trace: TrainingTrace,
     mass: Float[Tensor, "layer head token"],
     shares: Mapping[Role, Tensor],
     lead: ScoreContributions,
-) -> tuple[tuple[Part, ...], tuple[Part, ...], tuple[Part, ...], dict[str, float]]:
+) -> tuple[tuple[Contribution, ...], tuple[Contribution, ...], tuple[Contribution, ...], dict[str, float]]:
     tokenizer, demos = prepared.lm.tokenizer, prepared.prompts.demos
     mean = {role: torch.nan_to_num(each.nanmean(0)) for role, each in shares.items()}
     moved = {role: shared.from_training(each, trace.tokens) for role, each in mean.items()}
@@ -323,7 +328,7 @@ def _text(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids)))
 
 
-def _tau(parts: Sequence[Part]) -> float | None:
+def _tau(parts: Sequence[Contribution]) -> float | None:
     sides = [np.array([[[getattr(part, name) for part in parts]]]) for name in ("icl", "ft_v")]
     found = float(kendall(sides[0], sides[1])[0, 0])
     return None if np.isnan(found) else found

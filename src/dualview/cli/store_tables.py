@@ -1,14 +1,12 @@
-"""A store's rows as tables for a terminal, and as plain values for JSON.
+"""A store's rows as tables for a terminal.
 
-What comes out of a store is wrapped in `Text`: to rich a bare string is markup, and `m[v2]` a style.
+Values are wrapped in `Text`, because rich reads a bare string as markup: `m[v2]` would be a style.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -17,7 +15,7 @@ from rich.text import Text
 from dualview.store.api import Difference, StoreDifference
 from dualview.store.index import Failure
 
-# Column of the table, column of the row, and how to write it. A similarity stands beside its floor.
+# Title in the table, column of the row, and its format. A similarity is followed by its floor.
 _SHOWN = (
     ("key", "key", ".12"),
     ("model", "model", ""),
@@ -38,7 +36,7 @@ _SHOWN = (
 
 
 def cells_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """One line a cell: what was run, and what came of it."""
+    """One line for each cell: what was run and what it found."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title, _, style in _SHOWN:
         table.add_column(title, justify="right" if style and title != "key" else "left", no_wrap=title == "key")
@@ -48,7 +46,7 @@ def cells_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def failure_lines(failures: Sequence[Failure]) -> list[str]:
-    """Each reason with what it ended."""
+    """Each reason with the cells that failed for it."""
     by_reason: dict[str, list[str]] = {}
     for failure in failures:
         options = json.loads(failure.options)
@@ -86,23 +84,6 @@ def _differences_table(found: Sequence[Difference], left: str, right: str) -> Ta
         by = "" if each.by is None else f"{each.by:+.3g}"
         table.add_row(*map(Text, (each.name, _written(each.left, style), _written(each.right, style), by)))
     return table
-
-
-def diff_json(found: list[Difference] | StoreDifference) -> Any:
-    if isinstance(found, list):
-        return [asdict(difference) for difference in found]
-    return {**asdict(found), "equal": found.equal}
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it: what is not finite is null, what is no number or text is written as text."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def _written(value: Any, style: str) -> str:

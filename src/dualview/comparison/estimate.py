@@ -11,6 +11,7 @@ from dualview.comparison.finetuning import recipe_of
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.io.progress import Progress
 from dualview.learning.finetune import steps_of
+from dualview.models.language_model import LanguageModel
 from dualview.models.packing import grow
 from dualview.models.scoring import ask
 from dualview.options import SELECTION_ROWS, RunOptions
@@ -46,9 +47,9 @@ class Estimate:
         return table
 
 
-def estimate(options: RunOptions, progress: Progress | None = None) -> Estimate:
+def estimate(options: RunOptions, progress: Progress | None = None, lm: LanguageModel | None = None) -> Estimate:
     """Count every token of a run, and time a few queries to guess how long it takes."""
-    prepared = prepare(options, progress=progress)
+    prepared = prepare(options, lm, progress)
     prompts = prepared.prompts
     counts = [len(grow(query, options.at).ids) for query in prompts.queries]
     rates = len(options.lr_grid) if options.lr == "auto" else 1

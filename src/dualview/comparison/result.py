@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 
+from dualview.comparison.frame import frame_of
 from dualview.io.atomic import write_json
 from dualview.io.display import as_html
 from dualview.io.errors import UserError
@@ -15,6 +16,8 @@ from dualview.metrics.measured import LayerRow, Measured, ResultPart
 from dualview.records import Records
 
 if TYPE_CHECKING:
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
+
     from dualview.tasks.prompts import PromptSet
 
 SCHEMA = "dualview.result/1"
@@ -180,6 +183,10 @@ class Result(Measured):
     def _repr_html_(self) -> str | None:
         """In a notebook: the verdict, the numbers and two figures."""
         return as_html(self)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row for each number: its value, 95 % interval, highest floor, ceiling and p."""
+        return frame_of(self)
 
     def save(self, path: Path) -> None:
         """Write the JSON file, whole or not at all."""

@@ -57,7 +57,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
 
     given_patch = None
     if options.patch is not None:
-        from dualview.duality.on_model.patch_files import load_patch  # here: few runs need it
+        from dualview.duality.on_model.shared_patch import load_patch  # it stands on this module
 
         given_patch = load_patch(options.patch, lm)  # before the work: a file may be unreadable, or of another model
     watched = options.controls != "none"

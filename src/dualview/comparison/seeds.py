@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -52,8 +52,11 @@ class SeedsResult(BaseModel):
         """In a notebook: each number over seeds, and two figures."""
         return as_html(self)
 
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True)
+
     def save(self, path: Path) -> None:
-        write_json(path, self.model_dump(mode="json", by_alias=True))
+        write_json(path, self.to_json())
 
 
 def parse_seeds(text: str) -> list[int]:

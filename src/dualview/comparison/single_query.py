@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from dualview.comparison.finetuning import fine_tune, recipe_of
 from dualview.comparison.prepare import Prepared, prepare
-from dualview.duality.on_model.dual_finetuning import worn_by
+from dualview.duality.on_model.dual_finetuning import trace_for
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
 from dualview.learning.traces import TrainingTrace, trace_training
@@ -117,4 +117,4 @@ def _trained(verb: str, prepared: Prepared, progress: Progress) -> TrainingTrace
     with progress.part("fine-tuning, with its factors", len(sequences)) as advance:
         (trace,) = trace_training(prepared.lm, sequences, [rate], recipe_of(prepared.options))
         advance(len(sequences))
-    return worn_by(prepared.lm, trace)
+    return trace_for(prepared.lm, trace)

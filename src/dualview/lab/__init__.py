@@ -1,4 +1,4 @@
-"""Small trainings that show what the papers claim, each a command and a function of the same name and arguments.
+"""Small trainings that test what the papers claim; each is a command and a function with the same name and arguments.
 
     dualview lab regression --out out          or          dualview.lab.regression(out="out")
 
@@ -25,7 +25,7 @@ LABS: dict[str, str] = {
     "modifications": "Train the attentions that the dual view suggests against softmax attention, over seeds.",
     "language": "Train a small GPT with and without each attention variant on plain text.",
     "sign": "Sign the values of a trained model's attention: what breaks, and is it the attention sink?",
-    "dynamics": "Measure how alike in-context learning and fine-tuning are through a training.",
+    "dynamics": "Measure how similar in-context learning and fine-tuning are during a training.",
 }
 """The labs by name. Each is a package whose module `run` holds `Settings`, the lab, `tables` and `figures`."""
 

@@ -1,12 +1,12 @@
-"""Documents whose tables come from the files that the commands wrote.
+"""Fills the tables of documentation pages from the files that the commands wrote.
 
-A page holds a pair of marks, the file's place relative to the page between them:
+A page has pairs of marks with the file's path relative to the page:
 
     <!-- lab: regression.json -->
     <!-- end -->
 
-and `python -m dualview.lab.docs_tables PAGE …` writes the command and its tables in between. Words after the name of
-the file choose the tables that have them in their title: `<!-- lab: language.json cost -->`.
+and `python -m dualview.lab.docs_tables PAGE …` writes the command and its tables between them. Words after the file's
+name select the tables with these words in their title: `<!-- lab: language.json cost -->`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PART = re.compile(r"(<!-- lab: (\S+)(?: ([^\n]+?))? -->\n).*?(<!-- end -->)", r
 
 
 def filled(page: Path) -> str:
-    """The page with every table made anew from its file."""
+    """The page with every table made from its file."""
 
     def part(found: re.Match[str]) -> str:
         result = LabResult.load(page.parent / found[2])
         if result.lab not in LABS:
-            raise UserError(f"{page.parent / found[2]} comes from no known lab: {result.lab!r}.")
+            raise UserError(f"{page.parent / found[2]} is from no known lab: {result.lab!r}.")
         tables = import_module(f"dualview.lab.{result.lab}.run").tables(result)
         chosen = [table for table in tables if (found[3] or "") in table.title]
         if not chosen:

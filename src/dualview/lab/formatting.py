@@ -1,23 +1,12 @@
-"""Numbers as the labs' tables show them, where there may be none."""
+"""How the labs' tables show numbers and intervals that may be missing."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are known; None if none is.
-
-    >>> mean([1.0, None, 2.0]), mean([None])
-    (1.5, None)
-    """
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
-
-
 def number(value: float | None, style: str = ".3f", none: str = "none") -> str:
-    """A number in a style; `none` where there is none.
+    """A number in a format; `none` where it is missing.
 
     >>> number(0.25, "+.2f"), number(None, none="–")
     ('+0.25', '–')
@@ -26,7 +15,7 @@ def number(value: float | None, style: str = ".3f", none: str = "none") -> str:
 
 
 def between(ci: Sequence[float] | None, style: str, none: str = "") -> str:
-    """An interval; `none` where there is none.
+    """An interval; `none` where it is missing.
 
     >>> between([-0.1, 0.25], "+.2f"), between(None, "+.2f")
     ('-0.10 to +0.25', '')

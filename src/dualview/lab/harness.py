@@ -1,54 +1,49 @@
-"""What every lab is built from: its result, its tables and figures, and trainings that survive being killed.
+"""What every lab is built from: its job, its result, its tables and figures.
 
-A lab is a module `dualview.lab.<name>` with
+A lab is a package `dualview.lab.<name>`. Its module `run` holds
 
-    Settings                      a frozen dataclass on top of `LabSettings`
+    Settings            a frozen dataclass derived from `LabSettings`
+    tables(result)      -> list[Table]                  from the JSON alone, so that pages can be made from files
+    figures(result)     -> dict[str, matplotlib Figure] by file name, without suffix
     <name>(*, out, json, progress, **settings) -> LabResult
-    tables(result)  -> list[Table]                     from the JSON alone, so that documents can be made from files
-    figures(result) -> dict[str, matplotlib Figure]    by file name, without ending
 
-and the function goes like this:
+and the function is a decorated one that does only the work:
 
-    settings, clock = begin(Settings, given, out, json, "name")
-    units = [Unit.of(out, "name", settings, device, seed) for seed in …]     one for each training
-    results = [unit.finished() or unit.finish(train(unit, …)) for unit in units]
-    result = LabResult(lab="name", settings=settings.to_json(), seeds=…, results=…,
-                       provenance=provenance("name", settings, clock, device))
-    return finish(result, out=out, json=json, tables=tables, figures=figures, units=units)
+    @lab(NameSettings, tables, figures)
+    def name(job: Job[NameSettings]) -> Findings:
+        by_seed = {seed: job.unit(seed).once(lambda unit: train(unit, …)) for seed in job.settings.all_seeds}
+        return Findings({"by_seed": by_seed})
 
-A training keeps its state with `unit.save(lambda: capture(…))` after each step (it is written every so many seconds)
-and begins with `unit.load()` and `restore(…)`. Killed and resumed, it ends in the same numbers: bit for bit on a CPU.
+The decorator checks settings and output places before any work, adds the provenance, and writes what was found.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json as json_
 import shlex
-import shutil
 import socket
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from dualview.io import terminal
-from dualview.io.atomic import must_be_writable, whole, write_json, write_text
+from dualview.io.atomic import must_be_writable, write_json, write_text
 from dualview.io.clock import Clock
 from dualview.io.errors import UserError
+from dualview.io.progress import Progress, Silent
 from dualview.io.saving import extra, save_somewhere
-from dualview.io.versions import version_of, versions
+from dualview.io.versions import versions
 from dualview.lab.settings import LabSettings
+from dualview.lab.units import Unit
 
 if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
-    from torch import Tensor
 
 SettingsT = TypeVar("SettingsT", bound=LabSettings)
 
@@ -57,7 +52,7 @@ SettingsT = TypeVar("SettingsT", bound=LabSettings)
 
 
 class LabResult(BaseModel):
-    """What a lab found, as it stands in its JSON file."""
+    """What a lab found, as its JSON file holds it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -66,7 +61,7 @@ class LabResult(BaseModel):
     seeds: list[int]
     results: dict[str, Any]
     provenance: dict[str, Any]
-    """`provenance.run` holds dates, host and timing: all that two equal runs may differ in."""
+    """`provenance.run` holds date, host and timing: the only things in which two equal runs may differ."""
 
     _written: list[Path] = PrivateAttr(default_factory=list[Path])
 
@@ -91,33 +86,105 @@ class LabResult(BaseModel):
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a lab's trainings gave, and the units whose states it came from."""
+class Findings:
+    """What a lab's work returns."""
 
     results: dict[str, Any]
-    units: list[Unit]
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the lab adds to the provenance: the hash of a text or of weights."""
+    run_facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The same for `provenance.run`: what two equal runs may differ in."""
+    device: object = None
+    """None: the job's."""
+    settings: LabSettings | None = None
+    """Where the results hold more trainings than this job's, the settings of all of them; None: the job's."""
+    seeds: list[int] | None = None
+    """None: the settings'."""
 
 
-class Begun(NamedTuple, Generic[SettingsT]):
-    """Checked settings, and a clock that runs from here."""
+class Job(Generic[SettingsT]):
+    """One call of a lab: its checked settings, where it writes, and the trainings it has begun."""
 
-    settings: SettingsT
-    clock: Clock
+    def __init__(self, lab: str, settings: SettingsT, out: Path | str | None, progress: Progress | None) -> None:
+        self.lab, self.settings = lab, settings
+        self.out = None if out is None else Path(out)
+        self.progress = progress or Silent()
+        self.clock = Clock()
+        self.units: list[Unit] = []
+        self.until_written = ExitStack()
+        """Contexts (a lock, a temporary folder) that stay open until the result is written."""
+
+    @cached_property
+    def device(self) -> torch.device:
+        from dualview.models.loading import pick_device
+
+        return pick_device(self.settings.device)
+
+    def unit(self, seed: int, device: torch.device | None = None, **more: Any) -> Unit:
+        """The training of one seed; `more` distinguishes several trainings of a seed.
+
+        Its saved state is removed once the result is written.
+        """
+        made = Unit.of(self.out, self.lab, self.settings, device or self.device, seed, **more)
+        self.units.append(made)
+        return made
+
+    def result(self, found: Findings) -> LabResult:
+        settings = found.settings or self.settings
+        origin = provenance(self.lab, settings, self.clock, found.device or self.device, **found.facts)
+        origin["run"] |= found.run_facts
+        seeds = settings.all_seeds if found.seeds is None else found.seeds
+        return LabResult(
+            lab=self.lab, settings=settings.to_json(), seeds=seeds, results=found.results, provenance=origin
+        )
 
 
-def begin(
-    kind: type[SettingsT], given: Mapping[str, Any], out: Path | str | None, json: Path | str | None, lab: str
-) -> Begun[SettingsT]:
-    """Check the settings and the places to write to, before any work."""
-    settings = kind.make(**given)
-    for place in (json, None if out is None else Path(out) / f"{lab}.json"):
-        if place is not None:
-            must_be_writable(Path(place))
-    return Begun(settings, Clock())
+class Lab(Generic[SettingsT]):
+    """A lab as it is called. Made by `lab` from the function that does its work, with that function's name and text."""
+
+    def __init__(
+        self,
+        work: Callable[[Job[SettingsT]], Findings],
+        kind: type[SettingsT],
+        tables: Callable[[LabResult], Sequence[Table]],
+        figures: Callable[[LabResult], Mapping[str, Figure]],
+        single_thread: bool,
+    ) -> None:
+        self.__name__, self.__module__, self.__doc__ = work.__name__, work.__module__, work.__doc__
+        self._work, self._kind, self._single_thread = work, kind, single_thread
+        self._tables, self._figures = tables, figures
+
+    def __call__(
+        self,
+        *,
+        out: Path | str | None = None,
+        json: Path | str | None = None,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> LabResult:
+        job = Job(self.__name__, self._kind.make(**settings), out, progress)
+        for place in (json, None if job.out is None else job.out / f"{job.lab}.json"):
+            if place is not None:
+                must_be_writable(Path(place))
+        with job.until_written:
+            with one_thread() if self._single_thread else nullcontext():
+                result = job.result(self._work(job))
+            return finish(result, out=out, json=json, tables=self._tables, figures=self._figures, units=job.units)
+
+
+def lab(
+    kind: type[SettingsT],
+    tables: Callable[[LabResult], Sequence[Table]],
+    figures: Callable[[LabResult], Mapping[str, Figure]],
+    *,
+    single_thread: bool = False,
+) -> Callable[[Callable[[Job[SettingsT]], Findings]], Lab[SettingsT]]:
+    """Make a lab of a function that does its work."""
+    return lambda work: Lab(work, kind, tables, figures, single_thread)
 
 
 def provenance(lab: str, settings: LabSettings, clock: Clock, device: object, **more: Any) -> dict[str, Any]:
-    """Where the numbers come from; `more` adds a lab's own facts (the hash of a text, of weights)."""
+    """Where the numbers come from; `more` adds the lab's own facts (the hash of a text, of weights)."""
     import torch
 
     return {
@@ -135,13 +202,13 @@ def provenance(lab: str, settings: LabSettings, clock: Clock, device: object, **
 
 
 def command_line(lab: str, settings: LabSettings) -> str:
-    """The command that repeats the run: the seed, and what differs from the defaults."""
+    """The command that repeats the run: the seed, and every setting that is not the default."""
     words = ["dualview", "lab", lab, "--seed", str(settings.seed)]
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if value == field.default or field.name in ("seed", *settings.WITHOUT_EFFECT):
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if value == each.default or each.name in ("seed", *settings.WITHOUT_EFFECT):
             continue
-        flag = f"--{field.name.replace('_', '-')}"
+        flag = f"--{each.name.replace('_', '-')}"
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, tuple):
@@ -154,7 +221,7 @@ def command_line(lab: str, settings: LabSettings) -> str:
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """For models so small that threads only wait for each other; bits then do not depend on the number of cores."""
+    """For models so small that threads only wait for each other; results then do not depend on the number of cores."""
     import torch
 
     before = torch.get_num_threads()
@@ -170,7 +237,7 @@ def one_thread() -> Generator[None]:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of words and numbers, for a terminal and for Markdown."""
+    """Rows of text and numbers, for a terminal and for Markdown."""
 
     title: str
     columns: Sequence[str]
@@ -193,7 +260,7 @@ def markdown(result: LabResult, tables: Sequence[Table]) -> str:
 
 
 def show(tables: Sequence[Table]) -> None:
-    """Print the tables, as wide as the terminal, or as wide as they need to be in a file."""
+    """Print the tables: as wide as the terminal, or in a file as wide as they need."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -217,7 +284,7 @@ def finish(
 ) -> LabResult:
     """Write OUT/<lab>.json, and the same to `json`; then the extras, OUT/<lab>.md and the figures.
 
-    An extra that fails is a warning. The units' states are forgotten once the JSON is written.
+    An extra that fails is a warning. The units' saved states are removed once the JSON is written.
     """
     folder = None if out is None else Path(out)
     places = [None if json is None else Path(json), None if folder is None else folder / f"{result.lab}.json"]
@@ -227,9 +294,9 @@ def finish(
         unit.remove()
     if folder is not None:
         kept, page = result.written[0], folder / f"{result.lab}.md"
-        told = extra(f"Writing {page}", lambda: _write_page(result, tables(result), page), kept)
+        written = extra(f"Writing {page}", lambda: _write_page(result, tables(result), page), kept)
         drawn = extra("Drawing the figures", lambda: _write_figures(figures(result), folder), kept)
-        result.written.extend([*(told or []), *(drawn or [])])
+        result.written.extend([*(written or []), *(drawn or [])])
     return result
 
 
@@ -242,137 +309,3 @@ def _write_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
     from dualview.report.figures.style import save
 
     return [path for name, figure in figures.items() for path in save(figure, folder / name)]
-
-
-# ------------------------------------------------------------------------------------------------------------- state
-
-
-@dataclass(frozen=True)
-class State:
-    """A training, stopped: tensors by name, and what JSON can hold (steps done, curves)."""
-
-    tensors: dict[str, Tensor]
-    info: dict[str, Any]
-
-
-def decides(lab: str, settings: LabSettings, device: torch.device, **more: Any) -> dict[str, Any]:
-    """All that decides a training's numbers but its seed; `more` is the lab's own (the hash of a text).
-
-    The kind of device that was picked, not what was asked for: no state made on a GPU is taken up on a CPU.
-    """
-    return {**settings.of_one_training(), "lab": lab, "device": device.type, **more}
-
-
-class Unit:
-    """One training of a lab: taken up where it was killed, and not done twice.
-
-    It lives in OUT/.state-<key>/, the key a hash of all that decides its numbers (settings, seed, versions),
-    so that no other training resumes from it. Without `out` nothing is kept.
-    """
-
-    def __init__(self, out: Path | str | None, decides: Mapping[str, Any], every: float = 10.0) -> None:
-        everything = {**decides, "versions": [version_of("dualview"), version_of("torch")]}
-        key = hashlib.sha256(json_.dumps(everything, sort_keys=True).encode()).hexdigest()[:16]
-        self.folder = None if out is None else Path(out) / f".state-{key}"
-        self.every = every
-        self.resumed = False
-        self._saved = time.monotonic()
-
-    @classmethod
-    def of(
-        cls, out: Path | str | None, lab: str, settings: LabSettings, device: torch.device, seed: int, **more: Any
-    ) -> Self:
-        """The unit of one seed; `more` tells apart several trainings of a seed."""
-        return cls(out, {**decides(lab, settings, device), "seed": seed, **more}, settings.save_every)
-
-    def finished(self) -> dict[str, Any] | None:
-        """What this training found, if it was done before."""
-        path = None if self.folder is None else self.folder / "finished.json"
-        return json_.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else None
-
-    def finish(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Keep what the training found, in place of its state."""
-        if self.folder is not None:
-            write_json(self.folder / "finished.json", found)
-            (self.folder / "state.safetensors").unlink(missing_ok=True)
-        return found
-
-    def save(self, state: Callable[[], State], *, now: bool = False) -> None:
-        """Write the state if the last time is long enough ago (or `now`), whole or not at all."""
-        if self.folder is None or not (now or time.monotonic() - self._saved >= self.every):
-            return
-        from safetensors.torch import save_file
-
-        made = state()
-        # One file, tensors and JSON together: there is no moment at which they disagree.
-        with whole(self.folder / "state.safetensors") as temporary:
-            save_file(made.tensors, temporary, {"dualview": json_.dumps(made.info, allow_nan=False)})
-        self._saved = time.monotonic()
-
-    def load(self) -> State | None:
-        """The last state that was written; None if there is none, or if it cannot be read: then one begins again."""
-        from safetensors import SafetensorError, safe_open
-
-        path = None if self.folder is None else self.folder / "state.safetensors"
-        if path is None or not path.is_file():
-            return None
-        try:
-            with cast("Any", safe_open(path, framework="pt")) as file:
-                info = json_.loads(file.metadata()["dualview"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError):
-            return None
-        self.resumed = True
-        return State(tensors, info)
-
-    def remove(self) -> None:
-        """Forget it; its numbers stand in the result."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self.resumed = False
-
-
-def capture(
-    model: torch.nn.Module,
-    optimiser: torch.optim.Optimizer,
-    generators: Mapping[str, torch.Generator],
-    **info: Any,
-) -> State:
-    """All that decides how a training goes on; `info` is the lab's own (the step, the curves so far)."""
-    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    kept: dict[str, Any] = optimiser.state_dict()
-    numbers: dict[str, dict[str, Any]] = {}
-    for index, entries in kept["state"].items():
-        for name, value in entries.items():
-            if hasattr(value, "detach"):
-                tensors[f"optimiser/{index}/{name}"] = value
-            else:
-                numbers.setdefault(str(index), {})[name] = value
-    groups = [{k: v for k, v in group.items() if k != "params"} for group in kept["param_groups"]]
-    tensors |= {f"generator/{name}": generator.get_state() for name, generator in generators.items()}
-    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    return State(copies, {"groups": groups, "numbers": numbers, "info": info})
-
-
-def restore(
-    state: State,
-    model: torch.nn.Module,
-    optimiser: torch.optim.Optimizer,
-    generators: Mapping[str, torch.Generator],
-) -> dict[str, Any]:
-    """Put a captured state back into freshly made parts; what comes back is `capture`'s `info`."""
-    model.load_state_dict({k[6:]: v for k, v in state.tensors.items() if k.startswith("model/")})
-    fresh: dict[str, Any] = optimiser.state_dict()
-    entries: dict[int, dict[str, Any]] = {int(k): dict(v) for k, v in state.info["numbers"].items()}
-    for name, tensor in state.tensors.items():
-        if name.startswith("optimiser/"):
-            _, index, key = name.split("/", 2)
-            entries.setdefault(int(index), {})[key] = tensor
-    groups = [
-        {**old, **{k: tuple(v) if isinstance(v, list) else v for k, v in new.items()}}
-        for old, new in zip(fresh["param_groups"], state.info["groups"], strict=True)
-    ]
-    optimiser.load_state_dict({"state": entries, "param_groups": groups})
-    for name, generator in generators.items():
-        generator.set_state(state.tensors[f"generator/{name}"])
-    return state.info["info"]

@@ -1,10 +1,10 @@
-"""Regression problems to be solved in context: N demonstrations (x_i, y_i) and one query x_q each.
+"""Regression problems to be solved in context: each has N demonstrations (x_i, y_i) and one query x_q.
 
 Linear (von Oswald et al. 2023, arXiv 2212.07677, as in their code): w ~ N(0, I), x ~ U(−r/2, r/2) with input range r,
 y = wᵀx. With r = 1 that is U(−.5, .5), although the paper's text says U(−1, 1).
 
-Sine: y = a sin(x + φ), x ~ U(−5, 5), a ~ U(.1, .5), φ ~ U(0, π). Their code draws a and φ from one key, which ties them
-to each other; here they are independent.
+Sine: y = a sin(x + φ), x ~ U(−5, 5), a ~ U(.1, .5), φ ~ U(0, π). Their code draws a and φ from one key, so they
+depend on each other; here they are independent.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Tasks:
     y: Float[Tensor, "task demo"]
     x_query: Float[Tensor, "task n_x"]
     y_query: Float[Tensor, " task"]
-    """What is to be predicted, always without noise."""
+    """The target, always without noise."""
 
     def __len__(self) -> int:
         return self.x.shape[0]
 
     def chunks(self, size: int) -> Iterator[Tasks]:
-        """The same problems, so many at a time."""
+        """The same problems, `size` at a time."""
         parts = (part.split(size) for part in (self.x, self.y, self.x_query, self.y_query))
         yield from (Tasks(*part) for part in zip(*parts, strict=True))
 
@@ -59,7 +59,7 @@ class Distribution(Protocol):
     def n_demos(self) -> int: ...
 
     def draw(self, generator: torch.Generator, count: int) -> Tasks:
-        """So many fresh problems, on the generator's device."""
+        """`count` new problems, on the generator's device."""
         ...
 
 
@@ -78,7 +78,7 @@ class LinearTasks:
     input_range: float = 1.0
     weight_scale: float = 1.0
     noise: float = 0.0
-    """Standard deviation of what is added to the demonstrations' labels."""
+    """Standard deviation of the noise on the demonstrations' labels."""
     corrupted: int = 0
     """How many of the demonstrations' labels are replaced by draws from N(0, 1)."""
 

@@ -1,6 +1,6 @@
-"""A lab's options, once: a frozen dataclass from which the command line and the function's arguments are made.
+"""A lab's options: one frozen dataclass defines both its command line and its function's arguments.
 
-Plain dataclasses, so that asking for help waits neither for torch nor for pydantic, which checks the values.
+Plain dataclasses, so that `--help` imports neither torch nor pydantic; pydantic checks the values later.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ Positive = Annotated[float, Gt(0)]
 
 @dataclass(frozen=True, kw_only=True)
 class LabSettings:
-    """What every lab has. A lab's own dataclass, named `Settings`, adds to it; make one with `make`."""
+    """The settings of every lab; each lab's own dataclass adds to them. Create one with `make`."""
 
     seed: Seed = option(1, "draws weights and data; with several seeds, the first of them")
     device: str = option("auto", "cpu, cuda, cuda:1 …; auto takes a GPU if there is one")
     save_every: Positive = option(10.0, "seconds between saved training states (with --out)")
 
     WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = ("save_every",)
-    """Settings that change no number and so are no part of a result."""
+    """Settings that change no number and so are not part of a result."""
     ACROSS: ClassVar[tuple[str, ...]] = ("seed", "seeds")
-    """Settings that say which trainings there are, not how one of them goes."""
+    """Settings that choose which trainings there are; they do not change any one of them."""
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return [self.seed]
 
     @classmethod
     def make(cls, **given: Any) -> Self:
-        """Settings from what was given (None: not given); a mistake becomes one sentence."""
+        """Settings from the given values (None: not given); a mistake becomes a one-sentence error."""
         from pydantic import TypeAdapter, ValidationError
 
         given = {name: value for name, value in given.items() if value is not None}
@@ -48,11 +52,11 @@ class LabSettings:
             made = TypeAdapter(cls).validate_python(listed)
         except ValidationError as error:
             first = error.errors()[0]
-            said = first["msg"].removeprefix("Value error, ")
+            message = first["msg"].removeprefix("Value error, ")
             if not first["loc"]:
-                raise UserError(f"{said[0].upper()}{said[1:]}.") from error
+                raise UserError(f"{message[0].upper()}{message[1:]}.") from error
             name = str(first["loc"][0])
-            raise UserError(f"Option --{name.replace('_', '-')}: {said} (given: {given.get(name)!r}).") from error
+            raise UserError(f"Option --{name.replace('_', '-')}: {message} (given: {given.get(name)!r}).") from error
         for field in fields(cls):
             _check(f"--{field.name.replace('_', '-')}", getattr(made, field.name))
         return made
@@ -62,7 +66,7 @@ class LabSettings:
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in self.WITHOUT_EFFECT}
 
     def of_one_training(self) -> dict[str, Any]:
-        """Those of them that decide how one training goes."""
+        """Those of them that decide one training's numbers."""
         return {name: value for name, value in self.to_json().items() if name not in self.ACROSS}
 
 
@@ -70,7 +74,7 @@ class LabSettings:
 class SeveralSeeds(LabSettings):
     """Settings of a lab that trains several seeds."""
 
-    seeds: AtLeastOne = option(1, "train so many seeds, from --seed on")
+    seeds: AtLeastOne = option(1, "number of seeds to train, from --seed on")
 
     @property
     def all_seeds(self) -> list[int]:
@@ -85,7 +89,7 @@ def element_of(hint: Any) -> Any:
 
 
 def _listed(value: Any, hint: Any) -> Any:
-    """`1,3,5` for a setting that is a list of numbers or names; a path may hold a comma, so it stands alone."""
+    """Split `1,3,5` for a setting that is a list of numbers or names; not a path, which may contain a comma."""
     element = element_of(hint)
     if element is None:
         return value
@@ -97,11 +101,11 @@ def _listed(value: Any, hint: Any) -> Any:
 
 
 def _check(flag: str, value: Any) -> None:
-    """What no setting may be: infinite or not a number, or the same thing twice in a list."""
+    """Refuse infinite values, NaN, and the same value twice in a list."""
     parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
     for number, part in enumerate(parts):
         if isinstance(part, float) and not math.isfinite(part):
-            raise UserError(f"Option {flag}: {part} is no finite number; give one.")
+            raise UserError(f"Option {flag}: {part} is not a finite number; give one.")
         if part in parts[:number]:
             raise UserError(f"Option {flag}: {part} is given twice; give it once.")
 

@@ -6,9 +6,9 @@ saved records. Keys that a later version adds are kept when a file is read and w
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 LayerRow = list[float | None]
 """One number a layer; null where it is undefined."""
@@ -58,8 +58,8 @@ class SimAOUPart(ResultPart):
     normalised_per_layer: LayerRow | None
     noise_floor: float | None = None
     noise_floor_per_layer: LayerRow | None = None
-    undefined: dict[str, Undefined | None] = {}
-    reason: dict[str, str | None] = {}
+    undefined: dict[str, Undefined | None] | None = None
+    reason: dict[str, str | None] | None = None
 
 
 class SimAMPart(ResultPart):
@@ -69,8 +69,8 @@ class SimAMPart(ResultPart):
     before_per_layer: LayerRow | None
     after_per_layer: LayerRow | None
     delta_per_layer: LayerRow | None
-    undefined: dict[str, Undefined | None] = {}
-    reason: dict[str, str | None] = {}
+    undefined: dict[str, Undefined | None] | None = None
+    reason: dict[str, str | None] | None = None
 
 
 class UpdateNormPart(ResultPart):
@@ -85,13 +85,8 @@ class DemoMassPart(ResultPart):
 
     mean: float | None
     per_layer: LayerRow
-    per_head: list[LayerRow]
-
-    @model_validator(mode="after")
-    def _has_layers(self) -> DemoMassPart:
-        if not self.per_head:
-            raise ValueError("has no layers")
-        return self
+    per_head: Annotated[list[LayerRow], Field(min_length=1)]
+    """Of each layer, its heads'."""
 
 
 class RankPart(ResultPart):
@@ -193,7 +188,7 @@ class JudgedMetric(ResultPart):
 class VerdictPart(ResultPart):
     overall: str
     sentence: str
-    by_metric: dict[str, JudgedMetric] = {}
+    by_metric: dict[str, JudgedMetric] = Field(default_factory=dict)
     conditions: list[ConditionPart]
     limits: str
 

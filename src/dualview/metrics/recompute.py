@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dualview.io.json_files import Place, check_place, save_json
 from dualview.metrics.controls import MetricControls
 from dualview.metrics.kendall import Kendall
 from dualview.metrics.measured import Measured
@@ -13,9 +14,16 @@ from dualview.metrics.verdict import judge
 from dualview.records import Records, as_records
 
 
-def recompute(records: object) -> Measured:
-    """Every metric, control and the verdict, from records or anything `as_records` reads."""
-    return measure(as_records(records))
+def recompute(records: object, *, json: Place = None) -> Measured:
+    """Every metric from records, with controls and the verdict where the run had controls.
+
+    records   a records.safetensors file, `Records`, a result with its records in memory, or a mapping of arrays
+    json      a file for the numbers, or "-" for standard output
+    """
+    check_place(json)
+    measured = measure(as_records(records))
+    save_json(json, measured.to_json())
+    return measured
 
 
 def measure(records: Records, *, threads: int = 1) -> Measured:

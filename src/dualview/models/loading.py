@@ -21,6 +21,7 @@ from dualview.io import assets, gguf_cache
 from dualview.io.errors import UserError, first_line
 from dualview.io.gguf import read_gguf
 from dualview.io.hub import HubName
+from dualview.models import packing_memory
 from dualview.models.amx_workaround import mind_amx
 from dualview.models.hub import Snapshot, fetch_code, fetch_model
 from dualview.models.language_model import LanguageModel
@@ -55,11 +56,12 @@ def load_model(
         mind_amx()
     source = _source(name)
     hub = Snapshot(Path(name))
+    conversion = None
     try:
         if isinstance(source, Path):
             if where is None:
                 raise UserError(f"--device {BALANCED} takes a folder or a hub id, not a GGUF file: convert it first.")
-            tokenizer, model = _from_gguf(source, dtype)
+            tokenizer, model, conversion = _from_gguf(source, dtype)
         else:
             hub = _snapshot(source, trust_remote_code)
             source = source if isinstance(source, str) else f"{hub.folder}/"
@@ -85,7 +87,7 @@ def load_model(
         model.to(where)  # pyright: ignore[reportArgumentType]
     if dtype == "float64" and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the grouped product of a mixture of experts has no float64
-    return replace(adopt(model, tokenizer, name), commit=hub.commit, code_commits=hub.code)
+    return replace(adopt(model, tokenizer, name, conversion), commit=hub.commit, code_commits=hub.code)
 
 
 def _snapshot(source: str | HubName, trust_remote_code: bool) -> Snapshot:
@@ -96,8 +98,8 @@ def _snapshot(source: str | HubName, trust_remote_code: bool) -> Snapshot:
     return Snapshot(folder, code=fetch_code(folder) if trust_remote_code else {})
 
 
-def _from_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
-    """Tokenizer and model of a GGUF file, from its cached conversion where there can be one."""
+def _from_gguf(path: Path, dtype: str) -> tuple[Any, Any, Path | None]:
+    """Tokenizer and model of a GGUF file, and the folder of its cached conversion if they came from there."""
     folder = gguf_cache.converted(path, dtype)
     if folder is not None:
         try:
@@ -112,9 +114,9 @@ def _from_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
             )
             gguf_cache.discard(folder)
         else:
-            return tokenizer, loaded[0]
+            return tokenizer, loaded[0], folder
     read = read_gguf(path, DTYPES[dtype])
-    return read.tokenizer, read.model
+    return read.tokenizer, read.model, None
 
 
 def _with_variant(name: str, source: str, dtype: torch.dtype, where: torch.device | None) -> PreTrainedModel | None:
@@ -129,15 +131,24 @@ def _with_variant(name: str, source: str, dtype: torch.dtype, where: torch.devic
     return load(source, dtype=dtype)
 
 
-def adopt(model: PreTrainedModel, tokenizer: Any, name: str) -> LanguageModel:
-    """Take a model that is already in memory: find its parts and try the fast path on it."""
+def adopt(model: PreTrainedModel, tokenizer: Any, name: str, conversion: Path | None = None) -> LanguageModel:
+    """Take a model that is already in memory: find its parts and check the fast path on it.
+
+    `conversion` is the cached folder that its weights came from, if any; the outcome of the check is kept there.
+    """
     model.eval().requires_grad_(False)
     try:
         anatomy = dissect(model)
     except Unsupported as error:
         raise UserError(f"dualview cannot follow the attention of {name}: {error}.") from error
     lm = LanguageModel(name, model, tokenizer, anatomy)
-    return replace(lm, slow_because=slow_because(lm))
+    known = None if conversion is None else packing_memory.recall(conversion, lm)
+    if known is not None:
+        return replace(lm, slow_because=known.slow_because)
+    lm = replace(lm, slow_because=slow_because(lm))
+    if conversion is not None:
+        packing_memory.remember(conversion, lm)
+    return lm
 
 
 def _must_be_whole(name: str, info: Any) -> None:

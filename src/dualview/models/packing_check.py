@@ -33,6 +33,8 @@ from dualview.models.prefix import Causal, Prefix
 from dualview.models.probe import Packed, Whole
 from dualview.tasks.prompts import Query
 
+CHECK_VERSION = 1
+"""Raise it when the check can come to another outcome for the same model: remembered outcomes are then void."""
 HALF = (torch.bfloat16, torch.float16)
 ALLOWED = 16.0
 """How many times further than the measured rounding packed and whole prompts may lie apart."""

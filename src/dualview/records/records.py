@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Int
 
 from dualview.io.errors import UserError
+from dualview.records.as_xarray import to_xarray
 from dualview.records.parsing import parse_mapping
 from dualview.records.setting import AXES, MAIN_SETTINGS, Setting, TokenScores
 
@@ -45,6 +46,10 @@ class Records:
     def controls(self) -> Mapping[str, Setting]:
         """The settings other than zsl, icl and ft."""
         return {name: setting for name, setting in self.settings.items() if name not in MAIN_SETTINGS}
+
+    def to_xarray(self) -> Any:
+        """The arrays as an `xarray.Dataset` (extra `xarray`): setting, query, candidate, layer, head, key, d_model."""
+        return to_xarray(self.gold, self.settings, self.columns, self.meta)
 
     @classmethod
     def from_mapping(cls, source: Mapping[str, object]) -> Records:

@@ -12,7 +12,7 @@ from dualview.io.atomic import must_be_writable
 from dualview.io.errors import UserError
 from dualview.records import Records, load_records
 from dualview.report.needs import checked, holds_seeds, read_results
-from dualview.store.paths import Places
+from dualview.store.paths import StorePaths
 
 RESULT, SEEDS, RECORDS, REPORT = "result.json", "seeds.json", "records.safetensors", "report.html"
 
@@ -53,8 +53,8 @@ def _file_of(source: Path) -> Path | None:
 
 def is_store(folder: Path) -> bool:
     """Whether a folder is a store, whole or without its marker."""
-    places = Places.of(folder)
-    return places.marker.exists() or places.cells.is_dir()
+    paths = StorePaths.of(folder)
+    return paths.marker.exists() or paths.cells.is_dir()
 
 
 def _beside(source: Path, file: Path | None) -> Path:

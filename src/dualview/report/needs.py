@@ -207,6 +207,8 @@ def _result(content: Any, where: object) -> Result:
     try:
         return checked(Result.model_validate(content), where)
     except ValidationError as error:
+        if isinstance(content, dict) and content.get("schema") == SCHEMA:  # pyright: ignore[reportUnknownMemberType]
+            raise UserError(f"{where} lacks what a report needs ({_first(error)}); make the run again.") from None
         raise UserError(f"{where} is not a dualview result: {_first(error)}; give a result's JSON file.") from None
 
 

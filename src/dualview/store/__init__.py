@@ -1,6 +1,6 @@
-"""Finished runs, one cell each, in a folder that survives being killed.
+"""Finished runs, one cell each, in a folder that survives a killed process.
 
-The names are loaded on first use, so that importing this package costs nothing.
+The names are imported on first use, so importing this package is cheap.
 """
 
 from __future__ import annotations

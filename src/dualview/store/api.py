@@ -1,4 +1,4 @@
-"""Looking at a store: `ls`, `show`, `diff`, `export`, `query` and `load`, each a function and a verb."""
+"""Reading a store: `ls`, `show`, `diff`, `export`, `query` and `load`, each a function and a verb."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,30 +26,31 @@ if TYPE_CHECKING:
 
 Where = str | os.PathLike[str]
 FORMATS = (".csv", ".parquet", ".json")
-
-
 Say = Callable[[str], None]
 
 
 def _warn(problem: str) -> None:
-    warnings.warn(problem, stacklevel=3)
+    warnings.warn(problem, stacklevel=5)  # the caller of `load`, past `_opened`
 
 
 def load(store: Where, *, current: bool = True) -> Any:
-    """One row a cell, as a pandas frame; `current` leaves out cells that were computed again since (other weights).
+    """One row per cell, as a pandas frame; `current` leaves out cells that were computed again since (other weights).
 
-    A cell that cannot be read is left out with a warning that names it; so it is in `query`, `export` and `diff`.
+    A cell that cannot be read is left out with a warning that names it, as in `query`, `export` and `diff`.
     """
+    with _opened(store, _warn) as opened:
+        return opened.to_frame(current=current)
+
+
+@contextmanager
+def _opened(store: Where, say: Say) -> Generator[Store]:
+    """A store; afterwards, also if reading it failed, `say` what could not be read."""
     with Store(store) as opened:
-        frame = opened.to_frame(current=current)
-        _tell(opened, _warn)
-        return frame
-
-
-def _tell(store: Store, say: Say) -> None:
-    """Name what could not be read."""
-    for problem in store.problems:
-        say(str(problem))
+        try:
+            yield opened
+        finally:
+            for problem in opened.problems:
+                say(str(problem))
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Listing:
 
 
 def ls(store: Where, *, all: bool = False) -> Listing:
-    """The cells of a store, as rows, and what failed; `all`: those that were computed again since, too."""
+    """The cells of a store, as rows, and what failed; `all` includes cells that were computed again since."""
     with Store(store) as opened:
         rows = view(opened, "cells", current=not all).to_pylist()
         return Listing(rows, opened.failures(), [str(problem) for problem in opened.problems])
@@ -78,12 +80,10 @@ def show(cell: str, store: Where) -> Stored:
 def query(sql: str, store: Where, *, say: Say = _warn) -> Any:
     """The answer to a SELECT over the views `cells`, `layers`, `queries`, `controls`, `runs` and `failures`.
 
-    Columns of one name are told apart: `seed`, `seed_2`.
+    Columns of the same name are numbered: `seed`, `seed_2`.
     """
-    with Store(store) as opened:
-        answer = query_sql(opened, sql)
-        _tell(opened, say)
-        return answer
+    with _opened(store, say) as opened:
+        return query_sql(opened, sql)
 
 
 def export(out: Where, store: Where, *, table: str = "cells", all: bool = False, say: Say = _warn) -> Path:
@@ -92,9 +92,8 @@ def export(out: Where, store: Where, *, table: str = "cells", all: bool = False,
     if path.suffix not in FORMATS:
         raise UserError(f"{path} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, which says how to write it.")
     must_be_writable(path)
-    with Store(store) as opened:
+    with _opened(store, say) as opened:
         rows = view(opened, table, current=not all)
-        _tell(opened, say)
     with whole(path) as temporary:
         temporary.write_bytes(_encoded(rows, path.suffix))
     return path
@@ -133,13 +132,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class StoreDifference:
-    """What two stores do not share, by what was asked for."""
+    """How two stores differ, by the options of their cells."""
 
     only_left: list[str]
     only_right: list[str]
-    """Keys of cells that the other store has no counterpart of."""
+    """Keys of cells with options that the other store lacks."""
     differing: dict[str, list[Difference]]
-    """Left keys of cells that answer the same options with other numbers (or come of other weights or code)."""
+    """Left keys of cells with the same options and other numbers (or other weights or versions)."""
     same: int
 
     @property
@@ -148,19 +147,18 @@ class StoreDifference:
 
 
 def diff(left: str, right: str, store: Where | None = None, *, say: Say = _warn) -> list[Difference] | StoreDifference:
-    """How two cells of a store differ, by the beginnings of their keys; or, without `store`, two whole stores."""
+    """How two cells of a store differ, by the beginnings of their keys; without `store`, how two stores differ."""
     if store is None:
         return _diff_stores(Path(left), Path(right), say)
-    with Store(store) as opened:
+    with _opened(store, say) as opened:
         rows = {row["key"]: row for row in view(opened, "cells").to_pylist()}
-        _tell(opened, say)
         return _differences(*(_row_of(rows, opened, each) for each in (left, right)))
 
 
 def _row_of(rows: Mapping[str, Any], store: Store, start: str) -> Mapping[str, Any]:
     key = store.find(start)
     if key not in rows:
-        raise UserError(f"The cell {key[:12]} cannot be read; run the sweep again, which computes it anew.")
+        raise UserError(f"The cell {key[:12]} cannot be read; run the sweep again, which computes it again.")
     return rows[key]
 
 
@@ -176,12 +174,10 @@ def _differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Diff
 
 
 def _diff_stores(left: Path, right: Path, say: Say) -> StoreDifference:
-    with Store(left) as first, Store(right) as second:
+    with _opened(left, say) as first, _opened(right, say) as second:
         rows = [
             {row["asked"]: row for row in view(store, "cells", current=True).to_pylist()} for store in (first, second)
         ]
-        for store in (first, second):
-            _tell(store, say)
         differing: dict[str, list[Difference]] = {}
         same = 0
         for asked in rows[0].keys() & rows[1].keys():
@@ -200,7 +196,7 @@ def _diff_stores(left: Path, right: Path, say: Say) -> StoreDifference:
 
 
 def _beyond_the_row(first: Store, second: Store, left: str, right: str) -> list[Difference]:
-    """The further tables that differ, and what two keys differ in: weights, tokenizer, configuration, code."""
+    """The further tables that differ, and the parts of the key that differ: weights, tokenizer, versions and so on."""
     ours, theirs = first.manifest(left), second.manifest(right)
     names = ours.identity.keys() | theirs.identity.keys()
     parts = {name: (ours.identity.get(name), theirs.identity.get(name)) for name in sorted(names)}
@@ -213,7 +209,7 @@ def _beyond_the_row(first: Store, second: Store, left: str, right: str) -> list[
 
 
 def _rows(store: Store, key: str, table: TableName) -> list[dict[str, Any]]:
-    """A cell's rows of a table without its key, which stands in every one of them."""
+    """A cell's rows of a table, without the key column."""
     import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 
     return pq.read_table(own_file(store, key, table)).drop_columns(["key"]).to_pylist()

@@ -5,8 +5,8 @@
     cells.parquet          its row; layers.parquet, queries.parquet and controls.parquet: its further rows
     records.safetensors    the tensors, if they were asked for
 
-It is written under a temporary name and renamed, so a folder under its own name is whole. What happens to it later
-(a cut disk, a copy that stopped half-way, an editor) is found by comparing it with its manifest.
+It is written under a temporary name and renamed, so a folder under its final name is whole. Later damage (a disk
+error, an incomplete copy, an editor) is found by comparing it with its manifest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,8 +26,8 @@ from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
 from dualview.options import RunOptions
 from dualview.records import Records, save_records
-from dualview.store.cell_key import Identity, asked_id
-from dualview.store.tables import TABLES, Labelled, tables_of
+from dualview.store.cell_key import CellIdentity, asked_id, plain
+from dualview.store.tables import TABLES, KeyedResult, tables_of
 
 SCHEMA = "dualview.cell/1"
 MANIFEST, RESULT, RECORDS = "manifest.json", "result.json", "records.safetensors"
@@ -40,7 +40,7 @@ class FileNote(BaseModel):
     sha256: str
 
 
-class Run(BaseModel):
+class RunTimes(BaseModel):
     """When and where a cell was computed, and how long each part took."""
 
     model_config = ConfigDict(frozen=True)
@@ -61,9 +61,9 @@ class Manifest(BaseModel):
     """The plan key it was computed under."""
     asked: str
     options: dict[str, Any]
-    """As asked for, all of them."""
+    """All of them, as asked for."""
     identity: dict[str, Any]
-    run: Run
+    run: RunTimes
     files: dict[str, FileNote]
 
     @property
@@ -76,20 +76,20 @@ class Damage(Exception):
 
 
 class NoRecords(Exception):
-    """A cell's tensors cannot be written; all else of it may still be."""
+    """A cell's tensors cannot be written; the rest of it may be."""
 
 
 @dataclass(frozen=True)
 class NewCell:
-    """A finished cell on its way into a store."""
+    """A finished cell to be stored."""
 
-    identity: Identity
+    identity: CellIdentity
     plan: str | None
     options: RunOptions
     result: Mapping[str, Any]
     """The result's JSON."""
     records: bytes | Records | None = None
-    """Its tensors, or the content of a file of them."""
+    """Its tensors, or the content of their file."""
 
 
 def write_cell(cell: NewCell, folder: Path) -> Manifest:
@@ -97,7 +97,7 @@ def write_cell(cell: NewCell, folder: Path) -> Manifest:
     key, asked = cell.identity.key, asked_id(cell.options)
     folder.mkdir(parents=True)
     _write(folder / RESULT, json.dumps(cell.result, ensure_ascii=False, allow_nan=False).encode())
-    for name, table in tables_of(Labelled(key, asked, cell.identity.code, cell.options, cell.result)).items():
+    for name, table in tables_of(KeyedResult(key, asked, cell.identity.code, cell.options, cell.result)).items():
         _write(folder / f"{name}.parquet", _parquet(table))
     _write_records(cell, folder / RECORDS)
     files = {entry.name: FileNote(size=entry.stat().st_size, sha256=sha256_of(entry)) for entry in folder.iterdir()}
@@ -106,7 +106,7 @@ def write_cell(cell: NewCell, folder: Path) -> Manifest:
             "key": key,
             "plan": cell.plan,
             "asked": asked,
-            "options": {field.name: _plain(getattr(cell.options, field.name)) for field in fields(RunOptions)},
+            "options": {name: plain(value) for name, value in vars(cell.options).items()},
             "identity": asdict(cell.identity),
             "run": cell.result["provenance"]["run"],
             "files": dict(sorted(files.items())),
@@ -115,7 +115,7 @@ def write_cell(cell: NewCell, folder: Path) -> Manifest:
     _write(folder / MANIFEST, (manifest.model_dump_json(by_alias=True, indent=1) + "\n").encode())
     for path in folder.iterdir():
         with path.open("rb") as file:
-            os.fsync(file.fileno())  # so that a power cut after the renaming finds them whole
+            os.fsync(file.fileno())  # so that they survive a power cut after the rename
     return manifest
 
 
@@ -145,8 +145,8 @@ ROWS = tuple(f"{table}.parquet" for table in TABLES)
 
 
 def stamp_of(folder: str, names: Sequence[str] = (MANIFEST, RESULT, RECORDS, *ROWS)) -> str:
-    """Sizes and times of a cell's files, and the time of the last file added: while it stays the same, so do they."""
-    parts = [os.stat(folder).st_mtime_ns]  # noqa: PTH116 - of ten thousand folders, where a Path each is too slow
+    """Sizes and times of a cell's files, and the time of the last file added; it changes when they do."""
+    parts = [os.stat(folder).st_mtime_ns]  # noqa: PTH116 - a Path each is too slow for ten thousand folders
     for name in names:
         try:
             found = os.stat(f"{folder}/{name}")  # noqa: PTH116
@@ -158,10 +158,7 @@ def stamp_of(folder: str, names: Sequence[str] = (MANIFEST, RESULT, RECORDS, *RO
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a cell says it is; raises `Damage` if it cannot be read.
-
-    A cell that a later dualview wrote is not damaged: it is refused, for the user to decide.
-    """
+    """What a cell is; raises `Damage` if it cannot be read, and a UserError if a later dualview wrote it."""
     try:
         content = json.loads((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
@@ -181,7 +178,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def checked(folder: Path) -> Manifest:
-    """The manifest of a cell that is all it says; raises `Damage` that says what is wrong."""
+    """The manifest of a cell that matches it; raises `Damage` that says what is wrong."""
     manifest = read_manifest(folder)
     if manifest.key != folder.name:
         raise Damage(f"{MANIFEST} is that of cell {manifest.key[:12]}")
@@ -207,7 +204,7 @@ def _check_file(path: Path, note: FileNote) -> None:
 
 
 def foreign_files(folder: Path, manifest: Manifest) -> list[Path]:
-    """What lies in a cell's folder and is no part of it."""
+    """Files in a cell's folder that are not part of it."""
     return sorted(path for path in folder.iterdir() if path.name != MANIFEST and path.name not in manifest.files)
 
 
@@ -220,7 +217,3 @@ def is_newer(schema: object, known: str) -> bool:
     name, _, number = str(schema).partition("/")
     known_name, _, known_number = known.partition("/")
     return name == known_name and number.isdecimal() and int(number) > int(known_number)
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value

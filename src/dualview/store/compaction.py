@@ -1,7 +1,7 @@
 """Many cells' rows in a few large files, so that a query opens dozens of files and not tens of thousands.
 
-A pack is a folder with one Parquet file for each table, holding the rows of some hundred cells. It is written under a
-temporary name, renamed, and only then named in the index: a pack that the index does not name is nobody's, and goes.
+A pack is a folder with one Parquet file per table that holds the rows of some hundred cells. It is written under a
+temporary name, renamed, and only then entered in the index: a pack that is not in the index is removed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dualview.io.download import sha256_of
 from dualview.io.errors import UserError
 from dualview.store.cell import ROWS, Damage, checked, stamp_of
 from dualview.store.cell_key import digest
-from dualview.store.folder import Problem, StoreFolder
+from dualview.store.folder import StoreFolder, StoreProblem
 from dualview.store.index import Entry, PackNote
-from dualview.store.locks import held
+from dualview.store.locks import locked
 from dualview.store.tables import TABLES, TableName
 
 AT_LEAST = 64
@@ -28,29 +28,29 @@ AT_MOST = 1000
 
 
 def pack(store: StoreFolder, *, at_least: int = AT_LEAST) -> int:
-    """Pack the cells that are in no pack yet, if there are enough of them; how many were packed.
+    """Pack the cells that are in no pack yet, if there are enough of them; returns how many.
 
-    Nothing is lost if it stops half-way or cannot be done: the cells' own files remain.
+    Nothing is lost if it stops half-way or fails: the cells' own files remain.
     """
     if not store.writable:
         return 0
-    with held(store.places.claims, f"pack{store.places.own}") as ours:
+    with locked(store.paths.locks, f"pack{store.paths.own}") as ours:
         if not ours:
             return 0
         _remove_unnamed(store)
-        loose = [entry for entry in store.index.entries().values() if entry.pack is None]
+        loose = list(store.index.entries("pack IS NULL").values())
         if len(loose) < at_least:
             return 0
         return sum(_write(store, loose[start : start + AT_MOST]) for start in range(0, len(loose), AT_MOST))
 
 
 def _write(store: StoreFolder, entries: Sequence[Entry]) -> int:
-    """One pack of cells; one whose files are not as they were is left to the next sweep, which looks into it."""
-    keys = [entry.key for entry in entries if _is_as_it_was(store, entry)]
+    """One pack of cells, without those that changed on disk: the next sweep checks them."""
+    keys = [entry.key for entry in entries if _is_unchanged(store, entry)]
     if not keys:
         return 0
     name = secrets.token_hex(8)
-    temporary, final = store.places.packs / f".{name}", store.places.packs / name
+    temporary, final = store.paths.packs / f".{name}", store.paths.packs / name
     duckdb: Any = importlib.import_module("duckdb")
     try:
         temporary.mkdir(parents=True)
@@ -61,7 +61,7 @@ def _write(store: StoreFolder, entries: Sequence[Entry]) -> int:
                 connection.execute(f"COPY ({rows}) TO {quoted(temporary / f'{table}.parquet')} (COMPRESSION zstd)")
         temporary.rename(final)
         store.index.add_pack(note_of(final), keys)
-    except (duckdb.Error, LookupError):  # an unreadable file, or a cell set aside meanwhile: another time
+    except (duckdb.Error, LookupError):  # an unreadable file, or a cell set aside meanwhile: left for the next time
         shutil.rmtree(final, ignore_errors=True)
         return 0
     finally:
@@ -69,9 +69,9 @@ def _write(store: StoreFolder, entries: Sequence[Entry]) -> int:
     return len(keys)
 
 
-def _is_as_it_was(store: StoreFolder, entry: Entry) -> bool:
+def _is_unchanged(store: StoreFolder, entry: Entry) -> bool:
     try:
-        return stamp_of(str(store.places.cell(entry.key))) == entry.stamp
+        return stamp_of(str(store.paths.cell(entry.key))) == entry.stamp
     except FileNotFoundError:
         return False
 
@@ -86,18 +86,18 @@ def quoted(path: Path) -> str:
 
 
 def _remove_unnamed(store: StoreFolder) -> None:
-    """Remove packs of our making that nobody knows of; whatever else lies there is not ours to remove."""
-    kept = {note.pack for note in store.index.packs()} | {path.name for path in store.places.strangers()}
-    if store.places.packs.is_dir():
-        for folder in store.places.packs.iterdir():
+    """Remove packs that dualview made and the index does not hold; other files stay."""
+    kept = {note.pack for note in store.index.packs()} | {path.name for path in store.paths.strangers()}
+    if store.paths.packs.is_dir():
+        for folder in store.paths.packs.iterdir():
             if folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_packs(store: StoreFolder) -> None:
-    """Forget packs that are not what was written; their cells are read from their own files until they are packed."""
+    """Forget packs that changed on disk; their cells are read from their own files until they are packed again."""
     for note in store.index.packs():
-        folder = store.places.packs / note.pack
+        folder = store.paths.packs / note.pack
         try:
             if (stamp := _stamp(folder)) != note.stamp:
                 if _sha256(folder) != note.sha256:
@@ -120,20 +120,20 @@ def _sha256(folder: Path) -> str:
 
 
 def damaged_loose(store: StoreFolder) -> set[str]:
-    """Cells in no pack whose files are not what was written: named among the store's problems, and not to be read."""
+    """Cells in no pack with damaged files: listed among the store's problems, and not to be read."""
     found: set[str] = set()
-    for entry in store.index.entries().values():
-        folder = store.places.cell(entry.key)
-        if entry.pack is None and (why := _damage(store, entry, folder)) is not None:
+    for entry in store.index.entries("pack IS NULL").values():
+        folder = store.paths.cell(entry.key)
+        if (why := _damage(store, entry, folder)) is not None:
             found.add(entry.key)
-            problem = Problem(store.shown(folder), why)
-            if folder.is_dir() and problem not in store.problems:  # one that has gone was set aside this very moment
+            problem = StoreProblem(store.shown(folder), why)
+            if folder.is_dir() and problem not in store.problems:  # a missing one was set aside just now
                 store.problems.append(problem)
     return found
 
 
 def _damage(store: StoreFolder, entry: Entry, folder: Path) -> str | None:
-    """What is wrong with a cell; it is looked into only if its files' sizes or times have changed."""
+    """What is wrong with a cell; its files are read only if their sizes or times changed."""
     try:
         stamp = stamp_of(str(folder))
         if stamp == entry.stamp:
@@ -149,12 +149,10 @@ def _damage(store: StoreFolder, entry: Entry, folder: Path) -> str | None:
 
 
 def files_of(store: StoreFolder, table: TableName, *, but: Collection[str] = ()) -> list[Path]:
-    """The Parquet files that hold every row of a table once, `but` those of some loose cells."""
-    entries = store.index.entries()
-    packs = sorted({entry.pack for entry in entries.values() if entry.pack is not None})
-    loose = [own_file(store, key, table) for key, entry in entries.items() if entry.pack is None and key not in but]
-    return [*(store.places.packs / pack / f"{table}.parquet" for pack in packs), *loose]
+    """The Parquet files that hold every row of a table once, without the loose cells in `but`."""
+    packs = [store.paths.packs / note.pack / f"{table}.parquet" for note in store.index.packs()]
+    return packs + [own_file(store, key, table) for key in store.index.entries("pack IS NULL") if key not in but]
 
 
 def own_file(store: StoreFolder, key: str, table: TableName) -> Path:
-    return store.places.cell(key) / f"{table}.parquet"
+    return store.paths.cell(key) / f"{table}.parquet"

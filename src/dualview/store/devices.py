@@ -1,4 +1,4 @@
-"""What `--device auto` is on this machine, found without waiting for torch where no GPU can be there."""
+"""What `--device auto` means on this machine, without importing torch where there can be no GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SIGNS = tuple(Path("/dev") / name for name in ("nvidiactl", "nvmap", "dxg", "kf
 
 
 def auto_kind() -> str:
-    """The kind of device that `auto` takes here: `cuda` or `cpu`, as torch would say."""
+    """The kind of device that `auto` means here: `cuda` or `cpu`, as torch would choose."""
     if "torch" not in sys.modules:
         no_gpu = sys.platform == "linux" and not any(sign.exists() for sign in _SIGNS)
         if no_gpu or sys.platform == "darwin":

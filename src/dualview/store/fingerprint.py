@@ -1,7 +1,7 @@
-"""What of a loaded model decides numbers beside its weights and configuration: its tokenizer, and code of its own.
+"""Hashes of a loaded model's tokenizer and of the Python files that come with it.
 
-The prompts' token ids are in a cell's key already; the tokenizer's hash stands for every text that is made into tokens
-later on (selection rows, content-free texts, the controls' demonstrations).
+The prompts' token ids are in a cell's key already; the tokenizer's hash covers every text that is tokenized later
+(selection rows, content-free texts, the controls' demonstrations).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from dualview.models.language_model import LanguageModel
 
 _REMOTE = "transformers_modules."
-"""Under this name transformers imports the Python files that come with a model."""
+"""transformers imports the Python files that come with a model under this name."""
 _SETTINGS = ("bos_token_id", "eos_token_id", "unk_token_id", "add_bos_token", "add_eos_token", "split_special_tokens")
 _PER_CALL = ("padding", "truncation")
-"""Parts of a fast tokenizer that each call sets anew; dualview never asks for either."""
+"""Parts of a fast tokenizer that each call sets again; dualview uses neither."""
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """sha256 of all that decides how a tokenizer turns text into ids; how it is asked to chat is no part of it."""
+    """sha256 of everything that decides how a tokenizer turns text into ids; the chat template does not."""
     settings = {name: getattr(tokenizer, name, None) for name in _SETTINGS}
     settings["special"] = sorted(tokenizer.all_special_ids)
     settings["length"] = len(tokenizer)
@@ -39,7 +39,7 @@ def _fast(backend: Any) -> dict[str, Any]:
 
 
 def _slow(tokenizer: Any) -> dict[str, Any]:
-    """A tokenizer written in Python: its class, words, merges, and what it was made with, less where it came from."""
+    """A tokenizer written in Python: its class, words, merges and arguments, without paths."""
     made = cast("dict[str, Any]", getattr(tokenizer, "init_kwargs", {}))
     pieces = getattr(tokenizer, "sp_model", None)
     merges = cast("dict[Any, int]", getattr(tokenizer, "bpe_ranks", {}))
@@ -57,14 +57,14 @@ def _says_where(name: str) -> bool:
 
 
 def remote_code_hash(lm: LanguageModel) -> str | None:
-    """sha256 of the Python files that came with the model and that it is made of; None where there are none."""
+    """sha256 of the Python files that came with the model; None where there are none."""
     # Two repositories may each bring a file of the same name, so a name alone does not tell files apart.
     parts = {f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in _remote_files(lm)}
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest() if parts else None
 
 
 def _remote_files(lm: LanguageModel) -> Iterator[tuple[Path, Path]]:
-    """The files of the model's own classes and what they import of their neighbours, each with its name among them."""
+    """The files of the model's own classes and the neighbours they import: relative name and path of each."""
     things = (lm.model.config, lm.tokenizer, *lm.model.modules())
     kinds = {kind for thing in things for kind in type(thing).__mro__ if kind.__module__.startswith(_REMOTE)}
     if not kinds:

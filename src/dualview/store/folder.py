@@ -1,7 +1,7 @@
 """A store's folder: finished cells, an index to find them, and the quarantine.
 
-The cells' folders are the truth. The index and the packs are made from them, and made again when they are lost.
-`repair`, `compaction` and `query` work on this class; `Store` puts all of it under one name.
+The cells' folders are the truth. The index and the packs are made from them, and made again if they are lost.
+`repair`, `compaction` and `query` work on this class; `Store` joins them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from dualview.store.cell import (
 )
 from dualview.store.cell_key import asked_id
 from dualview.store.index import Entry, Failure, Index, Unusable
-from dualview.store.locks import Claim, take
-from dualview.store.paths import Places
+from dualview.store.locks import CellLock, acquire
+from dualview.store.paths import StorePaths
 
 if TYPE_CHECKING:
     from dualview.comparison.result import Result
@@ -47,13 +47,13 @@ SCHEMA = "dualview.store/1"
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Something in a store that is not as it should be, and what was done about it."""
+class StoreProblem:
+    """Something wrong in a store, and what was done about it."""
 
     what: str
     why: str
     moved_to: str | None = None
-    """Where in the store's quarantine it is now; None: it was left where it is."""
+    """Its place in the store's quarantine; None: it stays where it is."""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}" + ("" if self.moved_to is None else f"; moved to {self.moved_to}")
@@ -61,7 +61,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Stored:
-    """A cell's result under its key."""
+    """A cell's result and its key."""
 
     key: str
     result: Result
@@ -72,9 +72,9 @@ class StoreFolder:
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
         self.path = Path(path)
-        self.places = Places.of(self.path)
-        self.problems: list[Problem] = []
-        """What was found amiss since the store was opened."""
+        self.paths = StorePaths.of(self.path)
+        self.problems: list[StoreProblem] = []
+        """What was found wrong since the store was opened."""
         self._must_be_a_store(create)
         self.index = self._open_index(must_write=create)
         try:
@@ -83,7 +83,7 @@ class StoreFolder:
             self.index.close()
             if create:
                 raise UserError(f"The store {self.path} cannot be written ({error}).") from error
-            self.index = Index(None)  # no room to write down what is there; it can still be read
+            self.index = Index(None)  # no room for an index on disk; the cells can still be read
             self.refresh()
 
     def close(self) -> None:
@@ -106,15 +106,15 @@ class StoreFolder:
             raise UserError(f"The store {self.path} is a file; name a folder.")
         if not self.path.is_dir() and not create:
             raise UserError(f"There is no store {self.path}; `dualview sweep SPEC --store {self.path}` makes one.")
-        marker, cells = self.places.marker, self.places.cells
+        marker, cells = self.paths.marker, self.paths.cells
         if not marker.exists() and not cells.is_dir() and (not create or not is_nothing(self.path)):
             raise UserError(self._no_store(create))
         why = _unknown(marker)
         if not create:
-            self.problems += [Problem(marker.name, why)] if why else []
+            self.problems += [StoreProblem(marker.name, why)] if why else []
             return
         try:
-            for folder in (cells, self.places.claims, self.places.unfinished):
+            for folder in (cells, self.paths.locks, self.paths.unfinished):
                 folder.mkdir(parents=True, exist_ok=True)
             if why and marker.exists():
                 self.set_aside(marker, why)
@@ -125,12 +125,12 @@ class StoreFolder:
 
     def _no_store(self, create: bool) -> str:
         if create:
-            return f"{self.path} is not a store: it has no {self.places.marker.name}; name a store or an empty folder."
-        why = "the folder is empty" if is_nothing(self.path) else f"it has no {self.places.marker.name}"
+            return f"{self.path} is not a store: it has no {self.paths.marker.name}; name a store or an empty folder."
+        why = "the folder is empty" if is_nothing(self.path) else f"it has no {self.paths.marker.name}"
         return f"{self.path} is not a store: {why}; name a folder that `dualview sweep` wrote to."
 
     def _open_index(self, *, must_write: bool) -> Index:
-        path = self.places.index
+        path = self.paths.index
         try:
             with FileLock(self.path / f".{path.name}.lock"):  # one process at a time finds it damaged
                 try:
@@ -145,61 +145,61 @@ class StoreFolder:
             return Index(None)
 
     def refresh(self) -> None:
-        """Bring the index up to date with the cells' folders: kills, copies and other machines go past it."""
-        known, there = self.index.stamps(), set(self.places.listing().keys)
+        """Bring the index up to date with the cells' folders, which kills, copies and other machines change."""
+        known, there = self.index.stamps(), set(self.paths.cell_folders().keys)
         gone = known.keys() - there
         if gone:
             self.index.remove(gone)
         found: list[Manifest] = []
         for key in sorted(there - known.keys()):
             try:
-                found.append(checked(self.places.cell(key)))
+                found.append(checked(self.paths.cell(key)))
             except Damage as error:
-                self.problems.append(Problem(self.shown(self.places.cell(key)), str(error)))
-        for manifest in sorted(found, key=lambda manifest: manifest.run.date):  # of equal options the last one answers
-            with suppress(FileNotFoundError):  # set aside this very moment
+                self.problems.append(StoreProblem(self.shown(self.paths.cell(key)), str(error)))
+        for manifest in sorted(found, key=lambda manifest: manifest.run.date):  # the last of equal options is current
+            with suppress(FileNotFoundError):  # another process set it aside just now
                 self.enter(manifest, manifest.plan, manifest.asked)
 
     def enter(self, manifest: Manifest, plan: str | None, asked: str) -> None:
-        """Tell the index of a cell, by which plan it is found and which options it answers."""
+        """Enter a cell in the index, with the plan that finds it and the options it answers."""
         run = manifest.run
-        stamp = stamp_of(os.fspath(self.places.cell(manifest.key)))
+        stamp = stamp_of(os.fspath(self.paths.cell(manifest.key)))
         entry = Entry(manifest.key, stamp, manifest.records, None, run.date, run.host, sum(run.seconds.values()))
         self.index.add(entry, plan, asked)
 
     # ----------------------------------------------------------------------------------------------------- writing
 
-    def claim(self, options: RunOptions) -> Claim | None:
-        """Hold a cell while it is computed; None if another process does."""
-        return take(self.places.claims, asked_id(options))
+    def lock(self, options: RunOptions) -> CellLock | None:
+        """Lock a cell while it is computed; None if another process holds it."""
+        return acquire(self.paths.locks, asked_id(options))
 
     def has(self, key: str, *, records: bool = False) -> bool:
         """Whether a cell is there (with its tensors)."""
         entry = self.index.entry(key)
-        if entry is None and self.places.cell(key).is_dir():  # another machine's, or one the index had no room for
+        if entry is None and self.paths.cell(key).is_dir():  # another machine's, or not indexed for lack of room
             with suppress(Damage, OSError):
-                manifest = checked(self.places.cell(key))
+                manifest = checked(self.paths.cell(key))
                 self.enter(manifest, manifest.plan, manifest.asked)
                 entry = self.index.entry(key)
         return entry is not None and (entry.records or not records)
 
     def put(self, cell: NewCell) -> bool:
-        """Add a finished cell, whole or not at all; False if it was there already. The caller holds its claim."""
+        """Add a finished cell, whole or not at all; False if it was there already. The caller holds its lock."""
         key, asked = cell.identity.key, asked_id(cell.options)
-        temporary = self.places.unfinished / asked
-        put_back(self.places.replaced(asked), self.places.cell(key))
+        temporary = self.paths.unfinished / asked
+        put_back(self.paths.replaced(asked), self.paths.cell(key))
         shutil.rmtree(temporary, ignore_errors=True)
         try:
             manifest = write_cell(cell, temporary)
             added = self._move_in(temporary, key, records=manifest.records)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        with suppress(OSError):  # no room for the index: the cell is there, and found when it is read
+        with suppress(OSError):  # no room for the index: the cell is there, and the next reader finds it
             self.enter(manifest if added else self.manifest(key), cell.plan, asked)
         return added
 
     def _move_in(self, temporary: Path, key: str, *, records: bool) -> bool:
-        final, replaced = self.places.cell(key), self.places.replaced(temporary.name)
+        final, replaced = self.paths.cell(key), self.paths.replaced(temporary.name)
         final.parent.mkdir(exist_ok=True)
         try:
             if final.is_dir():
@@ -212,16 +212,16 @@ class StoreFolder:
             temporary.rename(final)
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and final.is_dir():
-                return False  # another process, under another name for the same thing, was faster
+                return False  # another process wrote the same cell, asked for by other options
             raise
         finally:
             put_back(replaced, final)
         return True
 
     def set_aside(self, path: Path, why: str) -> None:
-        """Move something to the quarantine, with a note that says why; nothing to do if another process just did."""
+        """Move something to the quarantine, with a note that says why, unless another process just did."""
         shown = self.shown(path)
-        place = self.places.quarantine / f"{path.name}.{secrets.token_hex(4)}"
+        place = self.paths.quarantine / f"{path.name}.{secrets.token_hex(4)}"
         place.mkdir(parents=True)
         try:
             path.rename(place / path.name)
@@ -229,23 +229,22 @@ class StoreFolder:
             place.rmdir()
             return
         (place / "why.txt").write_text(f"{shown}: {why}\n", encoding="utf-8")
-        self.problems.append(Problem(shown, why, self.shown(place)))
+        self.problems.append(StoreProblem(shown, why, self.shown(place)))
 
     def fail(self, options: RunOptions, reason: str, run: dict[str, Any]) -> None:
-        """Keep why a cell was given up; it is tried again by the next sweep."""
+        """Note why a cell failed; the next sweep tries it again."""
         asked = {field.name: getattr(options, field.name) for field in fields(options)}
-        said = Failure(asked_id(options), json.dumps(asked, default=str), reason, json.dumps(run))
         with suppress(OSError):
-            self.index.fail(said)
+            self.index.fail(Failure(asked_id(options), json.dumps(asked, default=str), reason, json.dumps(run)))
 
     # ----------------------------------------------------------------------------------------------------- reading
 
     def keys(self, *, current: bool = True) -> list[str]:
-        """The keys of all cells; `current`: only those that answer what was asked last under the same options."""
+        """The keys of all cells; `current`: only the latest for each set of options."""
         return sorted(set(self.index.current().values()) if current else self.index.stamps())
 
     def find(self, start: str) -> str:
-        """The one key that begins so."""
+        """The one key that begins with `start`."""
         found = [key for key in self.index.stamps() if key.startswith(start)]
         if len(found) != 1:
             how_many = f"{len(found)} cells begin" if found else "No cell begins"
@@ -253,23 +252,23 @@ class StoreFolder:
         return found[0]
 
     def manifest(self, key: str) -> Manifest:
-        """What a cell is, as it says itself."""
+        """What a cell is, by its manifest."""
         try:
-            return read_manifest(self.places.cell(key))
+            return read_manifest(self.paths.cell(key))
         except Damage as error:
             raise UserError(self._unreadable(key, error)) from error
 
     def result(self, key: str) -> Result:
-        """A cell's result, exactly as the run gave it."""
+        """A cell's result."""
         from dualview.comparison.result import Result
 
         try:
-            return Result.load(self.places.cell(key) / RESULT)
+            return Result.load(self.paths.cell(key) / RESULT)
         except (UserError, ValueError) as error:
             raise UserError(self._unreadable(key, error)) from error
 
     def results(self, *, keys: Iterable[str] | None = None, current: bool = True) -> Iterator[Stored]:
-        """Every cell's result with its key, one after another."""
+        """The cells' results with their keys."""
         for key in self.keys(current=current) if keys is None else keys:
             yield Stored(key, self.result(key))
 
@@ -277,19 +276,19 @@ class StoreFolder:
         """A cell's tensors, if they were kept."""
         from dualview.records import load_records
 
-        path = self.places.cell(key) / RECORDS
+        path = self.paths.cell(key) / RECORDS
         return load_records(path) if path.is_file() else None
 
     def failures(self) -> list[Failure]:
         return self.index.failures()
 
     def shown(self, path: Path) -> str:
-        """A path as seen from the store."""
+        """A path relative to the store."""
         return str(path.relative_to(self.path))
 
     def _unreadable(self, key: str, error: Exception) -> str:
-        where, why = self.shown(self.places.cell(key)), " ".join(str(error).split()).rstrip(".")
-        return f"{where} cannot be read ({why}); run the sweep again, which sets it aside and computes it anew."
+        where, why = self.shown(self.paths.cell(key)), " ".join(str(error).split()).rstrip(".")
+        return f"{where} cannot be read ({why}); run the sweep again, which sets it aside and computes it again."
 
 
 def is_nothing(path: Path) -> bool:
@@ -298,7 +297,7 @@ def is_nothing(path: Path) -> bool:
 
 
 def _unknown(marker: Path) -> str | None:
-    """Why a store's marker cannot be trusted; None if it can, and a refusal if a later dualview wrote it."""
+    """Why a store's marker cannot be trusted, None if it can; a UserError if a later dualview wrote it."""
     try:
         schema = json.loads(marker.read_bytes()).get("schema")
     except FileNotFoundError:
@@ -311,10 +310,10 @@ def _unknown(marker: Path) -> str | None:
 
 
 def put_back(replaced: Path, final: Path) -> None:
-    """Settle the replacement of a cell: the old one goes, or goes back where the new one did not come."""
+    """Finish replacing a cell: remove the old one, or put it back if the new one is missing."""
     if final.is_dir():
         shutil.rmtree(replaced, ignore_errors=True)
     else:
-        with suppress(OSError):  # whatever is in the way, it is kept, and tried again by the next sweep
+        with suppress(OSError):  # the old one is kept, and the next sweep tries again
             final.parent.mkdir(exist_ok=True)
             replaced.rename(final)

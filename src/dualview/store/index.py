@@ -1,7 +1,7 @@
 """The store's SQLite index: which cells there are, found at once. It holds nothing that the cells' folders do not.
 
-WAL, so that readers and a writer never wait for each other, and short transactions, so that several processes can
-share it. Lost or damaged, it is made again from the cells.
+It uses WAL, so readers and a writer never wait for each other, and short transactions, so several processes can share
+it. A lost or damaged index is made again from the cells.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """What the index knows of a cell."""
+    """What the index holds about a cell."""
 
     key: str
     stamp: str
     records: bool
+    """Whether it has its tensors."""
     pack: str | None
     date: str
     host: str
@@ -59,7 +60,7 @@ class PackNote:
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell that was given up, and why."""
+    """A cell that failed, and why."""
 
     asked: str
     options: str
@@ -70,10 +71,6 @@ class Failure:
 
 
 _COLUMNS = "key, stamp, records, pack, date, host, seconds"
-
-
-def _entry(row: tuple[str, str, int, str | None, str, str, float]) -> Entry:
-    return Entry(row[0], row[1], bool(row[2]), *row[3:])
 
 
 class Index:
@@ -123,16 +120,22 @@ class Index:
                 raise OSError(code, f"{self.path}: {error}") from error
             raise
 
+    def _change(self, sql: str, *values: object) -> None:
+        with self.writing():
+            self.connection.execute(sql, values)
+
     def close(self) -> None:
         self.connection.close()
 
     # ------------------------------------------------------------------------------------------------------- cells
 
-    def entries(self) -> dict[str, Entry]:
-        return {row[0]: _entry(row) for row in self.connection.execute(f"SELECT {_COLUMNS} FROM cells ORDER BY key")}
+    def entries(self, where: str = "TRUE", *values: str) -> dict[str, Entry]:
+        """The cells by their keys, sorted."""
+        rows = self.connection.execute(f"SELECT {_COLUMNS} FROM cells WHERE {where} ORDER BY key", values)
+        return {row[0]: Entry(row[0], row[1], bool(row[2]), *row[3:]) for row in rows}
 
     def stamps(self) -> dict[str, str]:
-        """Every cell's key and its files' stamp: of ten thousand cells, what a look at all of them needs."""
+        """Every cell's key and its files' stamp: much faster than `entries` for ten thousand cells."""
         return dict(self.connection.execute("SELECT key, stamp FROM cells ORDER BY key"))
 
     def with_records(self) -> set[str]:
@@ -140,11 +143,10 @@ class Index:
         return {row[0] for row in self.connection.execute("SELECT key FROM cells WHERE records")}
 
     def entry(self, key: str) -> Entry | None:
-        row = self.connection.execute(f"SELECT {_COLUMNS} FROM cells WHERE key = ?", (key,)).fetchone()
-        return None if row is None else _entry(row)
+        return self.entries("key = ?", key).get(key)
 
     def add(self, entry: Entry, plan: str | None, asked: str) -> None:
-        """Enter a cell, or what is new about it; whatever failed before under the same options is forgotten."""
+        """Enter a cell, or what is new about it; an earlier failure of the same options is forgotten."""
         with self.writing():
             self.connection.execute(
                 f"INSERT INTO cells ({_COLUMNS}) VALUES (?, ?, ?, NULL, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
@@ -155,7 +157,7 @@ class Index:
             self._remember(plan, asked, entry.key)
 
     def remember(self, plan: str | None, asked: str, key: str) -> None:
-        """A cell turned out to answer this plan and these options too."""
+        """Note that a cell also answers this plan and these options."""
         with self.writing():
             self._remember(plan, asked, key)
 
@@ -166,8 +168,7 @@ class Index:
         self.connection.execute("DELETE FROM failures WHERE asked = ?", (asked,))
 
     def restamp(self, key: str, stamp: str) -> None:
-        with self.writing():
-            self.connection.execute("UPDATE cells SET stamp = ? WHERE key = ?", (stamp, key))
+        self._change("UPDATE cells SET stamp = ? WHERE key = ?", stamp, key)
 
     def remove(self, keys: Iterable[str]) -> None:
         """Forget cells; a pack that held one of them is no longer used."""
@@ -179,22 +180,29 @@ class Index:
                     self._remove_pack(row[0])
 
     def current(self) -> dict[str, str]:
-        """What was asked for, and the cell that answers it now: an older one may have been of other weights or code."""
+        """What was asked for, and the cell that answers it now; an older one may be of other weights or versions."""
         return dict(self.connection.execute("SELECT asked, key FROM current JOIN cells USING (key)"))
 
     def set_current(self, cells: Mapping[str, str]) -> None:
         with self.writing():
             self.connection.executemany("INSERT OR REPLACE INTO current VALUES (?, ?)", cells.items())
 
+    def plans(self) -> dict[str, str]:
+        """Every plan key of a cell that is there, and the cell's key."""
+        return dict(self.connection.execute("SELECT plan, key FROM plans JOIN cells USING (key)"))
+
+    def planned(self, plan: str) -> str | None:
+        row = self.connection.execute("SELECT key FROM plans JOIN cells USING (key) WHERE plan = ?", (plan,)).fetchone()
+        return None if row is None else str(row[0])
+
     # ------------------------------------------------------------------------------------------------------- packs
 
     def packs(self) -> list[PackNote]:
-        return [
-            PackNote(*row) for row in self.connection.execute("SELECT pack, stamp, sha256 FROM packs ORDER BY pack")
-        ]
+        rows = self.connection.execute("SELECT pack, stamp, sha256 FROM packs ORDER BY pack")
+        return [PackNote(*row) for row in rows]
 
     def add_pack(self, note: PackNote, keys: Iterable[str]) -> None:
-        """Say that a pack holds these cells; nothing is said if one of them has gone or is in another pack."""
+        """Enter a pack of these cells; a LookupError, and no change, if one of them is gone or in another pack."""
         with self.writing():
             self.connection.execute("INSERT INTO packs VALUES (?, ?, ?)", (note.pack, note.stamp, note.sha256))
             for key in keys:
@@ -204,8 +212,7 @@ class Index:
                     raise LookupError(key)
 
     def restamp_pack(self, pack: str, stamp: str) -> None:
-        with self.writing():
-            self.connection.execute("UPDATE packs SET stamp = ? WHERE pack = ?", (stamp, pack))
+        self._change("UPDATE packs SET stamp = ? WHERE pack = ?", stamp, pack)
 
     def remove_pack(self, pack: str) -> None:
         with self.writing():
@@ -215,28 +222,15 @@ class Index:
         self.connection.execute("UPDATE cells SET pack = NULL WHERE pack = ?", (pack,))
         self.connection.execute("DELETE FROM packs WHERE pack = ?", (pack,))
 
-    # ------------------------------------------------------------------------------------------------------- plans
-
-    def plans(self) -> dict[str, str]:
-        """Every plan key whose cell is there, and the cell's key."""
-        return dict(self.connection.execute("SELECT plan, key FROM plans JOIN cells USING (key)"))
-
-    def planned(self, plan: str) -> str | None:
-        row = self.connection.execute("SELECT key FROM plans JOIN cells USING (key) WHERE plan = ?", (plan,)).fetchone()
-        return None if row is None else str(row[0])
-
-    # ---------------------------------------------------------------------------------------------------- failures
+    # ------------------------------------------------------------------------------------------ failures and files
 
     def fail(self, failure: Failure) -> None:
-        with self.writing():
-            row = (failure.asked, failure.options, failure.reason, failure.run)
-            self.connection.execute("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)", row)
+        row = (failure.asked, failure.options, failure.reason, failure.run)
+        self._change("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)", *row)
 
     def failures(self) -> list[Failure]:
         rows = self.connection.execute("SELECT asked, options, reason, run FROM failures ORDER BY asked")
         return [Failure(*row) for row in rows]
-
-    # ------------------------------------------------------------------------------------------------------- files
 
     def sha256(self, path: Path) -> str:
         """A file's sha256, remembered while its size, times and inode stay the same."""
@@ -246,8 +240,8 @@ class Index:
         if row is not None and row[0] == stamp:
             return str(row[1])
         made = sha256_of(path)
-        # A file changed this very moment may change again within one tick of its clock.
+        # A file that changed just now may change again within one tick of its clock.
         if time.time() - max(found.st_mtime, found.st_ctime) > 2:
-            with suppress(OSError), self.writing():
-                self.connection.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", (str(path), stamp, made))
+            with suppress(OSError):
+                self._change("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", str(path), stamp, made)
         return made

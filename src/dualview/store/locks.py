@@ -1,4 +1,4 @@
-"""Who computes which cell: an advisory lock a cell, which the system itself lets go when its holder dies."""
+"""Which process computes which cell: an advisory lock per cell, which the system releases when its holder dies."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from filelock import FileLock, Timeout
 from dualview.store.signals import uninterrupted
 
 
-class Claim:
-    """A cell held by this process; without a lock, one that nobody can hold."""
+class CellLock:
+    """A cell locked by this process; without a file, a stand-in where no lock can be written."""
 
     def __init__(self, path: Path | None = None, lock: FileLock | None = None) -> None:
         self._path, self._lock = path, lock
 
-    @classmethod
-    def nominal(cls) -> Claim:
-        return cls()
-
     def release(self) -> None:
-        """Remove the lock's file, then let go. The second time it does nothing: the file may be another process's."""
+        """Remove the lock's file, then release it. A second call does nothing: the file may be another process's."""
         with uninterrupted():
             path, self._path = self._path, None
             if path is not None:
@@ -32,18 +28,18 @@ class Claim:
             if self._lock is not None:
                 self._lock.release()
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> CellLock:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
 
-def take(folder: Path, name: str) -> Claim | None:
-    """Hold `name`, or None if another process does.
+def acquire(folder: Path, name: str) -> CellLock | None:
+    """Lock `name`, or None if another process holds it.
 
-    Call it inside of `uninterrupted` together with whatever will release it: an interrupt between the two would leave
-    a file that nobody holds.
+    Call it inside `uninterrupted`, together with whatever will release it: an interrupt between the two would leave a
+    file that no process holds.
     """
     path = folder / f"{name}.lock"
     lock = FileLock(path, timeout=0, thread_local=False)
@@ -51,22 +47,22 @@ def take(folder: Path, name: str) -> Claim | None:
         lock.acquire()
     except Timeout:
         return None
-    return Claim(path, lock)
+    return CellLock(path, lock)
 
 
 @contextmanager
-def held(folder: Path, name: str) -> Generator[bool]:
-    """Hold `name` for the length of the block; False if another process does."""
+def locked(folder: Path, name: str) -> Generator[bool]:
+    """Lock `name` for the length of the block; False if another process holds it."""
     with ExitStack() as stack:
         with uninterrupted():
-            claim = take(folder, name)
-            if claim is not None:
-                stack.enter_context(claim)
-        yield claim is not None
+            lock = acquire(folder, name)
+            if lock is not None:
+                stack.enter_context(lock)
+        yield lock is not None
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of locks that nobody holds: those of processes that were killed."""
+    """Remove the lock files of processes that were killed."""
     for path in folder.glob("*.lock"):
-        with suppress(OSError), held(folder, path.stem):
+        with suppress(OSError), locked(folder, path.stem):
             pass

@@ -1,4 +1,4 @@
-"""Where things lie in a store's folder."""
+"""Where things are in a store's folder."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import re
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 KEY, _SHELF = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{2}")
 _OWN_PACK = re.compile(r"\.?[0-9a-f]{16}")
@@ -17,69 +17,45 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _NETWORKS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "afs", "panfs", "9p", "fuse.sshfs", "glusterfs")
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The keys of the cells' folders, in no order, and what lies among them and is none."""
+class CellFolders(NamedTuple):
+    """What is among the cells."""
 
     keys: list[str]
+    """In no order."""
     strangers: list[Path]
+    """What is no cell."""
 
 
-@dataclass(frozen=True)
-class Places:
-    """The parts of a store.
+class StorePaths:
+    """The parts of a store's folder.
 
-    SQLite's WAL needs memory shared between its readers, which machines on a network file system do not have: there
-    each has an index and packs of its own, made from the same cells.
+    SQLite's WAL needs memory that its readers share, which machines on a network file system do not have: there each
+    machine has an index and packs of its own, made from the same cells.
     """
 
-    root: Path
-    own: str = ""
-    """What sets this machine's index and packs apart; nothing on a local disk."""
+    def __init__(self, root: Path, own: str = "") -> None:
+        """`own` is the suffix of this machine's index and packs; empty on a local disk."""
+        self.root, self.own = root, own
+        self.marker = root / "store.json"
+        self.index = root / f"index{own}.sqlite"
+        self.packs = root / f"packs{own}"
+        self.cells = root / "cells"
+        self.locks = root / "claims"
+        self.unfinished = root / "unfinished"
+        self.quarantine = root / "quarantine"
+        self.tracked = root / "tracked"
 
     @classmethod
-    def of(cls, root: Path) -> Places:
+    def of(cls, root: Path) -> StorePaths:
         return cls(root, f"-{socket.gethostname()}" if _on_network(root) else "")
 
-    @property
-    def marker(self) -> Path:
-        return self.root / "store.json"
-
-    @property
-    def index(self) -> Path:
-        return self.root / f"index{self.own}.sqlite"
-
-    @property
-    def packs(self) -> Path:
-        return self.root / f"packs{self.own}"
-
-    @property
-    def cells(self) -> Path:
-        return self.root / "cells"
-
-    @property
-    def claims(self) -> Path:
-        return self.root / "claims"
-
-    @property
-    def unfinished(self) -> Path:
-        return self.root / "unfinished"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.root / "quarantine"
-
-    @property
-    def tracked(self) -> Path:
-        return self.root / "tracked"
-
     def replaced(self, asked: str) -> Path:
-        """Where a cell lies while one with its tensors takes its place."""
+        """Where a cell is kept while the same cell with its tensors takes its place."""
         return self.unfinished / f"{asked}{_REPLACED}"
 
     @staticmethod
-    def claimed(unfinished: Path) -> str:
-        """The claim under which something unfinished is being written."""
+    def lock_name(unfinished: Path) -> str:
+        """The lock under which an unfinished cell is being written."""
         return unfinished.name.removesuffix(_REPLACED)
 
     @staticmethod
@@ -87,7 +63,7 @@ class Places:
         return unfinished.name.endswith(_REPLACED)
 
     def strangers(self) -> list[Path]:
-        """What lies among the packs and what is unfinished, and was not made there by dualview."""
+        """What is among the packs and the unfinished cells and was not made by dualview."""
         own = {self.packs: _OWN_PACK, self.unfinished: _OWN_UNFINISHED}
         found = [path for folder in own if folder.is_dir() for path in folder.iterdir()]
         return sorted(path for path in found if not own[path.parent].fullmatch(path.name))
@@ -95,8 +71,7 @@ class Places:
     def cell(self, key: str) -> Path:
         return self.cells / key[:2] / key
 
-    def listing(self) -> Listing:
-        """What lies among the cells."""
+    def cell_folders(self) -> CellFolders:
         keys: list[str] = []
         strangers: list[str] = []
         with suppress(FileNotFoundError), os.scandir(self.cells) as shelves:
@@ -108,17 +83,19 @@ class Places:
                     for cell in cells:
                         good = KEY.fullmatch(cell.name) and cell.name.startswith(shelf.name) and cell.is_dir()
                         (keys if good else strangers).append(cell.name if good else cell.path)
-        return Listing(keys, [Path(path) for path in sorted(strangers)])
+        return CellFolders(keys, [Path(path) for path in sorted(strangers)])
 
     def foreign(self) -> list[Path]:
-        """What lies at the top of the store and is no part of it."""
-        own = ("store.json", "cells", "claims", "unfinished", "quarantine", "tracked")
+        """What is at the top of the store and is no part of it."""
+        own = {
+            path.name for path in (self.marker, self.cells, self.locks, self.unfinished, self.quarantine, self.tracked)
+        }
         made = re.compile(r"(index.*\.sqlite(-wal|-shm|-journal)?|packs.*|\..*\.lock)")
         return sorted(p for p in self.root.iterdir() if p.name not in own and not made.fullmatch(p.name))
 
 
 def _on_network(path: Path) -> bool:
-    """Whether a folder is on a network file system, as far as the system says."""
+    """Whether a folder is on a network file system, as far as /proc knows."""
     try:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,6 +1,6 @@
 """SQL over a store: the views `cells`, `layers`, `queries`, `controls`, `runs` and `failures`, by DuckDB.
 
-The database is in memory, takes nothing but a SELECT, and may open no other file than the store's own rows.
+The database is in memory, accepts only a SELECT, and can open no file but the store's own rows.
 """
 
 from __future__ import annotations
@@ -24,35 +24,26 @@ _FILES_ENOUGH = 128
 _ORDER = "model, task, shots, seed, ft_rule, lr, key"
 
 
-def query(store: StoreFolder, sql: str) -> Any:
-    """The answer to a SELECT as a pyarrow table."""
-    return _ask(store, sql)
-
-
 def table(store: StoreFolder, name: str, *, current: bool = False) -> Any:
     """A whole view as a pyarrow table, in a fixed order."""
     if name not in VIEWS:
         raise UserError(f"There is no table {name}; the tables are {', '.join(VIEWS)}.")
     if name == "failures":
-        return _ask(store, "SELECT * FROM failures ORDER BY asked")
+        return query(store, "SELECT * FROM failures ORDER BY asked")
     if name == "cells":
-        return _ask(store, f"SELECT * FROM cells {'WHERE current' if current else ''} ORDER BY {_ORDER}")
+        return query(store, f"SELECT * FROM cells {'WHERE current' if current else ''} ORDER BY {_ORDER}")
     further = {"layers": ", layer", "queries": ", query", "controls": ", metric, kind, name", "runs": ""}[name]
     kept = "WHERE key IN (SELECT key FROM cells WHERE current)" if current else ""
-    return _ask(store, f"SELECT * FROM {name} {kept} ORDER BY key{further}")
+    return query(store, f"SELECT * FROM {name} {kept} ORDER BY key{further}")
 
 
-def frame(store: StoreFolder, *, current: bool = True) -> Any:
-    """One row a cell, as a pandas frame."""
-    return table(store, "cells", current=current).to_pandas()
-
-
-def _ask(store: StoreFolder, sql: str) -> Any:
+def query(store: StoreFolder, sql: str) -> Any:
+    """The answer to a SELECT as a pyarrow table."""
     duckdb: Any = importlib.import_module("duckdb")
     connection = duckdb.connect(":memory:")
     try:
         _must_only_read(connection, sql)
-        # Making a view opens its files: only those the question names. One that names none asks what there is.
+        # Making a view opens its files, so only the named ones are made; a query that names none may list them all.
         named: list[TableName] = [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
         _make_views(connection, store, named or TABLES)
         answer = connection.sql(sql).to_arrow_table()
@@ -60,14 +51,14 @@ def _ask(store: StoreFolder, sql: str) -> Any:
     except duckdb.Error as error:
         message = " ".join(str(error).split())
         if ".parquet" in message:
-            message += "; run the sweep again, which mends the store"
+            message += "; run the sweep again, which repairs the store"
         raise UserError(f"The query failed: {message}.") from error
     finally:
         connection.close()
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Column names, each once: a row that becomes a mapping keeps all its values.
+    """Column names made unique, so that a row as a mapping keeps all its values.
 
     >>> distinct(["seed", "lr", "seed", "seed_2", "seed"])
     ['seed', 'lr', 'seed_3', 'seed_2', 'seed_4']
@@ -86,7 +77,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 def _must_only_read(connection: Any, sql: str) -> None:
     kinds = [str(statement.type).rpartition(".")[2] for statement in connection.extract_statements(sql)]
     if kinds not in (["SELECT"], ["EXPLAIN"]):
-        raise UserError("A query is one SELECT; a store is not changed by asking.")
+        raise UserError("A query is one SELECT; it cannot change a store.")
 
 
 def _make_views(connection: Any, store: StoreFolder, names: Sequence[TableName]) -> None:
@@ -99,13 +90,13 @@ def _make_views(connection: Any, store: StoreFolder, names: Sequence[TableName])
     connection.execute(f"SET allowed_paths = [{allowed}]")
     for setting in ("python_enable_replacements", "enable_progress_bar", "enable_external_access"):
         connection.execute(f"SET {setting} = false")
-    connection.execute("CREATE SCHEMA own")  # what the views stand on, and SHOW TABLES need not show
+    connection.execute("CREATE SCHEMA own")  # the tables below the views, hidden from SHOW TABLES
     answering = pa.array(sorted(store.index.current().values()), pa.string())
     _make_table(connection, "own.now", pa.table({"key": answering}))
     _make_table(connection, "runs", _runs(store))
     _make_table(connection, "failures", _failures(store))
     for name in names:
-        # An empty table of all columns stands under the files: those of an older dualview may lack some.
+        # The empty table brings all columns: files of an older dualview may lack some.
         _make_table(connection, f"own.{name}", schema(name).empty_table())
         rows = f"UNION ALL BY NAME SELECT * FROM {read_files(files[name])}" if files[name] else ""
         current = ", key IN (SELECT key FROM own.now) AS current" if name == "cells" else ""
@@ -120,27 +111,13 @@ def _make_table(connection: Any, name: str, rows: Any) -> None:
 
 
 def _runs(store: StoreFolder) -> Any:
+    text = pa.string()
+    types = {"key": text, "date": text, "host": text, "seconds": pa.float64(), "records": pa.bool_()}
     entries = store.index.entries().values()
-    return pa.table(
-        {
-            "key": pa.array([entry.key for entry in entries], pa.string()),
-            "date": pa.array([entry.date for entry in entries], pa.string()),
-            "host": pa.array([entry.host for entry in entries], pa.string()),
-            "seconds": pa.array([entry.seconds for entry in entries], pa.float64()),
-            "records": pa.array([entry.records for entry in entries], pa.bool_()),
-        }
-    )
+    return pa.table({name: pa.array([getattr(e, name) for e in entries], kind) for name, kind in types.items()})
 
 
 def _failures(store: StoreFolder) -> Any:
-    failures = store.failures()
-    options = [json.loads(failure.options) for failure in failures]
-    columns = {
-        "asked": [failure.asked for failure in failures],
-        "reason": [failure.reason for failure in failures],
-        "model": [str(given["model"]) for given in options],
-        "task": [str(given["task"]) for given in options],
-        "options": [failure.options for failure in failures],
-        "run": [failure.run for failure in failures],
-    }
-    return pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+    names = ("asked", "reason", "model", "task", "options", "run")
+    rows = [{**json.loads(failure.options), **vars(failure)} for failure in store.failures()]
+    return pa.table({name: pa.array([str(row[name]) for row in rows], pa.string()) for name in names})

@@ -1,4 +1,4 @@
-"""Short steps that no interrupt may cut in two."""
+"""Short steps that no interrupt may split."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _KINDS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def uninterrupted() -> Generator[None]:
-    """Let Ctrl-C and SIGTERM wait until the block is done.
+    """Delay Ctrl-C and SIGTERM until the block is done.
 
-    Python runs signal handlers in the main thread alone, between any two of its instructions: a lock that was just
+    Python runs signal handlers in the main thread only, between any two of its instructions: a lock that was just
     taken may not be noted yet. Blocking the signals would not help, since another thread would receive them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # None: a handler that was not set from Python, which cannot be put back.
+    # None: a handler that was not set from Python, which cannot be restored.
     before: dict[int, Any] = {kind: handler for kind in _KINDS if (handler := signal.getsignal(kind)) is not None}
     arrived: list[int] = []
     deferring = True
@@ -30,7 +30,7 @@ def uninterrupted() -> Generator[None]:
     def note(kind: int, frame: FrameType | None) -> None:
         if deferring:
             arrived.append(kind)
-        elif callable(before[kind]):  # it came while the handlers were being put back
+        elif callable(before[kind]):  # it arrived while the handlers were being restored
             before[kind](kind, frame)
 
     try:

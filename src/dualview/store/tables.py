@@ -1,7 +1,7 @@
-"""A result as rows: one flat row a cell, and longer tables of its layers, its queries and its controls.
+"""A result as rows: one flat row per cell, and longer tables of its layers, queries and controls.
 
-Column names are the result file's keys joined by underscores. Nothing here says when or where a cell was run, so the
-rows of two runs of the same cell are the same bytes.
+Column names are the result file's keys joined by underscores. The rows do not say when or where a cell was run, so
+two runs of the same cell give the same bytes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _VALUE_COLUMN = {
     "sim_am": "sim_am_delta",
     "sim_am_after": "sim_am_after",
 }
-_BESIDE = ("floor", "ceiling", "position")
+_BOUNDS = ("floor", "ceiling", "position")
 _KENDALL = ("released", "dual_v", "dual_k")
 
-# Numbers of the summary row: where they stand in the result.
+# Numbers of the summary row, by their place in the result.
 _NUMBERS: tuple[str, ...] = (
     *(f"accuracy.{name}" for name in ("zsl", "icl", "ft")),
     *(f"rec2ftp.{name}" for name in ("value", "chance", "p", "reverse")),
@@ -74,21 +74,21 @@ _SETTINGS = ("zsl", "icl", "ft")
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """A result with what a store knows about it."""
+class KeyedResult:
+    """A result with its key and options."""
 
     key: str
     asked: str
     code: str
     options: RunOptions
-    """As they were asked for."""
+    """As asked for."""
     content: Mapping[str, Any]
     """The result's JSON."""
 
 
 @lru_cache
 def schema(name: TableName) -> ArrowSchema:
-    """The columns of a table, fixed: a cell that lacks a number has a null."""
+    """The fixed columns of a table; a missing number is null."""
     key = pa.field("key", pa.string())
     if name == "layers":
         return pa.schema([key, ("layer", pa.int32()), *((column, pa.float64()) for column in _LAYERED)])
@@ -111,7 +111,7 @@ def _cell_columns() -> list[tuple[str, ArrowType]]:
     columns += [(_column(path), number) for path in _NUMBERS]
     for metric, value in _VALUE_COLUMN.items():
         columns += [(value, number)] if value.endswith("_gain") else []
-        columns += [(f"{value}_{part}", number) for part in ("ci_low", "ci_high", *_BESIDE)]
+        columns += [(f"{value}_{part}", number) for part in ("ci_low", "ci_high", *_BOUNDS)]
         columns += [(f"{value}_p", number)] if metric != "rec2ftp" else []
     columns += [(_column(path), text) for path in _TEXTS]
     return [*columns, ("warnings", pa.list_(text))]
@@ -123,7 +123,7 @@ def _column(path: str) -> str:
 
 
 def _type_of(name: str) -> ArrowType:
-    """An option's column; a seed or a rate is the number that was used, `auto` stands beside it."""
+    """The type of an option's column; a seed or a rate is the number used, and `auto` is in seed_asked or lr_asked."""
     kind = get_type_hints(RunOptions)[name]
     parts = get_args(kind) if get_origin(kind) is not Literal else ()
     for python, arrow in ((bool, pa.bool_()), (int, pa.int64()), (float, pa.float64())):
@@ -132,7 +132,7 @@ def _type_of(name: str) -> ArrowType:
     return pa.string()
 
 
-def tables_of(cell: Labelled) -> dict[TableName, ArrowTable]:
+def tables_of(cell: KeyedResult) -> dict[TableName, ArrowTable]:
     """All four tables of one cell."""
     rows: dict[TableName, list[dict[str, Any]]] = {
         "cells": [_cell(cell)],
@@ -146,7 +146,7 @@ def tables_of(cell: Labelled) -> dict[TableName, ArrowTable]:
     }
 
 
-def _cell(cell: Labelled) -> dict[str, Any]:
+def _cell(cell: KeyedResult) -> dict[str, Any]:
     content, options = cell.content, cell.options
     row: dict[str, Any] = {"asked": cell.asked, "code": cell.code}
     for name, value in vars(options).items():
@@ -167,16 +167,16 @@ def _cell(cell: Labelled) -> dict[str, Any]:
     for metric, value in _VALUE_COLUMN.items():
         found = at(content, f"verdict.by_metric.{metric}")
         if found is not None:
-            row |= {f"{value}_{part}": found[part] for part in _BESIDE}
+            row |= {f"{value}_{part}": found[part] for part in _BOUNDS}
             row[f"{value}_ci_low"], row[f"{value}_ci_high"] = found["ci"] or (None, None)
             row[f"{value}_p"] = found["p"]
             row[value] = found["value"]
-    row.pop("rec2ftp", None)  # its value stands under rec2ftp_value
+    row.pop("rec2ftp", None)  # its value is in rec2ftp_value
     return row
 
 
 def at(content: Any, path: str) -> Any:
-    """What stands at a dotted path; None where anything on the way is missing."""
+    """The value at a dotted path; None where a part of it is missing."""
     for part in path.split("."):
         content = content.get(part) if isinstance(content, Mapping) else None
     return content
@@ -205,8 +205,8 @@ def _queries(queries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _predicted(scores: Sequence[Sequence[float | None]]) -> list[int]:
-    """The best candidate of each query; a query with fewer candidates has none beyond them."""
-    from dualview.metrics.predictions import predictions  # and scipy with it, which readers of a store never need
+    """The best candidate of each query; rows are padded where queries have fewer candidates."""
+    from dualview.metrics.predictions import predictions  # imports scipy, which reading a store does not need
 
     widest = max(len(row) for row in scores)
     padded = np.full((len(scores), widest), -np.inf)

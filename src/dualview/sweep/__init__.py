@@ -1,6 +1,6 @@
 """A study: a spec expands to cells, an engine computes them, a store keeps them. `dualview.sweep(...)` runs one.
 
-The names are loaded on first use, so that importing this package costs nothing.
+The names are imported on first use, so importing this package is cheap.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where cells are computed: an engine takes jobs as long as there are any, and hands back what came of each."""
+"""Where cells are computed: an engine takes jobs until there are none, and delivers the outcome of each."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from typing import Any, Protocol
 from dualview.io.errors import UserError
 from dualview.options import RunOptions
 from dualview.records import Records
-from dualview.store.cell_key import HashFile, Identity
+from dualview.store.cell_key import CellIdentity, HashFile
 
 PAUSE_SECONDS = 0.2
-"""How long to wait before looking again whether another process has finished, or died on, a cell."""
+"""How long to wait before checking again whether another process has finished, or died on, a cell."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """The cell turned out to be in the store already, under other file names or an older plan."""
+    """The cell is in the store already, under other file names or an older plan."""
 
-    identity: Identity
+    identity: CellIdentity
 
 
 @dataclass(frozen=True)
 class Finished:
     """A cell's numbers."""
 
-    identity: Identity
+    identity: CellIdentity
     result: Mapping[str, Any]
     records: bytes | Records | None
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A cell that could not be computed: the reason in a sentence and, where it was no user's mistake, the trace."""
+    """A cell that could not be computed: the reason in a sentence and, unless it is a UserError, the traceback."""
 
     reason: str
     trace: str | None = None
@@ -45,16 +45,16 @@ Outcome = Known | Finished | Failed
 
 
 class Job(Protocol):
-    """A cell that this process holds."""
+    """A cell that this process has locked."""
 
     @property
     def options(self) -> RunOptions: ...
 
 
 Jobs = Iterator[Any]
-"""The next job; None while every cell left is in another process's hands."""
+"""The next job; None while other processes hold every cell that is left."""
 Deliver = Callable[[Any, Outcome], None]
-IsKnown = Callable[[RunOptions, Identity], bool]
+IsKnown = Callable[[RunOptions, CellIdentity], bool]
 
 
 class Engine(Protocol):
@@ -76,7 +76,7 @@ class Local:
                 time.sleep(PAUSE_SECONDS)
                 continue
             if worker is None:
-                from dualview.sweep.worker import Worker  # torch, which a finished sweep never needs
+                from dualview.sweep.worker import Worker  # imports torch, which a finished sweep does not need
 
                 worker = Worker(threads=self._threads, hash_file=self._hash_file)
             deliver(job, self._outcome(worker, job.options, is_known))

@@ -1,8 +1,8 @@
 """Cells on a machine with several GPUs, or on a cluster, by Ray.
 
-Each worker is an actor that holds one model, with the processors and GPUs that a cell may use; Ray starts it again, on
-another node if need be, when it is lost. Workers only compute: results come back here and are written by this process,
-so the cluster needs no shared disk but for the models and data that the cells name.
+Each worker is an actor that holds one model, with the processors and GPUs that a cell may use. Ray restarts a lost
+worker, on another node if necessary. Workers only compute: this process writes their results, so the cluster needs a
+shared disk only for the models and data that the cells name by path.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dualview.io import hub
 from dualview.io.errors import UserError
 from dualview.io.hub import HubName, Kind
 from dualview.options import RunOptions
-from dualview.store.cell_key import Identity, code_version
+from dualview.store.cell_key import CellIdentity, code_version
 from dualview.sweep.engine import PAUSE_SECONDS, Deliver, Failed, Finished, IsKnown, Jobs, Known, Outcome, failed
 from dualview.sweep.spec import MODEL_OPTIONS
 
 CPUS, RETRIES = 1.0, 3
-"""What a cell may use, and how often it may lose its worker, if nothing is said."""
+"""By default: what a cell may use, and how often it may lose its worker."""
 _END = object()
 _ROUNDING = 1e-9
 
@@ -41,7 +41,7 @@ class _Actor:
 
 @dataclass(frozen=True)
 class _Task:
-    """A job in a worker's hands."""
+    """A job and the worker that computes it."""
 
     actor: _Actor
     job: Any
@@ -87,7 +87,7 @@ class _Pool:
 
 
 class RayEngine:
-    """Takes the address of a cluster (None: Ray on this machine) and what one cell may use of it."""
+    """Computes cells on the cluster at `address` (None: Ray on this machine); `cpus` and `gpus` are for one cell."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class RayEngine:
             for reference in ready:
                 task = busy.pop(reference)
                 outcome = _settled(task.job.options, self._got(reference, task, pool), is_known)
-                if isinstance(outcome, Identity):
+                if isinstance(outcome, CellIdentity):
                     busy[task.actor.handle.compute.remote(vars(task.job.options))] = task
                     continue
                 pool.give_back(task.actor)
@@ -176,7 +176,7 @@ class RayEngine:
         )(RemoteWorker)
         return _Actor(remote.remote(self._threads, os.fspath(Path.cwd()), dict(hub.pins())))
 
-    def _got(self, reference: Any, task: _Task, pool: _Pool) -> Identity | Outcome:
+    def _got(self, reference: Any, task: _Task, pool: _Pool) -> CellIdentity | Outcome:
         errors = self._ray.exceptions
         try:
             return self._ray.get(reference)
@@ -189,17 +189,17 @@ class RayEngine:
 
 
 class RemoteWorker:
-    """A `Worker` at the other end; everything goes over the wire as plain values."""
+    """A `Worker` in a Ray actor; arguments and answers are plain values."""
 
     def __init__(self, threads: int, folder: str, pins: Mapping[tuple[Kind, HubName], str] | None = None) -> None:
         from dualview.sweep.worker import Worker
 
-        hub.pin(pins or {})  # the commits that the plan was made with
+        hub.pin(pins or {})  # the commits of the plan
         if Path(folder).is_dir():
-            os.chdir(folder)  # paths are meant as the one who asked sees them
+            os.chdir(folder)  # relative paths start where the sweep was started
         self._worker = Worker(threads=threads)
 
-    def identify(self, options: dict[str, Any]) -> Identity | Failed:
+    def identify(self, options: dict[str, Any]) -> CellIdentity | Failed:
         try:
             return self._worker.identify(RunOptions(**options))
         except Exception as error:
@@ -213,19 +213,18 @@ class RemoteWorker:
             return failed(error)
 
 
-def _settled(options: RunOptions, found: Identity | Outcome, is_known: IsKnown) -> Identity | Outcome:
-    """What a worker's answer comes to here: a cell it identified may be in the store, or not be the same cell to us."""
-    if not isinstance(found, Identity):
+def _settled(options: RunOptions, found: CellIdentity | Outcome, is_known: IsKnown) -> CellIdentity | Outcome:
+    """The outcome of a worker's answer: a cell it identified may be in the store, or have other versions."""
+    if not isinstance(found, CellIdentity):
         return found
-    ours = code_version(patched=options.patch is not None)
-    if found.code != ours:
+    if found.code != code_version():
         return Failed(
-            f"Its worker runs other code than this process ({found.code[:8]}, not {ours[:8]}); install the same "
+            f"Its worker has other versions than this process ({found.code}; here {code_version()}); install the same "
             "dualview, torch, transformers, numpy and scipy on every node."
         )
     try:
         return Known(found) if is_known(options, found) else found
-    except Exception as error:  # as anything else that is wrong with one cell
+    except Exception as error:  # one bad cell does not stop the sweep
         return failed(error)
 
 
@@ -235,14 +234,14 @@ def _fitting(node: Mapping[str, float], wanted: Mapping[str, float]) -> int:
 
 
 def _root_cause(error: BaseException) -> str:
-    """The first line of what went wrong first: Ray wraps a refused token in several layers."""
+    """The first line of the innermost error: Ray wraps a refused token in several layers."""
     while error.__cause__ is not None or error.__context__ is not None:
         error = error.__cause__ or error.__context__ or error
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _import_ray() -> Any:
-    # Ray reports its use and rewrites CUDA_VISIBLE_DEVICES of cells without a GPU unless told not to.
+    # By default Ray reports its use, and rewrites CUDA_VISIBLE_DEVICES of cells without a GPU.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:

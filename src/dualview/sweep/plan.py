@@ -1,4 +1,4 @@
-"""From a grid to what is left to do, without loading anything: one look at the index for all cells."""
+"""Which cells of a grid are left to compute, found from the index without loading a model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dualview.tasks.task import load_task
 
 
 @dataclass(frozen=True)
-class Cell:
+class PlannedCell:
     """One run of a study."""
 
     options: RunOptions
     asked: str
-    """Names its options."""
+    """The id of its options."""
     plan: str | None
-    """Its plan key; None where it cannot be known before its model is loaded."""
+    """Its plan key; None where only loading its model can tell."""
     key: str | None
     """The finished cell's key; None if it is to be computed."""
 
@@ -53,30 +53,30 @@ class Shard:
         return cls(int(match[1]), int(match[2]))
 
     def of_cells(self, cells: Sequence[RunOptions]) -> Sequence[RunOptions]:
-        """Neighbours stay together, since they share a model and its passes; the parts differ by one cell at most."""
+        """A contiguous part, since neighbours share a model and its passes; parts differ by one cell at most."""
         start, stop = (len(cells) * n // self.of for n in (self.number - 1, self.number))
         return cells[start:stop]
 
 
-def make_plan(cells: Sequence[RunOptions], store: Store, fingerprints: Fingerprints) -> list[Cell]:
+def make_plan(cells: Sequence[RunOptions], store: Store, fingerprints: Fingerprints) -> list[PlannedCell]:
     """Which cells are done, and which are to be computed."""
     known, with_records = store.index.plans(), store.index.with_records()
-    planned: list[Cell] = []
+    planned: list[PlannedCell] = []
     for options in cells:
         asked = asked_id(options)
         plan = fingerprints.plan_key(options, asked)
         key = None if plan is None else known.get(plan)
         if options.save_records and key not in with_records:
             key = None
-        planned.append(Cell(options, asked, plan, key))
+        planned.append(PlannedCell(options, asked, plan, key))
     return planned
 
 
-def must_have_demonstrations(cells: Sequence[Cell]) -> None:
+def must_have_demonstrations(cells: Sequence[PlannedCell]) -> None:
     """Refuse more shots than a task has rows before anything is computed.
 
-    Rows on the hub, and embedded rows that are not fetched yet, are counted when their cells are computed: planning
-    downloads nothing. So are files that cannot be read, which fail their own cells.
+    Planning downloads nothing: rows on the hub, and embedded rows that are not fetched yet, are counted when their
+    cells are computed. So are files that cannot be read, which fail their own cells.
     """
     most: dict[tuple[str, Path | None], RunOptions] = {}
     for options in (cell.options for cell in cells if not cell.done and cell.options.demos is None):
@@ -95,8 +95,8 @@ def must_have_demonstrations(cells: Sequence[Cell]) -> None:
         sample_demos(task, 1, options.shots)
 
 
-def make_current(cells: Sequence[Cell], store: Store) -> None:
-    """Let finished cells answer their options from now on, where another cell did (another model behind the name)."""
+def make_current(cells: Sequence[PlannedCell], store: Store) -> None:
+    """Make finished cells the current ones of their options, where another cell was (another model of that name)."""
     current = store.index.current()
     changed = {cell.asked: cell.key for cell in cells if cell.key is not None and current.get(cell.asked) != cell.key}
     if changed:

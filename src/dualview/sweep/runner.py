@@ -1,4 +1,4 @@
-"""Running a study: plan it, hold a cell, compute it, put it in the store, and go on whatever happens to one of them."""
+"""Running a study: plan it, then lock, compute and store cell after cell; a failed cell does not stop the rest."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dualview.io.progress import Progress, Silent
 from dualview.io.saving import cause_of
 from dualview.options import RunOptions
 from dualview.store.cell import NewCell, NoRecords
-from dualview.store.cell_key import Fingerprints, Identity
+from dualview.store.cell_key import CellIdentity, Fingerprints
 from dualview.store.compaction import pack
-from dualview.store.folder import Problem, is_nothing
-from dualview.store.locks import Claim
+from dualview.store.folder import StoreProblem, is_nothing
+from dualview.store.locks import CellLock
 from dualview.store.signals import uninterrupted
 from dualview.store.store import Store
 from dualview.sweep.engine import Engine, Failed, Finished, Known, Local, Outcome, failed
-from dualview.sweep.plan import Cell, Shard, make_current, make_plan, must_have_demonstrations
+from dualview.sweep.plan import PlannedCell, Shard, make_current, make_plan, must_have_demonstrations
 from dualview.sweep.spec import Spec
 from dualview.sweep.trackers import Tracker, must_be_trackers, open_trackers
 
@@ -52,12 +52,12 @@ class Summary:
     done_before: int
     computed: int
     elsewhere: int
-    """Found finished once it was their turn: by another process, or under another name for the same thing."""
+    """Found finished at their turn: by another process, or stored under other names."""
     failed: tuple[GivenUp, ...]
-    problems: tuple[Problem, ...]
-    """What was amiss in the store, and set aside."""
+    problems: tuple[StoreProblem, ...]
+    """What was wrong in the store, and set aside."""
     stopped: bool
-    """Interrupted; the rest is left for another time."""
+    """Interrupted; the next sweep computes the rest."""
     seconds: float
 
     @property
@@ -104,7 +104,7 @@ def sweep(
             opened.repair()
         for problem in opened.problems:
             say(str(problem))
-        # Where GPUs are asked of Ray, that is what its workers will find, whatever this machine has.
+        # Ray's workers have the GPUs that were asked for, whatever this machine has.
         run = Sweep(opened, read, cells, say, auto="cuda" if gpus else None)
         must_have_demonstrations(run.planned)
         run.announce()
@@ -133,11 +133,11 @@ def _engine(name: EngineName, store: Store, threads: int | None, ray: Mapping[st
 
 
 @dataclass(frozen=True)
-class Held:
-    """A cell that this process computes now."""
+class LockedCell:
+    """A cell that this process has locked to compute it."""
 
-    cell: Cell
-    claim: Claim
+    cell: PlannedCell
+    lock: CellLock
 
     @property
     def options(self) -> RunOptions:
@@ -159,10 +159,10 @@ class Sweep:
         self._first_done = self._first_seconds = 0.0
         self._computed = self._elsewhere = 0
         self._failed: list[GivenUp] = []
-        self._held: list[Held] = []
+        self._held: list[LockedCell] = []
         self._stopped = False
         self._unwritten = 0
-        """Bytes of the last cell there was no room for; 0 while writing works."""
+        """The size in bytes of the last cell that did not fit on the disk; 0 while writing works."""
 
     def announce(self) -> None:
         axes = " × ".join(f"{len(self.spec.root[name])} {name}" for name in self.spec.varied)
@@ -182,7 +182,7 @@ class Sweep:
         )
 
     def run(self, engine: Engine, progress: Progress) -> None:
-        """Compute what is left; an interrupt stops after letting go of the cells in flight."""
+        """Compute what is left; an interrupt releases the cells in progress and stops."""
         todo = [cell for cell in self.planned if not cell.done]
         try:
             with progress.part("cells", len(todo)) as advance:
@@ -196,23 +196,23 @@ class Sweep:
         finally:
             with uninterrupted():
                 for held in list(self._held):
-                    self._let_go(held)
+                    self._release(held)
 
     # -------------------------------------------------------------------------------------------------- giving out
 
-    def _jobs(self, todo: Sequence[Cell], advance: Callable[[int], None]) -> Generator[Held | None]:
-        """The cells to compute, each held; then, one by one, those that other processes hold, once they let go."""
+    def _jobs(self, todo: Sequence[PlannedCell], advance: Callable[[int], None]) -> Generator[LockedCell | None]:
+        """The cells to compute, each locked; then those that other processes held, once they are released."""
         waiting = list(todo)
-        said = False
+        announced = False
         while waiting:
-            later: list[Cell] = []
+            later: list[PlannedCell] = []
             for cell in waiting:
                 held = self._hold(cell)
                 if held is None:
                     later.append(cell)
                 elif self._done_meanwhile(cell):
                     self._elsewhere += 1
-                    self._let_go(held)
+                    self._release(held)
                     advance(1)
                 elif not self._has_room():
                     self._take(held, Failed("The store could not be written, and still cannot."), advance)
@@ -220,38 +220,38 @@ class Sweep:
                     yield held
             waiting = later
             if waiting:
-                if not said:
+                if not announced:
                     self.say(f"waiting for {counted(len(waiting))} that another process is computing")
-                    said = True
+                    announced = True
                 yield None
 
-    def _hold(self, cell: Cell) -> Held | None:
-        """Take a cell's lock and note it, in one step: `run` lets go of what is noted, also after an interrupt."""
+    def _hold(self, cell: PlannedCell) -> LockedCell | None:
+        """Take a cell's lock and note it, in one step: `run` releases what is noted, also after an interrupt."""
         with uninterrupted():
             try:
-                claim = self.store.claim(cell.options)
-            except OSError:  # no room even for an empty file: then nobody else can write either
-                claim = Claim.nominal()
-            if claim is None:
+                lock = self.store.lock(cell.options)
+            except OSError:  # no room even for an empty file, so no other process can write either
+                lock = CellLock()
+            if lock is None:
                 return None
-            held = Held(cell, claim)
+            held = LockedCell(cell, lock)
             self._held.append(held)
         return held
 
-    def _done_meanwhile(self, cell: Cell) -> bool:
+    def _done_meanwhile(self, cell: PlannedCell) -> bool:
         key = None if cell.plan is None else self.store.index.planned(cell.plan)
         try:
             return key is not None and self.store.has(key, records=cell.options.save_records)
-        except UserError:  # of a later dualview: putting it says so
+        except UserError:  # written by a later dualview: storing it says so
             return False
 
-    def _known(self, options: RunOptions, identity: Identity) -> bool:
+    def _known(self, options: RunOptions, identity: CellIdentity) -> bool:
         return self.store.has(identity.key, records=options.save_records)
 
     def _has_room(self) -> bool:
-        """After a cell could not be written: whether one could be now. Computing what cannot be kept helps nobody."""
+        """Whether a cell can be written now, if the last one could not: do not compute what cannot be kept."""
         if self._unwritten:
-            probe = self.store.places.unfinished / f"probe.{os.getpid()}"
+            probe = self.store.paths.unfinished / f"probe.{os.getpid()}"
             try:
                 probe.write_bytes(bytes(self._unwritten))
                 self._unwritten = 0
@@ -264,7 +264,7 @@ class Sweep:
 
     # -------------------------------------------------------------------------------------------------- taking back
 
-    def _take(self, held: Held, outcome: Outcome, advance: Callable[[int], None]) -> None:
+    def _take(self, held: LockedCell, outcome: Outcome, advance: Callable[[int], None]) -> None:
         options = held.options
         if isinstance(outcome, Known):
             plan = self._plan_of(held, outcome.identity)
@@ -277,11 +277,11 @@ class Sweep:
             self._failed.append(GivenUp(options, outcome.reason))
             self.store.fail(options, outcome.reason, {**_now(), "trace": outcome.trace})
             self.say(f"failed: {self._named(options)}: {outcome.reason}")
-        self._let_go(held)
+        self._release(held)
         advance(1)
         self._estimate()
 
-    def _put(self, held: Held, found: Finished) -> Outcome:
+    def _put(self, held: LockedCell, found: Finished) -> Outcome:
         plan = self._plan_of(held, found.identity)
         cell = NewCell(found.identity, plan, held.options, found.result, found.records)
         try:
@@ -302,7 +302,7 @@ class Sweep:
         return found
 
     def _store(self, cell: NewCell) -> None:
-        """Put a cell into the store; without its tensors if there is no way to write those."""
+        """Store a cell, without its tensors if those cannot be written."""
         try:
             self.store.put(cell)
         except NoRecords as error:
@@ -313,22 +313,22 @@ class Sweep:
                 "stored, and the next sweep computes the cell again for its records"
             )
 
-    def _plan_of(self, held: Held, identity: Identity) -> str | None:
-        """The plan that a cell may be found by from now on; none if a file has changed since the plan was made."""
+    def _plan_of(self, held: LockedCell, identity: CellIdentity) -> str | None:
+        """The plan key that finds a cell from now on; None if a file has changed since the plan was made."""
         if not self._fingerprints.unchanged():
             return None
-        if held.options.device == "auto" and identity.device != self._fingerprints.auto:  # a worker has what we lack
+        if held.options.device == "auto" and identity.device != self._fingerprints.auto:  # Ray's worker has another
             return self._fingerprints.plan_key(held.options, held.cell.asked, auto=identity.device)
         return held.cell.plan
 
-    def _let_go(self, held: Held) -> None:
+    def _release(self, held: LockedCell) -> None:
         with uninterrupted():
             with suppress(OSError):
-                held.claim.release()
+                held.lock.release()
             self._held.remove(held)
 
     def _estimate(self) -> None:
-        """Say how long the rest will take, by the pace since the first cell, which waited for its model too."""
+        """Say how long the rest will take, from the pace after the first cell, which also loaded its model."""
         now, left = time.monotonic(), self.summary().left
         self._first_done = self._first_done or now
         if self._computed not in _ESTIMATE_AFTER or not left:
@@ -340,7 +340,7 @@ class Sweep:
         self.say(f"about {spoken(pace * left)} left for {counted(left)}, from the first {self._computed}")
 
     def _named(self, options: RunOptions) -> str:
-        """What sets a cell apart from its neighbours."""
+        """The options by which a cell differs from the others."""
         return ", ".join(f"{name} {getattr(options, name)}" for name in self.spec.varied) or "the cell"
 
 
@@ -353,7 +353,7 @@ def counted(cells: int) -> str:
 
 
 def spoken(seconds: float) -> str:
-    """A time as people say it.
+    """A time in a readable unit.
 
     >>> spoken(0.4), spoken(100), spoken(7000), spoken(100_000)
     ('0.4 s', '100 s', '117 min', '28 h')

@@ -7,7 +7,7 @@
     controls: full
 
 is 2 × 2 × 5 × 3 cells. `seeds` is short for a list of `seed`; `lr_grid` is one list, or a list of lists. Paths are
-taken as `dualview run` takes them, from the current folder.
+relative to the current folder, as for `dualview run`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NOT_HERE = {
 
 MODEL_OPTIONS = ("model", "weights", "dtype", "device", "trust_remote_code")
 """What decides which model is loaded."""
-# The same as PyYAML's own, in C where there is one: a list of ten thousand seeds is read ten times as fast.
+# The C loader, where there is one, reads ten thousand seeds ten times as fast.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _WHOLE = 1 << 63
 _MOST_SEEDS = 1_000_000
@@ -61,7 +61,7 @@ class Spec(RootModel[dict[str, tuple[Any, ...]]]):
 
     @classmethod
     def make(cls, keys: Mapping[str, Any], where: str = "the spec") -> Self:
-        """A spec from option names and their values; `where` is what a mistake is said to be in."""
+        """A spec from option names and their values; error messages name `where`."""
         return cls.model_validate(keys, context=where)
 
     @model_validator(mode="before")
@@ -84,7 +84,9 @@ class Spec(RootModel[dict[str, tuple[Any, ...]]]):
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"The spec {path} cannot be read ({error}); check the path.") from error
         except yaml.YAMLError as error:
-            raise UserError(f"The spec {path} is not valid YAML ({' '.join(str(error).split())}); mend it.") from error
+            raise UserError(
+                f"The spec {path} is not valid YAML ({' '.join(str(error).split())}); correct it."
+            ) from error
         except RecursionError:
             raise UserError(
                 f"The spec {path} is nested without end, or an alias (*) stands inside of what it repeats; "
@@ -100,12 +102,12 @@ class Spec(RootModel[dict[str, tuple[Any, ...]]]):
         return tuple(name for name in _in_order(self.root) if len(self.root[name]) > 1)
 
     def cells(self) -> Sequence[RunOptions]:
-        """Every combination, so ordered that neighbours share a model, then the queries, then the demonstrations."""
+        """Every combination; neighbours share a model, then the queries, then the demonstrations."""
         return self._cells
 
 
 def _product(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], where: str) -> list[RunOptions]:
-    """Every cell of a grid, once: where an option is not given (null) its default may be another of its values."""
+    """Every cell of a grid, once: null means an option's default, which may also be among its values."""
     names = _in_order(axes)
     protocols = axes.get("protocol", ("modern",))
     bases = {protocol or "modern": vars(RunOptions.make(protocol=protocol)) for protocol in protocols}
@@ -121,9 +123,9 @@ def _product(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], where: st
 
 
 def _as_written(node: Any, where: str) -> Any:
-    """A YAML value with its scalars as they were written, for the options to read as on the command line.
+    """A YAML value with its scalars as written, so that options read them as on the command line.
 
-    YAML's own reading would make 65 of the seeds 1:5, true of a bos that is yes, and text of the rate 1e-3.
+    YAML itself reads the seeds 1:5 as 65, the bos yes as true, and the rate 1e-3 as text.
     """
     if isinstance(node, yaml.ScalarNode):
         return None if node.tag == "tag:yaml.org,2002:null" else node.value
@@ -149,7 +151,7 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
 
 def _with_seeds(given: dict[str, Any], where: str) -> dict[str, Any]:
-    """`seeds` spelt out as a list of `seed`."""
+    """`seeds` as a list of `seed`."""
     if "seeds" not in given:
         return given
     if "seed" in given:
@@ -223,8 +225,8 @@ def _one(name: str, value: Any, where: str) -> Any:
             raise UserError(f"{where}: {name}: a whole number has at most 64 bits (given: {value!r}).")
         return read
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UserError(f"{where}: {name}: {said} (given: {value!r}).") from error
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError(f"{where}: {name}: {message} (given: {value!r}).") from error
 
 
 def _kind(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Telling an experiment tracker of finished cells: TensorBoard, trackio or Weights & Biases, if asked for.
+"""Logging finished cells to an experiment tracker: TensorBoard, trackio or Weights & Biases, if asked for.
 
-Each cell is one run there: its options are the run's configuration, the numbers of its row the run's metrics. A
-tracker is told, never asked: whatever goes wrong with one, the sweep goes on and the store is complete.
+Each cell is one run there: its options are the run's configuration, the numbers of its row the run's metrics. If a
+tracker fails, the sweep goes on and the store is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dualview.io.saving import cause_of
 from dualview.store.cell import NewCell
 from dualview.store.cell_key import asked_id
 from dualview.store.store import Store
-from dualview.store.tables import Labelled, tables_of
+from dualview.store.tables import KeyedResult, tables_of
 
 PROJECT = "dualview"
 
@@ -30,8 +30,8 @@ class Tracker(ABC):
     module: ClassVar[str]
 
     def __init__(self, store: Store, say: Callable[[str], None]) -> None:
-        self.folder = store.places.tracked / self.name
-        """Where its files go, if it lets us choose."""
+        self.folder = store.paths.tracked / self.name
+        """Where its files go, if that can be chosen."""
         self.group = store.path.absolute().name
         self._say, self._working = say, True
         try:
@@ -40,19 +40,19 @@ class Tracker(ABC):
             raise UserError(
                 f"--track {self.name} needs a package ({error}); run `pip install 'dualview[track]'`."
             ) from error
-        except Exception as error:  # before the first cell, so nothing is lost by stopping here
+        except Exception as error:  # before the first cell, so stopping loses nothing
             raise UserError(
                 f"--track {self.name} cannot be used ({cause_of(error)}); leave it out, or install it again."
             ) from error
 
     def log(self, cell: NewCell) -> None:
-        """Tell of a finished cell; the first failure is said, and the tracker left alone from then on."""
+        """Log a finished cell; after the first failure, which is reported, the tracker is not used again."""
         if not self._working:
             return
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # standard output is for what the sweep has to say
+            with contextlib.redirect_stdout(sys.stderr):  # standard output is for the sweep itself
                 self._log(cell.identity.key, config_of(cell), numbers_of(cell))
-        except (Exception, SystemExit) as error:  # a library may end the process where it cannot log in
+        except (Exception, SystemExit) as error:  # a library may exit where it cannot log in
             self._working = False
             self._say(f"{self.name} failed ({cause_of(error)}) and is left out from now on; the store is not affected")
 
@@ -120,12 +120,12 @@ def open_trackers(names: Sequence[str], store: Store, say: Callable[[str], None]
 
 
 def config_of(cell: NewCell) -> dict[str, Any]:
-    plain = {name: value for name, value in vars(cell.options).items() if isinstance(value, bool | int | float | str)}
-    return {name: plain.get(name, str(value)) for name, value in vars(cell.options).items() if value is not None}
+    given = {name: value for name, value in vars(cell.options).items() if value is not None}
+    return {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in given.items()}
 
 
 def numbers_of(cell: NewCell) -> dict[str, float]:
     """The numbers of the cell's row that are defined."""
-    row = tables_of(Labelled("", asked_id(cell.options), "", cell.options, cell.result))["cells"].to_pylist()[0]
+    row = tables_of(KeyedResult("", asked_id(cell.options), "", cell.options, cell.result))["cells"].to_pylist()[0]
     asked = vars(cell.options)
     return {name: value for name, value in row.items() if isinstance(value, float) and name not in asked}

@@ -1,6 +1,6 @@
-"""Computing cells one after another, with one model in memory and the last passes kept for the next cell.
+"""Computes cells one after another, with one model in memory and the last passes kept for the next cell.
 
-The same worker runs in process and in a Ray actor. What it computes for a cell does not depend on the cells before it.
+The same worker runs in process and in a Ray actor. A cell's numbers do not depend on the cells before it.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from dualview.io.progress import Silent
 from dualview.models.language_model import LanguageModel
 from dualview.options import RunOptions
 from dualview.records import Records, save_records
-from dualview.store.cell_key import HashFile, Identity, identify
+from dualview.store.cell_key import CellIdentity, HashFile, identify
 from dualview.sweep.spec import MODEL_OPTIONS
 
 FIRST_BATCH = 64
-"""Where halving begins when no batch size was given."""
+"""Where halving starts if no batch size was given."""
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|CUBLAS_STATUS_ALLOC_FAILED", re.I)
 
 
 class OutOfMemory(UserError):
-    """A cell that does not fit, however small its batches."""
+    """A cell that does not fit in memory, however small its batches."""
 
 
 @dataclass(frozen=True)
 class Computed:
-    """What came of a cell."""
+    """A computed cell."""
 
-    identity: Identity
+    identity: CellIdentity
     result: Mapping[str, Any]
     records: Records | None
 
     def records_bytes(self) -> bytes | None:
-        """The tensors as a file's content, to be sent elsewhere."""
+        """The tensors as a file's content, to send to another process."""
         if self.records is None:
             return None
         with tempfile.TemporaryDirectory() as folder:
@@ -65,13 +65,13 @@ class Worker:
         self._cache = LastOfEach()
         self._ready: Prepared | None = None
 
-    def identify(self, options: RunOptions) -> Identity:
-        """Load the model and make the prompts, as far as they are not at hand; what the cell's numbers depend on."""
+    def identify(self, options: RunOptions) -> CellIdentity:
+        """What the cell's numbers depend on; loads the model and makes the prompts if necessary."""
         identity, _ = self._with_memory(options, self._prepared)
         return replace(identity, settings={**identity.settings, "batch_size": options.batch_size})
 
     def compute(self, options: RunOptions) -> Computed:
-        """The cell's result; where memory does not suffice, with batches half as large, and half again."""
+        """The cell's result; the batch is halved as often as memory requires."""
         identity = self.identify(options)
         result, batch = self._with_memory(options, self._measured)
         content = result.to_json()
@@ -82,7 +82,7 @@ class Worker:
             ]
         return Computed(identity, content, result.records if options.save_records else None)
 
-    def _prepared(self, options: RunOptions) -> Identity:
+    def _prepared(self, options: RunOptions) -> CellIdentity:
         if self._ready is None or self._ready.options != options:
             self._ready = None
             self._ready = prepare(options, self._loaded(options), cache=self._cache)
@@ -99,7 +99,7 @@ class Worker:
         return result
 
     def _with_memory(self, options: RunOptions, work: Any) -> tuple[Any, int | None]:
-        """What `work` makes of the options, and the batch size at which it did."""
+        """What `work` returns for the options, and the batch size it needed."""
         self._loaded(options)
         batch = options.batch_size
         while True:
@@ -108,14 +108,14 @@ class Worker:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self._let_go()
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self._free()
             batch = (batch or min(FIRST_BATCH, options.n_queries)) // 2
             if batch < 1:
-                raise OutOfMemory(f"Out of memory even with one query a pass ({said}).")
+                raise OutOfMemory(f"Out of memory even with one query a pass ({reason}).")
 
-    def _let_go(self) -> None:
-        """Free what is only kept for later."""
+    def _free(self) -> None:
+        """Free what is only kept to save time."""
         self._ready = None
         self._cache = LastOfEach()
         gc.collect()
@@ -126,9 +126,9 @@ class Worker:
         """The cell's model; one that failed to load is not tried again for the next cell."""
         named = tuple(getattr(options, name) for name in MODEL_OPTIONS)
         if named != self._named:
-            if self._model is not None:  # the old one first makes room
+            if self._model is not None:  # free the old one before loading
                 self._named, self._model = None, None
-                self._let_go()
+                self._free()
             self._named, self._model = named, _load(options)
         if isinstance(self._model, UserError):
             raise self._model
@@ -148,8 +148,8 @@ def _load(options: RunOptions) -> LanguageModel | UserError:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, here or in what led here."""
+    """Whether memory ran out, in this error or in its cause."""
     if error is None:
         return False
-    told = isinstance(error, RuntimeError | UserError) and _NO_MEMORY.search(str(error)) is not None
-    return told or isinstance(error, MemoryError | torch.OutOfMemoryError) or is_out_of_memory(error.__cause__)
+    stated = isinstance(error, RuntimeError | UserError) and _NO_MEMORY.search(str(error)) is not None
+    return stated or isinstance(error, MemoryError | torch.OutOfMemoryError) or is_out_of_memory(error.__cause__)

@@ -1,1 +1,8 @@
-"""Tasks: where rows come from, how one becomes a prompt, and which rows are demonstrations, selection and queries."""
+"""Tasks: where rows come from, how one becomes a prompt, and which rows are demonstrations, selection and queries.
+
+`dualview.tasks()` lists those of the library.
+"""
+
+from dualview.io.callable_package import make_callable
+
+make_callable(__name__, f"{__name__}.task.tasks")

@@ -30,6 +30,26 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
+class ShownPrompt:
+    """The in-context prompt of one query: what `dualview prompt` shows."""
+
+    prompts: PromptSet
+    tokenizer: Decoder
+    query: int
+
+    @property
+    def tokens(self) -> list[dict[str, object]]:
+        """Every token as a row; see `describe_prompt`."""
+        return describe_prompt(self.prompts, self.tokenizer, self.query)
+
+    def table(self) -> RenderableType:
+        return render_prompt(self.prompts, self.tokenizer, self.query)
+
+    def __rich__(self) -> RenderableType:
+        return self.table()
+
+
+@dataclass(frozen=True)
 class _Token:
     index: int
     id: int

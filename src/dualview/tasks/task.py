@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import string
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -301,3 +301,8 @@ def check_task(task: Task) -> TaskCheck:
         if shared:
             warnings.append(f"{shared} {split} row(s) have a text that validation has too")
     return TaskCheck(task.name, splits, tuple(warnings))
+
+
+def tasks(names: Sequence[str | Path] | None = None, data: Path | None = None) -> list[Task] | list[TaskCheck]:
+    """`dualview tasks`: every task of the library, or a check of those that are named (read all rows, count labels)."""
+    return [check_task(load_task(name, data)) for name in names] if names else list_tasks()

@@ -5,7 +5,7 @@ in what the value projections' update does to the query,
 
     share_t = ⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖²        signed; over all training tokens they sum to 1
 
-(`duality.shares`). A head's share is the same over the rows of W_V that make the head's values; heads that share their
+(`demo_tokens`). A head's share is the same over the rows of W_V that make the head's values; heads that share their
 values (grouped attention) share it too. The same at a learning rate of 0, whose error signals are the first gradient's,
 is the control of how far the two rankings agree. Attention mass is not influence, and no share says what would have
 happened without a token.
@@ -24,10 +24,9 @@ from torch import Tensor
 from dualview.anatomy.layers import Layer
 from dualview.comparison.finetuning import recipe_of
 from dualview.comparison.prepare import Prepared
-from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
-from dualview.duality.on_model.dual_finetuning import role_factors, update_contributions, worn_by
-from dualview.duality.on_model.meta_gradients import projected
-from dualview.duality.on_model.token_shares import ft_shares, icl_mass
+from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens, ft_shares, icl_mass
+from dualview.duality.on_model.dual_finetuning import role_factors, trace_for, update_contributions
+from dualview.duality.on_model.single_prompt import projected
 from dualview.duality.theory.linear import aggregate
 from dualview.io.errors import UserError
 from dualview.io.progress import Advance
@@ -94,7 +93,7 @@ def attention_json(prepared: Prepared, lr: float, advance: Advance) -> dict[str,
     try:
         recipe = recipe_of(prepared.options)
         traces = trace_training(lm, prompts.training_sequences, (lr, 0.0), recipe, progress=advance)
-        ft, control = (dual_parts(prepared, worn_by(lm, trace), shared, advance) for trace in traces)
+        ft, control = (dual_parts(prepared, trace_for(lm, trace), shared, advance) for trace in traces)
     except UserError as error:
         return {**found, "reason": str(error)}
     sides = {"": ft, "_lr0": control}

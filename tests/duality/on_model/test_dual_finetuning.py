@@ -17,8 +17,8 @@ from dualview.duality.on_model.dual_finetuning import (
     reconstruct,
     role_factors,
     score_contributions,
+    trace_for,
     update_contributions,
-    worn_by,
 )
 from dualview.duality.on_model.single_prompt import last_logits
 from dualview.duality.theory.linear import aggregate
@@ -199,7 +199,7 @@ def test_a_narrow_model_wears_what_its_wide_copy_learnt():
     lm = adopt(copy.deepcopy(zoo_lm("llama").model).to(torch.bfloat16), None, "narrow")
     (trace,) = trace_training(lm, SEQUENCES, [0.1], TrainingRecipe())
     how = PassPlan((1,), 1, record=False)
-    own = worn_by(lm, trace)
+    own = trace_for(lm, trace)
     tuned, dual, base = (
         ask(lm, QUERIES[:1], how, patch).settings[0].log_probs
         for patch in (own.tuned.patch, dual_patch(lm, trace), None)

@@ -10,10 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import zoo
 from close import assert_close
+from dualview.duality.errors import NotApplicable
 from dualview.duality.on_model.context_patch import context_patch, patch_report
 from dualview.duality.on_model.rounding import pass_rounding, require_digits, summed
 from dualview.duality.on_model.single_prompt import last_logits
-from dualview.duality.verify.check import NotApplicable
 from dualview.models.loading import adopt
 from equivalence.cases import lm as zoo_lm
 from equivalence.cases import tokens

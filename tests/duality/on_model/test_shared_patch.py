@@ -65,7 +65,7 @@ def test_norms_at_the_end_are_fitted_as_well_as_they_can_be(name):
     assert np.mean([gap(lm, query, patch) for query in ASKED]) < 0.8 * before
 
 
-def test_a_patch_is_worn_by_ask_with_packs_and_prefixes():
+def test_a_patch_works_in_ask_with_packs_and_prefixes():
     lm, patch = fitted("gpt2", ASKED, 0.0)
     scores = ask(lm, ASKED, PassPlan((1,), 1, record=False), patch).settings[0].log_probs
     aim = ask(lm, ASKED, PassPlan(DEMOS, 1, record=False)).settings[0].log_probs

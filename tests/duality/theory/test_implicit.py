@@ -132,7 +132,7 @@ def test_llama(d, d_ff, dtype, scale, seed):
 def test_gemma(d, d_ff, scale, seed):
     inner = llama(seed, d, d_ff, torch.float64)
     (post,) = normals(seed + 2, torch.float64, (d,))
-    block = GemmaBlock(inner.norm, inner.gate, inner.up, inner.down, 1 + 0.1 * post)
+    block = GemmaBlock(inner.norm, inner.gate, inner.up, inner.down, post_norm=1 + 0.1 * post)
     v, v_context = (scale * t for t in normals(seed + 1, torch.float64, (d,), (d,)))
     patch = block.patch(v, v_context)
     torch.testing.assert_close(apply_patch(block, patch)(v), block(v_context), rtol=1e-6, atol=1e-6 * scale)

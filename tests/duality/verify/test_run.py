@@ -8,31 +8,41 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dualview.duality.errors import NotApplicable
 from dualview.duality.verify import linear as identities_linear
-from dualview.duality.verify.check import Draws, Identity, Measured, ModelIdentity, NotApplicable, worst_of
-from dualview.duality.verify.run import IDENTITIES, render, verify, verify_wrong
+from dualview.duality.verify.check import Deviation, Draws, Formula, worst_of
+from dualview.duality.verify.run import IDENTITIES, MISPRINTS, render, verify, verify_wrong
 from dualview.io.errors import UserError
 
 
+def named(formulas):
+    return [pytest.param(formula, id=formula.statement) for formula in formulas]
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2, 12345])
-def test_every_identity_holds(seed):
-    failed = [check for check in verify(seed) if not check.passed]
-    assert not failed
+@pytest.mark.parametrize("identity", named(IDENTITIES))
+def test_an_identity_holds(identity, seed):
+    (check,) = verify(seed, identities=[identity])
+    assert check.passed, check
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 12345])
-def test_every_misprint_fails(seed):
-    assert not [check for check in verify_wrong(seed) if check.passed]
+@pytest.mark.parametrize("misprint", named(MISPRINTS))
+def test_a_misprint_fails_by_far(misprint, seed):
+    (check,) = verify(seed, identities=[misprint])
+    assert check.status == "failed" and math.isfinite(check.error)
+    assert seed or check.error > 1e-4
 
 
-def test_misprints_fail_by_far():
-    checks = verify_wrong(0)
-    assert len(checks) > 40
-    assert all(check.error > 1e-4 and math.isfinite(check.error) for check in checks)
+def test_every_misprint_belongs_to_an_identity():
+    """`verify --wrong` runs over the registry of `verify`: 44 misprints, each next to the identity that it distorts."""
+    assert [check.statement for check in verify_wrong(0)] == [misprint.statement for misprint in MISPRINTS]
+    assert len(MISPRINTS) == 44 and len(IDENTITIES) == 43
+    statements = [formula.statement for formula in (*IDENTITIES, *MISPRINTS)]
+    assert len(set(statements)) == len(statements)
 
 
-def test_statements_are_unique_and_data_are_fresh():
-    assert len({identity.statement for identity in IDENTITIES}) == len(IDENTITIES)
+def test_data_are_fresh():
     exact = [identity for identity in IDENTITIES if identity.tolerance < 1e-6]
     errors = [[check.error for check in verify(seed, identities=exact)] for seed in (0, 0, 1)]
     assert errors[0] == errors[1] and errors[0] != errors[2]
@@ -52,7 +62,7 @@ def refuse(kind, sentence):
     def error(_draws, _model):
         raise kind(sentence)
 
-    return ModelIdentity(f"raises {kind.__name__}", "nobody", error)
+    return Formula(f"raises {kind.__name__}", "nobody", error)
 
 
 def test_only_what_has_no_place_is_skipped():
@@ -68,27 +78,27 @@ def test_only_what_has_no_place_is_skipped():
 
 def test_a_tolerance_is_what_the_statement_leaves_and_what_rounding_can_add():
     cases = [
-        (Measured(1e-6, 2.5, rounding=1e-7), 0.0),
-        (Measured(1e-6, 2.5, rounding=1e-5), 0.0),
-        (Measured(1e-6, rounding=1e-7), 1e-3),
+        (Deviation(1e-6, 2.5, rounding=1e-7), 0.0),
+        (Deviation(1e-6, 2.5, rounding=1e-5), 0.0),
+        (Deviation(1e-6, rounding=1e-7), 1e-3),
         (1e-6, 0.0),
     ]
-    asked = [ModelIdentity("x", "nobody", lambda *_, found=found: found, exact) for found, exact in cases]
+    asked = [Formula("x", "nobody", lambda *_, found=found: found, exact) for found, exact in cases]
     checks = verify(0, {}, identities=(), model_identities=asked)
     assert [check.passed for check in checks] == [False, True, True, False]
     assert [check.tolerance for check in checks] == [1e-7, 1e-5, 1e-3 + 1e-7, 0.0] and checks[0].unpatched == 2.5
 
 
-def test_the_worst_is_judged_beside_its_own_rounding():
-    small, large = Measured(1e-6, rounding=1e-7), Measured(1e-3, rounding=1e-2)
-    assert worst_of([large, small, Measured(0.0)]) is small
-    broken = Measured(float("nan"), rounding=1.0)
+def test_the_worst_is_judged_by_its_own_rounding():
+    small, large = Deviation(1e-6, rounding=1e-7), Deviation(1e-3, rounding=1e-2)
+    assert worst_of([large, small, Deviation(0.0)]) is small
+    broken = Deviation(float("nan"), rounding=1.0)
     assert worst_of([small, broken, large]) is broken
-    assert worst_of([small, Measured(1e-12), large]).error == 1e-12  # nothing was allowed here
+    assert worst_of([small, Deviation(1e-12), large]).error == 1e-12  # nothing was allowed here
 
 
 def test_the_table_shows_what_was_skipped_and_what_there_was_to_explain():
-    patched = ModelIdentity("a patch", "nobody", lambda draws, model: Measured(1e-6, unpatched=2.5, rounding=1e-5))
+    patched = Formula("a patch", "nobody", lambda draws, model: Deviation(1e-6, unpatched=2.5, rounding=1e-5))
     checks = verify(0, {}, identities=(), model_identities=[patched, refuse(NotApplicable, "no such [layer]")])
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(render(checks))
@@ -99,12 +109,12 @@ def test_the_table_shows_what_was_skipped_and_what_there_was_to_explain():
 
 
 def test_nan_passes_nothing():
-    broken = Identity("0/0", "nobody", lambda draws: float("nan"))
+    broken = Formula("0/0", "nobody", lambda draws: float("nan"))
     assert [check.passed for check in verify(0, identities=[broken])] == [False]
 
 
 def test_identities_on_a_model():
-    on_model = ModelIdentity("2 + 2 = 4", "arithmetic", lambda draws, model: abs(model["two"] * 2 - 4.0))
+    on_model = Formula("2 + 2 = 4", "arithmetic", lambda draws, model: abs(model["two"] * 2 - 4.0))
     checks = verify(0, {"two": 2}, identities=(), model_identities=[on_model])
     assert [check.passed for check in checks] == [True]
     assert not verify(0, {"two": 3}, identities=(), model_identities=[on_model])[0].passed
@@ -121,7 +131,7 @@ def test_table_prints_brackets_and_verdicts():
 
 
 def test_the_sum_of_outer_products_can_fail(monkeypatch):
-    """Each of the three functions is held against sums that use none of them."""
+    """Each of the three functions is compared with sums that use none of them."""
     identity = next(each for each in IDENTITIES if each.statement.startswith("ΔW_ICL"))
     assert identity.error(Draws(3, "x")) < 1e-12
     for name in ("outer_products", "state_weights", "linear_weights"):
@@ -140,7 +150,12 @@ def test_importing_the_package_does_not_import_torch():
 
 
 def test_the_reference_lists_every_module():
-    root = Path(__file__).parents[2]
-    modules = {file.stem for file in (root / "src/dualview/duality").glob("*.py")} - {"__init__"}
+    root = Path(__file__).parents[3]
+    files = (root / "src/dualview/duality").rglob("*.py")
+    modules = {".".join(file.relative_to(root / "src").with_suffix("").parts) for file in files}
+    modules = {name for name in modules if not name.endswith("__init__")}
     page = (root / "docs/reference/duality.md").read_text(encoding="utf-8")
-    assert {name for name in modules if f"::: dualview.duality.{name}\n" in f"{page}\n"} == modules
+    assert {line.removeprefix("::: ") for line in page.splitlines() if line.startswith("::: ")} == {
+        *modules,
+        "dualview.duality",
+    }

@@ -8,27 +8,27 @@
 z, h and u are what the *patched* zero-shot pass holds at the query's last token (each block reads the patched state of
 the one before), z_C and o_C what the in-context pass holds there; o is the block's output once its readers are patched,
 so δ = v_C − v in a sequential block and attn_C − attn in a parallel one. The patched model, asked without the
-demonstrations, then says exactly what the model says with them.
+demonstrations, then gives exactly the logits that the model gives with them.
 
-A patch belongs to one query. `token="last"` wears it at that token alone (the theorem as printed); `token="every"` is a
-plain change of weights: every token of the query meets it, the states of all of them change, and the patches are built
-from those states, so the equality at the last token is just as exact.
+A patch belongs to one query. `token="last"` applies it at that token alone (the theorem as printed); `token="every"` is
+a plain change of weights: every token of the query meets it, the states of all of them change, and the patches are
+built from those states, so the equality at the last token is just as exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from dualview.duality.on_model.feed_forward import FeedForward, block_output, feed_forwards
-from dualview.duality.on_model.single_prompt import forward_row, last_logits
+from dualview.duality.on_model.single_prompt import forward_row, hooked, last_logits
 from dualview.duality.theory.implicit import RankOne, carry_patch, input_patch, scale_patch
 from dualview.duality.theory.linalg import norm
 from dualview.duality.theory.recorder import weight_matrix
@@ -41,7 +41,7 @@ Token = Literal["last", "every"]
 
 @dataclass(frozen=True)
 class BlockPatch:
-    """What one block wears."""
+    """The patch of one block."""
 
     place: FeedForward
     inputs: tuple[RankOne, ...]
@@ -52,7 +52,7 @@ class BlockPatch:
 
 @dataclass(frozen=True)
 class ContextPatch:
-    """One query's context as patches of every block; worn with `applied()`, like any patch."""
+    """One query's context as patches of every block, active within `applied()`, like any patch."""
 
     blocks: tuple[BlockPatch, ...]
     token: Token
@@ -75,19 +75,12 @@ class ContextPatch:
 
             return hook
 
-        hooks: list[Any] = []
-        for block in self.blocks:
-            pairs = zip(block.place.readers, block.inputs, strict=True)
-            hooks += [reader.register_forward_hook(reading(delta)) for reader, delta in pairs]
-            hooks.append(block.place.carrier.register_forward_hook(carrying(block)))
-        try:
+        pairs = [(m, reading(d)) for b in self.blocks for m, d in zip(b.place.readers, b.inputs, strict=True)]
+        with hooked([*pairs, *((block.place.carrier, carrying(block)) for block in self.blocks)]):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def to_json(self) -> dict[str, Any]:
-        """How large the patches are beside the weights they change, block by block."""
+        """How large the patches are relative to the weights they change, block by block."""
         return {
             "token": self.token,
             "kind": [block.place.kind for block in self.blocks],
@@ -115,55 +108,57 @@ def context_patch(
         raise UserError("A context patch needs a query of at least one token.")
     places = feed_forwards(lm)
     with torch.no_grad():
-        aims = _aims(lm, places, [*context, *query])
+        aims = recorded_aims(places, [-1], lambda: forward_row(lm, [*context, *query]))
         return _built(lm, places, aims, [*bare, *query], token)
 
 
-@dataclass
-class _Aim:
-    """What one block must hold at the last token: its readers' input and its output, with the context."""
+@dataclass(frozen=True)
+class Aims:
+    """What one block holds at some tokens when the demonstrations are there."""
 
-    z: Tensor | None = None
-    out: Tensor | None = None
+    read: Float[Tensor, "token d_in"] | None
+    """z_C: what the readers read."""
+    out: Float[Tensor, "token d_model"]
+    """o_C: the block's output."""
 
 
-def _aims(lm: LanguageModel, places: Sequence[FeedForward], ids: Sequence[int]) -> list[_Aim]:
-    aims = [_Aim() for _ in places]
+def recorded_aims(
+    places: Sequence[FeedForward], at: Sequence[int] | Int[Tensor, " token"], run: Callable[[], object]
+) -> tuple[Aims, ...]:
+    """Run a pass with the demonstrations and keep every block's states at these tokens of its row."""
+    reads: dict[int, Tensor] = {}
+    outs: dict[int, Tensor] = {}
 
-    def keep_input(aim: _Aim) -> Any:
+    def keep_read(index: int) -> Any:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
-            aim.z = as_tokens(inputs[0])[0, -1]
+            reads[index] = as_tokens(inputs[0])[0, at]
 
         return hook
 
-    def keep_output(aim: _Aim) -> Any:
+    def keep_out(index: int) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            aim.out = block_output(output)[0, -1]
+            outs[index] = block_output(output)[0, at]
 
         return hook
 
-    hooks = [p.readers[0].register_forward_hook(keep_input(a)) for p, a in zip(places, aims, strict=True) if p.readers]
-    hooks += [p.block.register_forward_hook(keep_output(a)) for p, a in zip(places, aims, strict=True)]
-    try:
-        forward_row(lm, ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return aims
+    hooks = [(p.readers[0], keep_read(i)) for i, p in enumerate(places) if p.readers]
+    with hooked([*hooks, *((p.block, keep_out(i)) for i, p in enumerate(places))]):
+        run()
+    return tuple(Aims(reads.get(i), outs[i]) for i in range(len(places)))
 
 
 def _built(
-    lm: LanguageModel, places: Sequence[FeedForward], aims: Sequence[_Aim], ids: Sequence[int], token: Token
+    lm: LanguageModel, places: Sequence[FeedForward], aims: Sequence[Aims], ids: Sequence[int], token: Token
 ) -> ContextPatch:
     """Algorithm 1 in one pass: each block is patched as it runs, so the next one reads patched states."""
     inputs: dict[nn.Module, RankOne] = {}
     carried: dict[nn.Module, Tensor] = {}
     blocks: list[BlockPatch] = []
 
-    def read(aim: _Aim) -> Any:
+    def read(aim: Aims) -> Any:
         def hook(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            assert aim.z is not None
-            inputs[module] = input_patch(weight_matrix(module), as_tokens(given[0])[0, -1], aim.z)
+            assert aim.read is not None
+            inputs[module] = input_patch(weight_matrix(module), as_tokens(given[0])[0, -1], aim.read[0])
             return _added(output, _product(inputs[module], given[0]), token)
 
         return hook
@@ -171,11 +166,10 @@ def _built(
     def carry(module: nn.Module, given: tuple[Tensor, ...], _output: Tensor) -> None:
         carried[module] = as_tokens(given[0])
 
-    def end(place: FeedForward, aim: _Aim) -> Any:
+    def end(place: FeedForward, aim: Aims) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
             states, x = block_output(output), carried.pop(place.carrier)
-            assert aim.out is not None
-            change = (aim.out - states[0, -1]) / place.scale
+            change = (aim.out[0] - states[0, -1]) / place.scale
             patch = BlockPatch(place, tuple(inputs[m] for m in place.readers), _output_patch(place, x[0, -1:], change))
             blocks.append(patch)
             states = _added(states, place.scale * _carried(patch, x), token)
@@ -183,21 +177,15 @@ def _built(
 
         return hook
 
-    hooks: list[Any] = []
-    for place, aim in zip(places, aims, strict=True):
-        hooks += [reader.register_forward_hook(read(aim)) for reader in place.readers]
-        hooks.append(place.carrier.register_forward_hook(carry))
-        hooks.append(place.block.register_forward_hook(end(place, aim)))
-    try:
+    pairs = list(zip(places, aims, strict=True))
+    readers = [(reader, read(aim)) for place, aim in pairs for reader in place.readers]
+    with hooked([*readers, *((p.carrier, carry) for p in places), *((p.block, end(p, a)) for p, a in pairs)]):
         forward_row(lm, ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return ContextPatch(tuple(blocks), token)
 
 
 def _output_patch(place: FeedForward, x: Float[Tensor, "1 d_in"], change: Tensor) -> RankOne | Tensor:
-    """What the carrier needs so that it puts out `change` more at the token where it reads x."""
+    """What the carrier needs so that its output is larger by `change` at the token where it reads x."""
     if place.kind == "bias":
         return change
     if place.kind == "weight":
@@ -206,7 +194,7 @@ def _output_patch(place: FeedForward, x: Float[Tensor, "1 d_in"], change: Tensor
 
 
 def unscaled(module: nn.Module, x: Float[Tensor, "*token d"]) -> Float[Tensor, "*token d"]:
-    """u: what a norm puts out before its scale, u = ∂(its output)/∂(its weight).
+    """u: a norm's output before its scale, u = ∂(its output)/∂(its weight).
 
     By differentiation (forward mode, along 1), because norms differ in what they do with their weight: Gemma adds 1.
     """
@@ -228,7 +216,7 @@ def _product(delta: RankOne, x: Float[Tensor, "batch token d_in"]) -> Float[Tens
 
 
 def _carried(block: BlockPatch, x: Float[Tensor, "batch token d_in"]) -> Float[Tensor, "*token d_model"]:
-    """What the patched carrier puts out more than the plain one where it reads x."""
+    """The output of the patched carrier less that of the plain one, where it reads x."""
     if isinstance(block.output, RankOne):
         return _product(block.output, x)
     return block.output if block.place.kind == "bias" else block.output * unscaled(block.place.carrier, x)
@@ -254,7 +242,7 @@ def _size(delta: RankOne | Tensor) -> float:
 
 @dataclass(frozen=True)
 class PatchReport:
-    """How well a patched zero-shot pass says what the in-context pass says."""
+    """How close a patched zero-shot pass is to the in-context pass."""
 
     error: float
     """Largest difference of the logits at the last token."""
@@ -263,7 +251,7 @@ class PatchReport:
     relative: float
     """‖patched − in-context‖ / ‖zero-shot − in-context‖; 0 is equality, 1 what no patch at all leaves."""
     same_token: bool
-    """Whether both say the same next token."""
+    """Whether both predict the same next token."""
     gap: float
     """‖zero-shot − in-context‖: what the patched logits are compared with."""
 
@@ -277,9 +265,9 @@ def patch_report(
     token: Token = "last",
 ) -> PatchReport:
     """Ask with the demonstrations, without them, and without them but patched; a patch is built if none is given."""
-    worn = context_patch(lm, context, query, bare, token) if patch is None else patch
+    applied = context_patch(lm, context, query, bare, token) if patch is None else patch
     aim, plain = last_logits(lm, [*context, *query]), last_logits(lm, [*bare, *query])
-    found = last_logits(lm, [*bare, *query], worn)
+    found = last_logits(lm, [*bare, *query], applied)
     gap = norm(plain - aim)
     return PatchReport(
         error=float((found - aim).abs().max()),

@@ -1,6 +1,6 @@
 """The comparison's own fine-tuning as attention over its training tokens (Irie et al. 2022), on a real model.
 
-`learning.factors.trace_training` keeps, for every trained projection, what it read (x_t) and the error signal it got
+`learning.traces.trace_training` keeps, for every trained projection, what it read (x_t) and the error signal it got
 back (e_t = −lr ∂loss/∂(W x_t), at the weights of that step). From those alone:
 
     W_T x = W_0 x + Σ_t e_t (x_tᵀ x),   b_T = b_0 + Σ_t e_t                `reconstruct`, `DualPatch`: exact
@@ -10,7 +10,7 @@ back (e_t = −lr ∂loss/∂(W x_t), at the weights of that step). From those a
 The last line is for a score s that the whole model computes, such as the difference of two candidates' log-probs, to
 which no token contributes linearly: each token's part of the update is credited along the straight path from the base
 weights to the tuned ones (integrated gradients, Sundararajan et al. 2017), by Gauss–Legendre quadrature, and `residual`
-says what the quadrature left. All of it decomposes one training run; it does not say what would have happened without
+is what the quadrature left. All of it decomposes one training run; it does not say what would have happened without
 a token.
 """
 
@@ -28,7 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dualview.anatomy.layers import Projection, Role
-from dualview.duality.on_model.single_prompt import forward_row
+from dualview.duality.on_model.single_prompt import forward_row, hooked
 from dualview.duality.theory.linalg import norm
 from dualview.duality.theory.linear import DualForm, Residual, TokenIndex, aggregate, summing_error
 from dualview.duality.theory.toy_attention import lin_attn, relative_error
@@ -71,7 +71,7 @@ def reconstruct(trace: TrainingTrace) -> tuple[Residual, ...]:
     """Every tuned projection rebuilt from its factors, against the one training made (T1c): errors per projection.
 
     Summed in float64, so that what is reported is training's own rounding, which `rounding` estimates. Training sums
-    the update apart from the weights, so it is compared, and rounded, beside its own size and not theirs.
+    the update apart from the weights, so it is compared, and rounded, relative to its own size and not theirs.
     """
     deltas = _deltas(trace)
     steps = int(trace.tokens.step.max()) + 1 if len(trace.tokens.step) else 0
@@ -128,7 +128,7 @@ def _deltas(trace: TrainingTrace) -> Deltas:
 class DualPatch:
     """The fine-tuned model in dual form: base weights plus linear attention over the training tokens.
 
-    No ΔW is ever formed: every projection attends to what it saw in training. Worn like any patch.
+    No ΔW is ever formed: every projection attends to what it saw in training. Applied like any patch.
     """
 
     factors: tuple[Factors, ...]
@@ -154,20 +154,16 @@ class DualPatch:
 
             return hook
 
-        hooks = [f.projection.module.register_forward_hook(add(i)) for i, f in enumerate(self.factors)]
-        try:
+        with hooked((f.projection.module, add(i)) for i, f in enumerate(self.factors)):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 def dual_patch(lm: LanguageModel, trace: TrainingTrace) -> DualPatch:
-    """The fine-tuned model of a traced run, in dual form, to be worn by `lm`."""
-    return DualPatch(worn_by(lm, _followed(trace)).factors)
+    """The fine-tuned model of a traced run, in dual form, for `lm`."""
+    return DualPatch(trace_for(lm, _followed(trace)).factors)
 
 
-def worn_by(lm: LanguageModel, trace: TrainingTrace) -> TrainingTrace:
+def trace_for(lm: LanguageModel, trace: TrainingTrace) -> TrainingTrace:
     """The trace with its patch and factors on `lm`'s own modules.
 
     A model narrower than float32 is trained as a copy, and what is on the copy's modules does nothing to the model.
@@ -258,13 +254,13 @@ def score_contributions(
     A candidate's score is the mean log-prob of its tokens, so for single tokens s is the difference of their logits.
     The quadrature begins with `nodes` points and doubles them (at most to 64) until what it misses is less than
     `tolerance` of the change (or of `least`, if the change is smaller). Where experts are routed, the score jumps along
-    the path and no quadrature sees the jump: `residual` tells.
+    the path and no quadrature sees the jump: `residual` shows it.
     """
     if not candidate or not against:
         raise UserError("Contributions need two candidates of at least one token each.")
     if nodes < 1:
         raise UserError(f"The quadrature needs at least one node, not {nodes}.")
-    trace = worn_by(lm, _followed(trace))
+    trace = trace_for(lm, _followed(trace))
     found = _quadrature(lm, trace, _Lead(ids, candidate, against), nodes)
     while nodes < _MOST_NODES and found.residual > tolerance * max(abs(found.tuned - found.base), least):
         nodes *= 2
@@ -279,8 +275,8 @@ def _quadrature(lm: LanguageModel, trace: TrainingTrace, lead: _Lead, nodes: int
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
         _accumulate(values, lm, trace, _scaled(deltas, float(point)), lead, float(weight))
     ends: list[float] = []
-    for worn in (_scaled(deltas, 0.0), deltas):
-        with torch.no_grad(), worn.applied():
+    for end in (_scaled(deltas, 0.0), deltas):
+        with torch.no_grad(), end.applied():
             ends.append(float(lead.score(lm)))
     names = tuple(factors.projection.name for factors in trace.factors)
     return ScoreContributions(names, trace.tokens, values.cpu(), ends[0], ends[1])
@@ -326,8 +322,5 @@ def _accumulate(
 
 
 def _scaled(deltas: Deltas, share: float) -> Deltas:
-    return Deltas(
-        deltas.projections,
-        tuple(share * weight for weight in deltas.weights),
-        tuple(None if bias is None else share * bias for bias in deltas.biases),
-    )
+    biases = tuple(None if bias is None else share * bias for bias in deltas.biases)
+    return Deltas(deltas.projections, tuple(share * weight for weight in deltas.weights), biases)

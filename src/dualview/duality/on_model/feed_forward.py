@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from dualview.duality.on_model.single_prompt import forward_row
-from dualview.duality.verify.check import NotApplicable
+from dualview.duality.errors import NotApplicable
+from dualview.duality.on_model.single_prompt import forward_row, hooked
 from dualview.models.language_model import LanguageModel
 
 Kind = Literal["bias", "weight", "scale"]
@@ -48,7 +48,7 @@ def block_output(output: Any) -> Float[Tensor, "batch token d_model"]:
 
 
 @dataclass
-class _Seen:
+class _Watched:
     module: nn.Module
     read: Tensor
     made: Tensor
@@ -57,8 +57,8 @@ class _Seen:
 def feed_forwards(lm: LanguageModel) -> tuple[FeedForward, ...]:
     """Every block's feed-forward half, in order; `NotApplicable` for blocks that have none a patch could use."""
     attention = {m for layer in lm.anatomy.layers for m in (*layer.module.modules(), layer.output)}
-    linear: dict[nn.Module, list[_Seen]] = {block: [] for block in lm.anatomy.blocks}
-    norms: dict[nn.Module, list[_Seen]] = {block: [] for block in lm.anatomy.blocks}
+    linear: dict[nn.Module, list[_Watched]] = {block: [] for block in lm.anatomy.blocks}
+    norms: dict[nn.Module, list[_Watched]] = {block: [] for block in lm.anatomy.blocks}
     order: dict[nn.Module, int] = {}
     ends: dict[nn.Module, Tensor] = {}
 
@@ -67,7 +67,7 @@ def feed_forwards(lm: LanguageModel) -> tuple[FeedForward, ...]:
             if not isinstance(output, Tensor):
                 return output
             cut = output.detach().requires_grad_()
-            linear[block].append(_Seen(module, inputs[0], cut))
+            linear[block].append(_Watched(module, inputs[0], cut))
             order[module] = len(order)
             return cut.clone()  # some architectures go on to change it in place
 
@@ -76,7 +76,7 @@ def feed_forwards(lm: LanguageModel) -> tuple[FeedForward, ...]:
     def keep_norm(block: nn.Module) -> Any:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
             if isinstance(output, Tensor) and output.requires_grad:
-                norms[block].append(_Seen(module, inputs[0], output))
+                norms[block].append(_Watched(module, inputs[0], output))
                 order[module] = len(order)
 
         return hook
@@ -84,23 +84,15 @@ def feed_forwards(lm: LanguageModel) -> tuple[FeedForward, ...]:
     def keep_end(block: nn.Module, _inputs: Any, output: Any) -> None:
         ends[block] = block_output(output)
 
-    hooks: list[Any] = []
+    hooks: list[tuple[nn.Module, Any]] = [(block, keep_end) for block in lm.anatomy.blocks]
     for block in lm.anatomy.blocks:
-        hooks.append(block.register_forward_hook(keep_end))
-        for module in block.modules():
-            if module in attention:
-                continue
+        for module in (m for m in block.modules() if m not in attention):
             if isinstance(module, nn.Linear | Conv1D):
-                hooks.append(module.register_forward_hook(keep_linear(block)))
+                hooks.append((module, keep_linear(block)))
             elif _is_norm(module):
-                hooks.append(module.register_forward_hook(keep_norm(block)))
-    tokens = [token % lm.vocab for token in range(8)]
-    try:
-        with torch.enable_grad():
-            forward_row(lm, tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
+                hooks.append((module, keep_norm(block)))
+    with torch.enable_grad(), hooked(hooks):
+        forward_row(lm, [token % lm.vocab for token in range(8)])
     return tuple(_found(block, linear[block], norms[block], order, ends.get(block)) for block in lm.anatomy.blocks)
 
 
@@ -110,7 +102,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _found(
-    block: nn.Module, linear: list[_Seen], norms: list[_Seen], order: dict[nn.Module, int], end: Tensor | None
+    block: nn.Module, linear: list[_Watched], norms: list[_Watched], order: dict[nn.Module, int], end: Tensor | None
 ) -> FeedForward:
     name = type(block).__name__
     refusal = NotApplicable(

@@ -1,4 +1,4 @@
-"""What the note claims about a model's heads, for one prompt and one fine-tuning: split, updates, meta-gradients."""
+"""The claims about a model's heads, measured for one prompt and one fine-tuning: split, updates, meta-gradients."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class HeadReport:
     split: HeadSplits
     """Softmax attention as λ · demonstrations + (1 − λ) · the rest: exact."""
     weights: WeightSpace
-    """ΔW_ICL beside ΔW_FT, both of the relaxed linear attention."""
+    """ΔW_ICL and ΔW_FT, both of the relaxed linear attention."""
     meta_gradients: MetaGradients
-    """W_V x'_i beside fine-tuning's error signals e_i."""
+    """W_V x'_i and fine-tuning's error signals e_i."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -41,7 +41,7 @@ class HeadReport:
         }
 
     def table(self) -> RenderableType:
-        """Three tables of a line a layer, every likeness with its floor beside it."""
+        """Three tables with a line per layer; every similarity has its floor next to it."""
         split, weights, meta = self.split, self.weights, self.meta_gradients
         masses = [float(mass) for mass in split.mass.nanmean(1)]
         return Group(
@@ -50,7 +50,7 @@ class HeadReport:
                 [("λ, mean over heads", masses, ".3f"), ("error", split.error, ".1e")],
             ),
             _table(
-                f"ΔW_ICL beside ΔW_FT of the relaxed linear heads (rank {weights.rank}, {weights.shuffles} shuffles)",
+                f"ΔW_ICL and ΔW_FT of the relaxed linear heads (rank {weights.rank}, {weights.shuffles} shuffles)",
                 [
                     ("cosine", weights.cosine, "+.3f"),
                     ("floor", weights.cosine_floor, "+.3f"),
@@ -65,7 +65,7 @@ class HeadReport:
                 ],
             ),
             _table(
-                f"“meta-gradients” W_V x beside error signals e of the same {meta.tokens} tokens",
+                f"“meta-gradients” W_V x and error signals e of the same {meta.tokens} tokens",
                 [
                     ("cosine", meta.cosine, "+.3f"),
                     ("floor", meta.cosine_floor, "+.3f"),
@@ -84,7 +84,7 @@ class HeadReport:
 
 _LEGEND = (
     "cosine: 1 the same update, 0 unrelated. spaces: mean squared cosine of the principal angles, 1 shared. rank: "
-    "stable rank. A likeness says something only above its floor, the same with shuffled tokens, or above chance."
+    "stable rank. A similarity means something only above its floor (the same with shuffled tokens) or above chance."
 )
 
 

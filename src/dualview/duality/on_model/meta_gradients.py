@@ -1,9 +1,9 @@
 """The claim that in-context learning computes "meta-gradients", measured on the same tokens (Dai et al. 2023, sec. 3).
 
-In ΔW_ICL = Σ_i (W_V x'_i)(W_K x'_i)ᵀ the values stand where fine-tuning's error signals stand in ΔW = Σ_i e_i x_iᵀ, so
-W_V x'_i is called a meta-gradient. Here both are had for every demonstration token and layer:
+In ΔW_ICL = Σ_i (W_V x'_i)(W_K x'_i)ᵀ the values are where fine-tuning's error signals are in ΔW = Σ_i e_i x_iᵀ, so
+W_V x'_i is called a meta-gradient. Here both are computed for every demonstration token and layer:
 
-    m_i = W_V x'_i      what the value projection puts out at token i of the in-context prompt
+    m_i = W_V x'_i      the value projection's output at token i of the in-context prompt
     e_i = −lr ∂loss/∂(W_V x_i)      the same projection's error signal at the same token in fine-tuning
 
 and compared: cosine token by token (the claim as written), linear CKA over tokens (equal up to rotation and scale), and
@@ -17,20 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.anatomy.layers import Projection, Role
+from dualview.anatomy.layers import Role
 from dualview.duality.on_model.demo_tokens import DemoTokens
 from dualview.duality.on_model.dual_finetuning import role_factors
-from dualview.duality.on_model.per_layer import PerLayer
-from dualview.duality.on_model.single_prompt import forward_row
+from dualview.duality.on_model.single_prompt import projected
+from dualview.duality.on_model.weight_space import LayerTable, mean_of, random_orders
 from dualview.duality.theory.geometry import column_cosines, linear_cka, orthonormal_basis
 from dualview.duality.theory.linalg import norm
 from dualview.learning.traces import TrainingTrace
 from dualview.models.language_model import LanguageModel
-from dualview.models.probe import Tap, tapping
 
 
 @dataclass(frozen=True)
@@ -39,14 +37,6 @@ class TokenVectors:
 
     meta: Float[Tensor, "d token"]
     error: Float[Tensor, "d token"]
-
-
-def projected(lm: LanguageModel, ids: Sequence[int], projections: Sequence[Projection]) -> list[Tap]:
-    """What each projection reads and puts out at every token of a prompt, in the order given."""
-    taps: list[Tap] = []
-    with torch.no_grad(), tapping(projections, taps):
-        forward_row(lm, ids)
-    return [next(tap for tap in taps if tap.projection is projection) for projection in projections]
 
 
 def token_vectors(
@@ -62,8 +52,8 @@ def token_vectors(
 
 
 @dataclass(frozen=True)
-class MetaGradients(PerLayer):
-    """ "Meta-gradients" beside true error signals, layer by layer; the floors are means over shuffles of the tokens."""
+class MetaGradients(LayerTable):
+    """ "Meta-gradients" and true error signals, layer by layer; the floors are means over shuffles of the tokens."""
 
     cosine: tuple[float, ...]
     """Mean over tokens that have an error signal: 1 the claim as written, 0 unrelated, −1 opposite."""
@@ -87,7 +77,7 @@ class MetaGradients(PerLayer):
 def compare_meta_gradients(
     vectors: Sequence[TokenVectors], rank: int = 8, shuffles: int = 5, seed: int = 0
 ) -> MetaGradients:
-    """Measure the likeness on every layer, with `shuffles` random orders of the error signals as the floor."""
+    """Measure the similarity on every layer, with `shuffles` random orders of the error signals as the floor."""
     rows = [_layer(layer, rank, shuffles, seed + number) for number, layer in enumerate(vectors)]
     return MetaGradients.from_rows(rows, tokens=vectors[0].meta.shape[1] if vectors else 0, shuffles=shuffles)
 
@@ -98,26 +88,21 @@ def _layer(vectors: TokenVectors, rank: int, shuffles: int, seed: int) -> dict[s
         return {}
     values, error_values = orthonormal_basis(meta, rank), orthonormal_basis(error, rank)
     over_tokens, error_over_tokens = orthonormal_basis(meta.T, rank), orthonormal_basis(error.T, rank)
-    generator = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(meta.shape[1], generator=generator).to(meta.device) for _ in range(shuffles)]
+    orders = random_orders(meta.shape[1], shuffles, seed, meta.device)
     cosines = np.array([_cosine(meta, error[:, order]) for order in orders])
     ckas = np.array([linear_cka(meta, error[:, order]) for order in orders])
     shared = np.array([_overlap(over_tokens, error_over_tokens[order]) for order in orders])
-
-    def floor(values: np.ndarray) -> float:
-        return float(values.mean()) if len(values) else float("nan")
-
     return {
         "cosine": _cosine(meta, error),
-        "cosine_floor": floor(cosines),
+        "cosine_floor": mean_of(cosines),
         "cosine_floor_sd": float(cosines.std()) if shuffles else float("nan"),
         "cka": linear_cka(meta, error),
-        "cka_floor": floor(ckas),
+        "cka_floor": mean_of(ckas),
         "cka_floor_sd": float(ckas.std()) if shuffles else float("nan"),
         "overlap": _overlap(values, error_values),
         "overlap_chance": max(values.shape[1], error_values.shape[1]) / meta.shape[0],
         "token_overlap": _overlap(over_tokens, error_over_tokens),
-        "token_overlap_floor": floor(shared),
+        "token_overlap_floor": mean_of(shared),
     }
 
 

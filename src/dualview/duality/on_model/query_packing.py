@@ -1,4 +1,4 @@
-"""Queries packed into one pass whose last prompt tokens are known, so that states there can be read and replaced."""
+"""Queries packed into one pass, so that the states at their last prompt tokens can be read and replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.anatomy.dispatch import run_forward
-from dualview.duality.verify.check import NotApplicable
+from dualview.duality.errors import NotApplicable
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing import Pack, Tree, grow, pack, plan
 from dualview.models.prefix import Prefix
@@ -64,7 +64,7 @@ def query_pack(lm: LanguageModel, queries: Sequence[Query], prefix: Prefix) -> Q
 
 
 def tree_packs(lm: LanguageModel, trees: Sequence[Tree], prefix: Prefix) -> Iterator[QueryPack]:
-    """Trees of tokens in packs of bounded size; `pack.members` says which they are."""
+    """Trees of tokens in packs of bounded size; `pack.members` are their numbers."""
     _packable(lm)
     reads = max(1, _LOGIT_BYTES // (4 * lm.vocab))
     widest = max((len(tree.reads) for tree in trees), default=0)
@@ -73,7 +73,7 @@ def tree_packs(lm: LanguageModel, trees: Sequence[Tree], prefix: Prefix) -> Iter
 
 
 def branched(query: Query, copies: int) -> Tree:
-    """A query whose last token stands `copies` times side by side, each with all candidates after it.
+    """A query with `copies` copies of its last token side by side, each with all candidates after it.
 
     Copy c is node `len(query.ids) − 1 + c`, and candidate j of it is candidate `c · len(query.candidates) + j` of the
     tree: what is done to one copy's states reaches no other copy, so many can be tried in one pass.

@@ -12,20 +12,20 @@ exact   what the statement leaves without any rounding: 0, or the error of a qua
 ε, n    the spacing of the numbers at 1, and the longest sum of the model
 κ       the check's own conditioning: by how much its result changes, per unit of relative change of every term
 
-For a sum κ is written down: Σ_t ‖term_t‖ / ‖Σ_t term_t‖. For a pass through a whole model it is measured: everything
-that a map or a norm puts out is disturbed at random, by 1e-4 of its size, and κ is what becomes of the logits, divided
-by 1e-4. That step is well above the rounding of float32 and small enough for the response to be linear. 2 √n is ten
+For a sum κ is written down: Σ_t ‖term_t‖ / ‖Σ_t term_t‖. For a pass through a whole model it is measured: the outputs
+of all maps and norms are disturbed at random, by 1e-4 of their size, and κ is the change of the logits divided by 1e-4.
+That step is well above the rounding of float32 and small enough for the response to be linear. 2 √n is ten
 times the typical error of a sum. Nothing here looks at the error that was found, so it does not excuse a wrong
 statement.
 
-Where 2 ε √n κ exceeds a tenth of what there was to explain, the check says nothing and is skipped (`require_digits`).
+Where 2 ε √n κ exceeds a tenth of what there was to explain, the check shows nothing and is skipped (`require_digits`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -34,9 +34,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualview.duality.on_model.single_prompt import last_logits
+from dualview.duality.errors import NotApplicable
+from dualview.duality.on_model.single_prompt import hooked, last_logits
 from dualview.duality.theory.linalg import norm
-from dualview.duality.verify.check import NotApplicable
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Patch
 
@@ -53,7 +53,7 @@ def summed(dtype: torch.dtype, terms: int, conditioning: float) -> float:
 
 @dataclass
 class Disturbed:
-    """A patch, or none, applied to a model in which everything that a map or a norm puts out is slightly off."""
+    """A patch, or none, applied to a model in which the output of every map and norm is slightly off."""
 
     model: nn.Module
     patch: Patch | None
@@ -78,23 +78,11 @@ class Disturbed:
             signs = torch.randint(2, output.shape, generator=generator).to(output.device) * 2 - 1
             return output + (_STEP * size * signs).to(output.dtype)
 
-        @contextmanager
-        def disturbing() -> Generator[None]:
-            # Registered after the patch, so that what the patch adds is disturbed too.
-            leaves = [m for m in self.model.modules() if not list(m.children()) and list(m.parameters(recurse=False))]
-            hooks = [module.register_forward_hook(disturb) for module in leaves]
-            try:
-                yield
-            finally:
-                for hook in hooks:
-                    hook.remove()
-
-        if self.patch is None:
-            with disturbing():
-                yield
-        else:
-            with self.patch.applied(), disturbing():
-                yield
+        leaves = [m for m in self.model.modules() if not list(m.children()) and list(m.parameters(recurse=False))]
+        # The patch comes first, so that what it adds is disturbed too.
+        patch = nullcontext() if self.patch is None else self.patch.applied()
+        with patch, hooked((module, disturb) for module in leaves):
+            yield
 
 
 @dataclass(frozen=True)
@@ -125,6 +113,6 @@ def pass_rounding(
 
 
 def require_digits(rounding: float, explained: float, what: str) -> None:
-    """Refuse a check whose rounding is not small beside what it is to explain."""
+    """Refuse a check if rounding is not small relative to what it is to explain."""
     if not rounding <= _MOST * explained:
         raise NotApplicable(f"{what} by {explained:.0e} only, of which rounding can be {rounding:.0e}; try float64")

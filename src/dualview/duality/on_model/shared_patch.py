@@ -16,20 +16,24 @@ all tokens of a prompt meet, fitted at the prompts' last tokens only.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import json
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from dualview.duality.on_model.context_patch import as_tokens, unscaled
-from dualview.duality.on_model.feed_forward import FeedForward, block_output
+from dualview.duality.on_model.context_patch import Aims, as_tokens, recorded_aims, unscaled
+from dualview.duality.on_model.feed_forward import FeedForward, block_output, feed_forwards
 from dualview.duality.on_model.query_packing import QueryPack, query_pack
+from dualview.duality.on_model.single_prompt import hooked
 from dualview.duality.theory.linalg import symmetric_eigen
+from dualview.io.atomic import whole
 from dualview.io.errors import UserError
 from dualview.models.language_model import LanguageModel
 from dualview.models.prefix import Prefix
@@ -50,7 +54,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class ReusableBlock:
-    """What one block wears."""
+    """The patch of one block."""
 
     readers: LowRank | None
     """D: the readers see z + D z, that is, their weights become W (I + D)."""
@@ -60,7 +64,7 @@ class ReusableBlock:
 
 @dataclass(frozen=True)
 class ReusablePatch:
-    """One change of weights for all queries; worn with `applied()`, like any patch."""
+    """One change of weights for all queries, active within `applied()`, like any patch."""
 
     places: tuple[FeedForward, ...]
     blocks: tuple[ReusableBlock, ...]
@@ -83,22 +87,16 @@ class ReusablePatch:
 
             return hook
 
-        hooks: list[Any] = []
-        for place, block in zip(self.places, self.blocks, strict=True):
-            if block.readers is not None:
-                hooks += [reader.register_forward_pre_hook(reading(block.readers)) for reader in place.readers]
-            hooks.append(place.carrier.register_forward_hook(carrying(place, block)))
-        try:
+        pairs = list(zip(self.places, self.blocks, strict=True))
+        before = [(reader, reading(b.readers)) for p, b in pairs if b.readers is not None for reader in p.readers]
+        with hooked([(p.carrier, carrying(p, b)) for p, b in pairs], before):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 def carried(
     place: FeedForward, delta: LowRank | Tensor, x: Float[Tensor, "*token d_in"]
 ) -> Float[Tensor, "*#token d_model"]:
-    """What the patched carrier puts out more than the plain one where it reads x."""
+    """The output of the patched carrier less that of the plain one, where it reads x."""
     if isinstance(delta, LowRank):
         return delta(x)
     return delta if place.kind == "bias" else delta * unscaled(place.carrier, x)
@@ -108,44 +106,12 @@ def _plus(x: Tensor, change: Tensor) -> Tensor:
     return x + change.to(x.dtype)
 
 
-@dataclass(frozen=True)
-class Aims:
-    """What one block holds at every query's last token when the demonstrations are there."""
-
-    read: Float[Tensor, "query d_in"] | None
-    """z_C: what the readers read."""
-    out: Float[Tensor, "query d_model"]
-    """o_C: the block's output."""
-
-
 def in_context_aims(
     lm: LanguageModel, places: Sequence[FeedForward], queries: Sequence[Query], demos: Prefix
 ) -> tuple[Aims, ...]:
     """Run the queries behind the demonstrations and keep every block's states at their last tokens."""
     pack = query_pack(lm, queries, demos)
-    reads: dict[int, Tensor] = {}
-    outs: dict[int, Tensor] = {}
-
-    def keep_read(index: int) -> Any:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
-            reads[index] = as_tokens(inputs[0])[0, pack.last].clone()
-
-        return hook
-
-    def keep_out(index: int) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            outs[index] = block_output(output)[0, pack.last].clone()
-
-        return hook
-
-    hooks = [p.readers[0].register_forward_hook(keep_read(i)) for i, p in enumerate(places) if p.readers]
-    hooks += [p.block.register_forward_hook(keep_out(i)) for i, p in enumerate(places)]
-    try:
-        pack.run(lm)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return tuple(Aims(reads.get(i), outs[i]) for i in range(len(places)))
+    return recorded_aims(places, pack.last, lambda: pack.run(lm))
 
 
 def fit_patch(
@@ -158,8 +124,8 @@ def fit_patch(
 ) -> ReusablePatch:
     """Fit every block in one pass over the queries without demonstrations, each block on patched states.
 
-    `ridge` is μ in units of the mean squared length of what a map reads; `bare` is what stands before a query when no
-    demonstration does (BOS, or nothing).
+    `ridge` is μ in units of the mean squared length of what a map reads; `bare` is what comes before a query without
+    demonstrations (BOS, or nothing).
     """
     if not ridge >= 0:
         raise UserError(f"A ridge is a number of at least 0, not {ridge}.")
@@ -168,21 +134,15 @@ def fit_patch(
     # BOS is put into the queries, since its own states change with every block that is patched.
     pack = query_pack(lm, [Query((*bare, *q.ids), q.candidates, q.gold) for q in queries], Prefix(0))
     fit = _Fit(tuple(places), tuple(aims), ridge, pack)
-    hooks: list[Any] = []
-    for index, place in enumerate(places):
-        hooks += [reader.register_forward_pre_hook(fit.read(index)) for reader in place.readers]
-        hooks.append(place.carrier.register_forward_hook(fit.carry(index)))
-        hooks.append(place.block.register_forward_hook(fit.end(index)))
-    try:
+    before = [(reader, fit.read(i)) for i, place in enumerate(places) for reader in place.readers]
+    after = [(place.carrier, fit.carry(i)) for i, place in enumerate(places)]
+    with hooked([*after, *((place.block, fit.end(i)) for i, place in enumerate(places))], before):
         pack.run(lm)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return ReusablePatch(fit.places, tuple(fit.blocks))
 
 
 class _Fit:
-    """The fit under way: each block's patch is made, and worn, as the pass reaches it."""
+    """The fit under way: each block's patch is made and applied as the pass reaches it."""
 
     def __init__(self, places: tuple[FeedForward, ...], aims: tuple[Aims, ...], ridge: float, pack: QueryPack):
         self.places, self.aims, self.ridge, self.pack = places, aims, ridge, pack
@@ -234,11 +194,85 @@ def ridge_map(x: Float[Tensor, "fitted d_in"], y: Float[Tensor, "fitted d_out"],
     M = Yᵀ(XXᵀ + μI)⁻¹X with the x_i and y_i as rows; the least of all solutions where ridge is 0.
     """
     wide_x, wide_y = x.double(), y.double()
-    gram = symmetric_eigen(wide_x @ wide_x.T)
-    values = gram.values.clamp(min=0)
+    values, vectors = symmetric_eigen(wide_x @ wide_x.T)
+    values = values.clamp(min=0)
     shrunk = values + ridge * values.sum() / len(values)
     usable = shrunk > len(values) * torch.finfo(torch.float64).eps * shrunk.max()
     inverse = torch.where(usable, 1 / torch.where(usable, shrunk, 1.0), 0.0)
-    left = gram.vectors @ (inverse[:, None] * (gram.vectors.T @ wide_y))
+    left = vectors @ (inverse[:, None] * (vectors.T @ wide_y))
     kept = x.dtype if x.dtype == torch.float64 else torch.float32
     return LowRank(left.to(kept), x.to(kept).clone())
+
+
+SCHEMA = "dualview.patch/1"
+
+
+def save_patch(path: Path, patch: ReusablePatch, lm: LanguageModel, metadata: Mapping[str, Any]) -> Path:
+    """Write a patch as safetensors, whole or not at all; the metadata records what it was made from."""
+    from safetensors.torch import save_file
+
+    names = {module: name for name, module in lm.model.named_modules()}
+    tensors: dict[str, Tensor] = {}
+    for index, block in enumerate(patch.blocks):
+        parts: dict[str, LowRank | Tensor | None] = {"readers": block.readers, "carrier": block.carrier}
+        for part, delta in parts.items():
+            if isinstance(delta, LowRank):
+                tensors[f"{index}.{part}.left"], tensors[f"{index}.{part}.right"] = delta.left, delta.right
+            elif delta is not None:
+                tensors[f"{index}.{part}.vector"] = delta
+    header = {"schema": SCHEMA, "carriers": [names[place.carrier] for place in patch.places], **metadata}
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with whole(path) as temporary:
+        save_file(kept, temporary, {"dualview": json.dumps(header)})
+    return path
+
+
+def read_metadata(path: Path | str) -> dict[str, Any]:
+    """The metadata of a patch file, without its tensors."""
+    return _open(Path(path))[0]
+
+
+def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise UserError(f"There is no patch file {path}; `dualview compile` writes one.")
+    try:
+        with cast("Any", safe_open(path, framework="pt")) as file:
+            header = json.loads((cast("dict[str, str]", file.metadata() or {})).get("dualview", "{}"))
+            tensors = {name: cast("Tensor", file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is not a readable patch file ({error}); compile it again.") from None
+    if not isinstance(header, dict) or cast("dict[str, Any]", header).get("schema") != SCHEMA:
+        raise UserError(f"{path} is not a patch of schema {SCHEMA}; `dualview compile` writes one.")
+    return cast("dict[str, Any]", header), tensors
+
+
+def load_patch(path: Path | str, lm: LanguageModel) -> ReusablePatch:
+    """A compiled patch, ready for the model it was made for; any other model is refused."""
+    path = Path(path)
+    header, tensors = _open(path)
+    if header["weights_hash"] != lm.weights_hash:
+        dtype = header.get("options", {}).get("dtype", "float32")
+        raise UserError(
+            f"The patch {path} was made for the weights of {header['model']} in {dtype}, and {lm.name} has others; "
+            "compile it again for this model and dtype."
+        )
+    places = feed_forwards(lm)
+    names = {module: name for name, module in lm.model.named_modules()}
+    if [names[place.carrier] for place in places] != header["carriers"]:
+        raise UserError(f"The patch {path} was made for other modules than {lm.name} has; compile it again.")
+    blocks: list[ReusableBlock] = []
+    for index, place in enumerate(places):
+        readers, carrier = (_part(tensors, f"{index}.{part}", lm) for part in ("readers", "carrier"))
+        if carrier is None or isinstance(readers, Tensor) or (readers is None) != (not place.readers):
+            raise UserError(f"The patch {path} lacks a part of block {index}; compile it again.")
+        blocks.append(ReusableBlock(readers, carrier))
+    return ReusablePatch(places, tuple(blocks))
+
+
+def _part(tensors: Mapping[str, Tensor], name: str, lm: LanguageModel) -> LowRank | Tensor | None:
+    if f"{name}.vector" in tensors:
+        return tensors[f"{name}.vector"].to(lm.device)
+    left, right = tensors.get(f"{name}.left"), tensors.get(f"{name}.right")
+    return None if left is None or right is None else LowRank(left.to(lm.device), right.to(lm.device))

@@ -1,17 +1,20 @@
-"""Running one whole prompt through a model as a single row, with whatever is hooked onto it meanwhile."""
+"""Running one whole prompt through a model as a single row, with hooks on its modules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualview.anatomy.dispatch import Strategy, run_forward
+from dualview.anatomy.layers import Projection
 from dualview.models.language_model import LanguageModel
 from dualview.models.prefix import Causal, as_row
-from dualview.models.probe import Whole
+from dualview.models.probe import Tap, Whole, tapping
 from dualview.models.scoring import Patch
 
 
@@ -38,9 +41,29 @@ def whole_row(lm: LanguageModel, at: Tensor) -> Strategy:
 
 
 def last_logits(lm: LanguageModel, ids: Sequence[int], patch: Patch | None = None) -> Float[Tensor, " vocab"]:
-    """What the model says after a prompt, wearing a patch or not."""
+    """The logits after a prompt, with a patch applied or without."""
     with torch.no_grad():
         if patch is None:
             return forward_row(lm, ids)[0, 0]
         with patch.applied():
             return forward_row(lm, ids)[0, 0]
+
+
+def projected(lm: LanguageModel, ids: Sequence[int], projections: Sequence[Projection]) -> list[Tap]:
+    """The input and output of each projection at every token of a prompt, in the order given."""
+    taps: list[Tap] = []
+    with torch.no_grad(), tapping(projections, taps):
+        forward_row(lm, ids)
+    return [next(tap for tap in taps if tap.projection is projection) for projection in projections]
+
+
+@contextmanager
+def hooked(hooks: Iterable[tuple[nn.Module, Any]], before: Iterable[tuple[nn.Module, Any]] = ()) -> Generator[None]:
+    """Run with these forward hooks (and pre-hooks `before`) on their modules; they are removed whatever happens."""
+    handles = [module.register_forward_pre_hook(hook) for module, hook in before]
+    handles += [module.register_forward_hook(hook) for module, hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -3,7 +3,7 @@
     y = λ y_demos + (1 − λ) y_own,      λ = Z'/(Z' + Z),   Z = Σ exp(logit)
 
 recomputed for every layer and head from the model's own q, k and v (rotated, normed, grouped, soft-capped, windowed),
-and held against what its attention really put out. λ is 0 where the demonstrations are not read and 1 where nothing
+and compared with what its attention really gave. λ is 0 where the demonstrations are not read and 1 where nothing
 else is. "Own" is everything that is no demonstration: BOS, the query's tokens, and a learnt sink where a model has one,
 which takes mass and gives nothing.
 """
@@ -36,7 +36,7 @@ class Heads:
     k: Float[Tensor, "kv_head key d_head"]
     v: Float[Tensor, "kv_head key d_value"]
     out: Float[Tensor, "head d_value"]
-    """What the model's own attention put out."""
+    """The output of the model's own attention."""
     rule: Rule
     at: Int[Tensor, " key"]
 

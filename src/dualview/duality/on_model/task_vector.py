@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dualview.duality.on_model.feed_forward import block_output
 from dualview.duality.on_model.query_packing import QueryPack, branched, tree_packs
+from dualview.duality.on_model.single_prompt import hooked
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import compute_prefix
 from dualview.tasks.prompts import Query
@@ -72,9 +73,5 @@ def _put_in(
         return hook
 
     blocks = lm.anatomy.blocks
-    hooks = [blocks[v.layer].register_forward_hook(putting(c, v)) for c, v in enumerate(vectors)]
-    try:
+    with hooked((blocks[vector.layer], putting(copy, vector)) for copy, vector in enumerate(vectors)):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -8,7 +8,7 @@ vector (`attention` has the algebra), here with the keys and values a real model
 
 K₀, V₀ come from the base projections and K₁, V₁ from the tuned ones, both reading the base model's own states, as the
 expansion assumes. Keys are rotated (and normed) as the model does, so the matrices act on rotated query vectors; for
-that to be the same frame, the query stands at its in-context positions on both sides. A group's heads share keys and
+that to be the same frame, the query has its in-context positions on both sides. A group's heads share keys and
 values, hence one matrix for each key/value head. The relaxation drops the softmax and its scale: the two matrices are
 what the claim is about, not what the model computes.
 
@@ -17,16 +17,16 @@ Floor: ΔW_ICL with the same keys and the same values, paired at random (Σ_i v'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self, get_origin, get_type_hints
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.anatomy.dispatch import AttentionCall, Strategy
-from dualview.duality.on_model.per_layer import PerLayer
 from dualview.duality.on_model.rounding import summed
 from dualview.duality.on_model.single_prompt import forward_row, whole_row
 from dualview.duality.on_model.softmax_split import Heads
@@ -67,13 +67,7 @@ class KeyValues:
     def four_terms(self) -> FourTerms:
         """The fine-tuned linear head's four parts, one matrix for each key/value head (T2, from states)."""
         keys, values = self.base_keys.mT, self.base_values.mT
-        key_change, value_change = self.tuned_keys.mT - keys, self.tuned_values.mT - values
-        return FourTerms(
-            base=state_weights(keys, values),
-            from_key=state_weights(key_change, values),
-            from_value=state_weights(keys, value_change),
-            cross=state_weights(key_change, value_change),
-        )
+        return FourTerms.of_states(keys, values, self.tuned_keys.mT - keys, self.tuned_values.mT - values)
 
 
 class _BaseStates:
@@ -114,8 +108,25 @@ def _demo_states(heads: Heads, demos: range) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class WeightSpace(PerLayer):
-    """ΔW_ICL beside ΔW_FT, layer by layer, means over key/value heads; every likeness with its shuffled floor."""
+class LayerTable:
+    """A dataclass with tuples of one number per layer; NaN where a layer has none."""
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Mapping[str, float]], **rest: Any) -> Self:
+        """One row of numbers a layer, by the names of the fields; a row without a number has none."""
+        names = [name for name, kind in get_type_hints(cls).items() if get_origin(kind) is tuple]
+        return cls(**{name: tuple(row.get(name, float("nan")) for row in rows) for name in names}, **rest)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            name: [None if np.isnan(x) else x for x in value] if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class WeightSpace(LayerTable):
+    """ΔW_ICL and ΔW_FT, layer by layer, means over key/value heads; every similarity with its shuffled floor."""
 
     cosine: tuple[float, ...]
     """1 the same update up to size, 0 unrelated, −1 opposite."""
@@ -159,14 +170,13 @@ def compare_updates(
 def _layer(heads: Heads, demos: range, states: KeyValues, rank: int, shuffles: int, seed: int) -> dict[str, float]:
     keys, values = _demo_states(heads, demos)
     terms, rounding = states.four_terms(), states.rounding().tolist()
-    generator = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(keys.shape[-1], generator=generator).to(keys.device) for _ in range(shuffles)]
+    orders = random_orders(keys.shape[-1], shuffles, seed, keys.device)
     per_head: list[dict[str, float]] = []
     floors: list[list[float]] = []
     for head in range(keys.shape[0]):
         update, aim = state_weights(keys[head], values[head]), terms.delta[head]
         size = norm(aim)
-        # The base's and the tuned keys come out of different rows of a batch, which a processor may round differently.
+        # The base's and the tuned keys are different rows of a batch, which a processor may round differently.
         if size <= rounding[head] or norm(update) == 0:
             continue
         found = compare_weights(update, aim, rank)
@@ -177,9 +187,9 @@ def _layer(heads: Heads, demos: range, states: KeyValues, rank: int, shuffles: i
             {
                 "cosine": found.cosine,
                 "left_overlap": found.left_overlap,
-                "left_floor": _mean([other.left_overlap for other in others]),
+                "left_floor": mean_of([other.left_overlap for other in others]),
                 "right_overlap": found.right_overlap,
-                "right_floor": _mean([other.right_overlap for other in others]),
+                "right_floor": mean_of([other.right_overlap for other in others]),
                 "stable_rank_icl": found.stable_rank_a,
                 "stable_rank_ft": found.stable_rank_b,
                 "norm_ratio": found.norm_ratio,
@@ -191,9 +201,16 @@ def _layer(heads: Heads, demos: range, states: KeyValues, rank: int, shuffles: i
     if not per_head:
         return {}
     floor = np.asarray(floors).mean(0)  # over heads, so that its spread is that of a layer's mean
-    row = {name: _mean([head[name] for head in per_head]) for name in per_head[0]}
-    return row | {"cosine_floor": _mean(floor), "cosine_floor_sd": float(floor.std()) if shuffles else float("nan")}
+    row = {name: mean_of([head[name] for head in per_head]) for name in per_head[0]}
+    return row | {"cosine_floor": mean_of(floor), "cosine_floor_sd": float(floor.std()) if shuffles else float("nan")}
 
 
-def _mean(values: Sequence[float] | np.ndarray) -> float:
+def random_orders(count: int, shuffles: int, seed: int, device: torch.device) -> list[Int[Tensor, " token"]]:
+    """The orders of the tokens that make the floors."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randperm(count, generator=generator).to(device) for _ in range(shuffles)]
+
+
+def mean_of(values: Sequence[float] | np.ndarray) -> float:
+    """NaN for no values at all, without a warning."""
     return float(np.mean(values)) if len(values) else float("nan")

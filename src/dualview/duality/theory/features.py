@@ -43,8 +43,8 @@ def gram_features(points: Float[Tensor, "d point"]) -> Float[Tensor, "point poin
     keys, query = points[:, :-1], points[:, -1:]
     half = 0.5 * points.square().sum(dim=0)
     with_query = gaussian_kernel(keys, query)
-    eigen = symmetric_eigen(gaussian_kernel(keys, keys) - with_query @ with_query.T)
-    rest = (eigen.vectors * eigen.values.clamp(min=0).sqrt()).T * torch.exp(half[:-1])
+    values, vectors = symmetric_eigen(gaussian_kernel(keys, keys) - with_query @ with_query.T)
+    rest = (vectors * values.clamp(min=0).sqrt()).T * torch.exp(half[:-1])
     first = torch.cat([keys.T @ query[:, 0] - half[-1], half[-1:]]).exp()
     found = torch.cat([first[None], torch.cat([rest, rest.new_zeros(rest.shape[0], 1)], dim=1)])
     rounded = torch.finfo(points.dtype).tiny / torch.finfo(points.dtype).eps  # below, a number has lost its digits

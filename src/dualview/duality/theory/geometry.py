@@ -1,4 +1,4 @@
-"""How alike two weight updates are, and two sets of token vectors: geometry only, with what 0 and 1 mean.
+"""How similar two weight updates are, and two sets of token vectors: geometry only, with what 0 and 1 mean.
 
 Two random d × d matrices have a cosine of order 1/d but share directions by chance as their ranks grow, so every number
 here means little without the same number for shuffled tokens or another query (`weight_space`, `meta_gradients`).
@@ -35,12 +35,11 @@ def stable_rank(a: Float[Tensor, "m n"]) -> float:
 
 def orthonormal_basis(a: Float[Tensor, "m n"], rank: int | None = None) -> Float[Tensor, "m rank"]:
     """The leading left singular vectors; all those above rounding when no rank is asked for."""
-    parts = left_svd(a)
-    u, s = parts.vectors, parts.values
+    u, s = left_svd(a)
     if s.numel() == 0 or float(s[0]) == 0:
         raise UserError("The zero matrix spans no subspace: it has no principal angles.")
-    held = int((s > s[0] * max(a.shape) * torch.finfo(a.dtype).eps).sum())
-    return u[:, : held if rank is None else min(rank, held)]
+    above = int((s > s[0] * max(a.shape) * torch.finfo(a.dtype).eps).sum())
+    return u[:, : above if rank is None else min(rank, above)]
 
 
 def principal_angles(
@@ -55,7 +54,7 @@ def principal_angles(
     if v.shape[1] > u.shape[1]:
         u, v = v, u
     cosines = singular_values(u.T @ v).clamp(max=1)
-    # singular values of the part of v outside u, ascending to stand beside the descending cosines
+    # singular values of the part of v outside u, ascending, to pair with the descending cosines
     sines = singular_values(v - u @ (u.T @ v)).clamp(max=1).flip(0)
     return torch.where(cosines.square() < 0.5, torch.arccos(cosines), torch.arcsin(sines))
 
@@ -63,8 +62,8 @@ def principal_angles(
 def linear_cka(a: Float[Tensor, "d_a token"], b: Float[Tensor, "d_b token"]) -> float:
     """Linear CKA (Kornblith et al. 2019, eq. 4) over tokens: 1 equal up to rotation and scale, 0 uncorrelated.
 
-    ‖B_c A_cᵀ‖_F² / (‖A_c A_cᵀ‖_F ‖B_c B_cᵀ‖_F) with columns centred. It is biased upwards when d is not small beside
-    the number of tokens: two independent sets can score high, so read it against shuffled tokens.
+    ‖B_c A_cᵀ‖_F² / (‖A_c A_cᵀ‖_F ‖B_c B_cᵀ‖_F) with columns centred. It is biased upwards when d is not
+    small next to the number of tokens: two independent sets can score high, so compare it with shuffled tokens.
     """
     x, y = (t.double() - t.double().mean(dim=1, keepdim=True) for t in (a, b))
     cross = norm(y @ x.T) ** 2
@@ -88,7 +87,7 @@ class WeightComparison:
 
 
 def compare_weights(a: Float[Tensor, "m n"], b: Float[Tensor, "m n"], rank: int = 8) -> WeightComparison:
-    """ΔW_ICL beside ΔW_FT: direction, subspaces of the `rank` leading singular vectors, ranks and sizes."""
+    """ΔW_ICL and ΔW_FT: direction, subspaces of the `rank` leading singular vectors, ranks and sizes."""
 
     def overlap(x: Tensor, y: Tensor) -> float:
         return float(torch.cos(principal_angles(x, y, rank)).square().mean())

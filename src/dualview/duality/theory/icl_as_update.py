@@ -82,6 +82,16 @@ class FourTerms:
     cross: Float[Tensor, "d_v d_k"]
     """ΔW_V G ΔW_Kᵀ, of second order in the update."""
 
+    @classmethod
+    def of_states(cls, keys: Tensor, values: Tensor, key_change: Tensor, value_change: Tensor) -> "FourTerms":
+        """Expand (V + ΔV)(K + ΔK)ᵀ from keys and values as a model holds them (`*head d token`) and their changes."""
+        return cls(
+            base=state_weights(keys, values),
+            from_key=state_weights(key_change, values),
+            from_value=state_weights(keys, value_change),
+            cross=state_weights(key_change, value_change),
+        )
+
     @property
     def delta(self) -> Float[Tensor, "d_v d_k"]:
         """ΔW_FT."""
@@ -101,25 +111,18 @@ def four_terms(
     own: Float[Tensor, "d token"],
 ) -> FourTerms:
     """Expand fine-tuning's effect on a linear head over the query's own tokens X (Dai et al. eq. 10, corrected)."""
-    key, value = w_k @ own, w_v @ own
-    key_change, value_change = delta_k @ own, delta_v @ own
-    return FourTerms(
-        base=value @ key.T,
-        from_key=value @ key_change.T,
-        from_value=value_change @ key.T,
-        cross=value_change @ key_change.T,
-    )
+    return FourTerms.of_states(w_k @ own, w_v @ own, delta_k @ own, delta_v @ own)
 
 
 @dataclass(frozen=True)
-class Part:
+class SoftmaxPart:
     """Softmax attention over some of the tokens: its output, and the log of the mass those tokens hold."""
 
     output: Float[Tensor, "*batch d_v"]
     log_mass: Float[Tensor, "*batch"]
 
 
-def softmax_part(logits: Float[Tensor, "*batch token"], values: Float[Tensor, "*#batch token d_v"]) -> Part:
+def softmax_part(logits: Float[Tensor, "*batch token"], values: Float[Tensor, "*#batch token d_v"]) -> SoftmaxPart:
     """Attend to these tokens alone. Tokens are ROWS here, as in a model's heads (`head query key`, `head key d_head`).
 
     `logits` are already scaled and masked (−inf). Where every token is masked the output is 0 and the mass is 0, not
@@ -128,7 +131,7 @@ def softmax_part(logits: Float[Tensor, "*batch token"], values: Float[Tensor, "*
     log_mass = torch.logsumexp(logits, dim=-1)
     visible = torch.isfinite(log_mass)
     weights = torch.exp(logits - torch.where(visible, log_mass, 0).unsqueeze(-1))
-    return Part(output=(weights.unsqueeze(-2) @ values).squeeze(-2), log_mass=log_mass)
+    return SoftmaxPart(output=(weights.unsqueeze(-2) @ values).squeeze(-2), log_mass=log_mass)
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class SoftmaxSplit:
         return share * self.demos + (1 - share) * self.own
 
 
-def merge(demos: Part, own: Part) -> SoftmaxSplit:
+def merge(demos: SoftmaxPart, own: SoftmaxPart) -> SoftmaxSplit:
     """Join two softmaxes by their log-masses: λ = Z'/(Z' + Z) = sigmoid(log Z' − log Z).
 
     The query always sees itself, so `own` must hold some mass; `demos` may hold none (λ = 0).

@@ -22,7 +22,7 @@ many; it fails where A(C∖Y, x) = 0. Patches are exact for any weights, so they
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
@@ -96,7 +96,7 @@ def implicit_dynamics(
     start = outputs[:, 0]
     power = start @ start
     if not float(power) > 0:
-        raise UserError("The dynamics need A(x) ≠ 0: without context the contextual layer puts out zero.")
+        raise UserError("The dynamics need A(x) ≠ 0: without context the contextual layer returns zero.")
     weights = [weight]
     for i in range(outputs.shape[1] - 1):
         gradient = torch.outer(weight @ (outputs[:, i] - outputs[:, i + 1]), start)
@@ -119,7 +119,7 @@ class Block(Protocol):
     """The feed-forward half of a transformer block, at one token."""
 
     def patch(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
-        """What must be added to the weights so that the block at `v` puts out what it does at `v_context`."""
+        """What must be added to the weights so that the block gives at `v` what it gives at `v_context`."""
         ...
 
 
@@ -156,29 +156,25 @@ class LlamaBlock:
 
     def patch(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
         """Gate and up from z to z_C; down carries v_C − v. h is the patched activation, which is the in-context one."""
+        z_context = rms_norm(v_context, self.norm, self.eps)
+        return {**self.input_patches(v, v_context), "down": carry_patch(self.hidden(z_context), v_context - v)}
+
+    def input_patches(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
+        """Gate and up from z to z_C."""
         z, z_context = rms_norm(v, self.norm, self.eps), rms_norm(v_context, self.norm, self.eps)
-        return {
-            "gate": input_patch(self.gate, z, z_context),
-            "up": input_patch(self.up, z, z_context),
-            "down": carry_patch(self.hidden(z_context), v_context - v),
-        }
+        return {"gate": input_patch(self.gate, z, z_context), "up": input_patch(self.up, z, z_context)}
 
 
 @dataclass(frozen=True)
-class GemmaBlock:
+class GemmaBlock(LlamaBlock):
     """v + RMSNorm_m(W_down (act(W_gate z) ⊙ W_up z)), z = RMSNorm(v). Scales as applied (1 + stored)."""
 
-    norm: Float[Tensor, " d"]
-    gate: Float[Tensor, "d_ff d"]
-    up: Float[Tensor, "d_ff d"]
-    down: Float[Tensor, "d d_ff"]
-    post_norm: Float[Tensor, " d"]
-    eps: float = 1e-6
     act: Activation = F.gelu
+    post_norm: Float[Tensor, " d"] = field(kw_only=True)
 
     def unscaled(self, z: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
         """u: the MLP's output, normalised but not yet scaled by m."""
-        mlp = self.down @ (self.act(self.gate @ z) * (self.up @ z))
+        mlp = self.down @ self.hidden(z)
         return rms_norm(mlp, torch.ones_like(mlp), self.eps)
 
     def __call__(self, v: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
@@ -187,16 +183,12 @@ class GemmaBlock:
 
     def patch(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
         """Gate and up from z to z_C; Δm = (v_C − v)/u carries the residual."""
-        z, z_context = rms_norm(v, self.norm, self.eps), rms_norm(v_context, self.norm, self.eps)
-        return {
-            "gate": input_patch(self.gate, z, z_context),
-            "up": input_patch(self.up, z, z_context),
-            "post_norm": scale_patch(self.unscaled(z_context), v_context - v),
-        }
+        z_context = rms_norm(v_context, self.norm, self.eps)
+        return {**self.input_patches(v, v_context), "post_norm": scale_patch(self.unscaled(z_context), v_context - v)}
 
 
 def scale_patch(unscaled: Float[Tensor, " d"], change: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-    """Δm = change / u elementwise: the scale m + Δm adds `change` to what m alone puts out. Needs every u_i ≠ 0."""
+    """Δm = change / u elementwise: the scale m + Δm adds `change` to what m alone gives. Needs every u_i ≠ 0."""
     zeros = int((unscaled == 0).sum())
     if zeros:
         raise UserError(

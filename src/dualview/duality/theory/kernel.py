@@ -210,18 +210,12 @@ def slide_alpha(head: Head, rate: float, decay: float) -> float:
 def augmented(
     head: Head, on_values: Callable[[Tensor], Tensor] | None = None, on_keys: Callable[[Tensor], Tensor] | None = None
 ) -> Head:
-    """v_i → g₁(v_i), k_i → g₂(k_i) for every token, the query untouched: attention and dual model change alike."""
-
-    def apply(change: Callable[[Tensor], Tensor] | None, columns: Tensor) -> Tensor:
-        return columns if change is None else change(columns)
-
-    return Head(
-        demo_keys=apply(on_keys, head.demo_keys),
-        demo_values=apply(on_values, head.demo_values),
-        own_keys=apply(on_keys, head.own_keys),
-        own_values=apply(on_values, head.own_values),
-        query=head.query,
-    )
+    """v_i → g₁(v_i), k_i → g₂(k_i) for every token, the query untouched: attention and dual model change together."""
+    if on_values is not None:
+        head = replace(head, demo_values=on_values(head.demo_values), own_values=on_values(head.own_values))
+    if on_keys is not None:
+        head = replace(head, demo_keys=on_keys(head.demo_keys), own_keys=on_keys(head.own_keys))
+    return head
 
 
 def parallel_adapter(
@@ -252,13 +246,7 @@ def negative_values(
 
 def negative(head: Head, negatives: Int[Tensor, "count demo"], beta: float) -> Head:
     """Strict negative attention: values of the demonstrations x̃, keys unchanged (the slides' extra −αI is a slip)."""
-    return Head(
-        demo_keys=head.demo_keys,
-        demo_values=negative_values(head.demo_values, negatives, beta),
-        own_keys=head.own_keys,
-        own_values=head.own_values,
-        query=head.query,
-    )
+    return replace(head, demo_values=negative_values(head.demo_values, negatives, beta))
 
 
 def negative_loss(
@@ -269,9 +257,8 @@ def negative_loss(
     beta: float,
 ) -> Float[Tensor, ""]:
     """−(1/(ηD)) Σ_i [v_iᵀ W φ(k_i) − (β/k) Σ_{j ∈ N(i)} v_jᵀ W φ(k_i)]: negatives on the VALUE side, keys of i."""
-    predicted = weight @ model.demo_features
-    against = model.demo_values[:, negatives].mean(dim=1)
-    return -((model.demo_values - beta * against) * predicted).sum() / (rate * model.normaliser)
+    values = negative_values(model.demo_values, negatives, beta)
+    return -(values * (weight @ model.demo_features)).sum() / (rate * model.normaliser)
 
 
 @dataclass(frozen=True)
@@ -294,8 +281,8 @@ class GeneralisationBound:
     confidence: float
     """6 ρ² √(log(2/δ) / 2N)."""
     complexity_order: float
-    """w ρ d_o √(tr K_S) / N, as printed, inside an O(·) of unknown constant; d_o is the width of what the layer puts
-    out, d_v here (`softmax_head`'s key width, which the paper also writes d_o, enters only the scale of the logits)."""
+    """w ρ d_o √(tr K_S) / N, as printed, inside an O(·) of unknown constant; d_o is the width of the layer's output,
+    d_v here (`softmax_head`'s key width, which the paper also writes d_o, enters only the scale of the logits)."""
     confidence_order: float
     """√(log(1/δ) / N), as printed."""
 

@@ -33,7 +33,7 @@ def delta_step(
     rate: Float[Tensor, ""] | float,
     decay: Float[Tensor, ""] | float = 1.0,
 ) -> Float[Tensor, "d_v d_k"]:
-    """α S (I − β k kᵀ) + β v kᵀ: write v at k, erasing what S said there. `decay` < 1 is the gated one."""
+    """α S (I − β k kᵀ) + β v kᵀ: write v at k, erasing what S had there. `decay` < 1 is the gated one."""
     kept = decay * state
     return kept - rate * torch.outer(kept @ key, key) + rate * torch.outer(value, key)
 

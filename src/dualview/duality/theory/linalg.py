@@ -2,8 +2,6 @@
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -26,32 +24,16 @@ def singular_values(x: Float[Tensor, "m n"]) -> Float[Tensor, " rank"]:
     return found
 
 
-@dataclass(frozen=True)
-class LeftSvd:
-    """x = vectors · diag(values) · (right singular vectors)ᵀ."""
-
-    vectors: Float[Tensor, "m rank"]
-    values: Float[Tensor, " rank"]
-
-
-def left_svd(x: Float[Tensor, "m n"]) -> LeftSvd:
+def left_svd(x: Float[Tensor, "m n"]) -> tuple[Float[Tensor, "m rank"], Float[Tensor, " rank"]]:
     """Left singular vectors and singular values, descending."""
     vectors, values, _ = torch.linalg.svd(x, full_matrices=False)
-    return LeftSvd(vectors, values)
+    return vectors, values
 
 
-@dataclass(frozen=True)
-class Eigen:
-    """x = vectors · diag(values) · vectorsᵀ, values ascending."""
-
-    values: Float[Tensor, " n"]
-    vectors: Float[Tensor, "n n"]
-
-
-def symmetric_eigen(x: Float[Tensor, "n n"]) -> Eigen:
-    """Eigenvalues and orthonormal eigenvectors of a symmetric matrix."""
+def symmetric_eigen(x: Float[Tensor, "n n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"]]:
+    """Eigenvalues (ascending) and orthonormal eigenvectors of a symmetric matrix."""
     values, vectors = torch.linalg.eigh(x)
-    return Eigen(values, vectors)
+    return values, vectors
 
 
 def solve_right(a: Float[Tensor, "m n"], x: Float[Tensor, "n n"]) -> Float[Tensor, "m n"]:

@@ -129,7 +129,7 @@ class Residual:
     rounding: float
     """ε √steps ‖W_T‖ / ‖W_T − W_0‖: what rounding the weights after every step alone would leave in `weight`."""
     bias_rounding: float | None
-    """The same for `bias`, whose error signals may cancel: a `bias` of this size says that nothing but rounding moved
+    """The same for `bias`, whose error signals may cancel: a `bias` of this size means that nothing but rounding moved
     it (as the bias of a key, which no softmax sees)."""
 
 

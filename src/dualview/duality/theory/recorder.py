@@ -39,7 +39,7 @@ ADAM_REASON = (
 
 
 @dataclass(frozen=True)
-class _Call:
+class _LayerCall:
     """One call of a layer with the gradient that came back to it; tokens as rows."""
 
     order: int
@@ -58,9 +58,9 @@ class _Track:
     rows: Bool[Tensor, " d_out"] | None
     weight0: Tensor
     bias0: Tensor | None
-    pending: list[_Call] = field(default_factory=list[_Call])
+    pending: list[_LayerCall] = field(default_factory=list[_LayerCall])
     calls: int = 0
-    steps: list[list[_Call]] = field(default_factory=list[list[_Call]])
+    steps: list[list[_LayerCall]] = field(default_factory=list[list[_LayerCall]])
     weight_rules: list[StepRule | None] = field(default_factory=list[StepRule | None])
     bias_rules: list[StepRule | None] = field(default_factory=list[StepRule | None])
 
@@ -145,14 +145,8 @@ class DualRecorder:
         if self._optimizer is not None:
             self._refuse_used(self._optimizer)
         for name, module in self._layers.items():
-            weight0 = weight_matrix(module).clone()
-            self._tracks[name] = _Track(
-                name=name,
-                module=module,
-                rows=self._rows.get(name),
-                weight0=weight0,
-                bias0=_copy(_parameter(module, "bias")),
-            )
+            weight0, bias0 = weight_matrix(module).clone(), _copy(_parameter(module, "bias"))
+            self._tracks[name] = _Track(name, module, self._rows.get(name), weight0, bias0)
         for track in self._tracks.values():
             self._handles.append(track.module.register_forward_hook(self._forward_hook(track), with_kwargs=True))
         if self._optimizer is not None:
@@ -188,14 +182,14 @@ class DualRecorder:
 
         return keep_input
 
-    def _call(self, track: _Track, order: int, x: Tensor, grad: Tensor) -> _Call:
+    def _call(self, track: _Track, order: int, x: Tensor, grad: Tensor) -> _LayerCall:
         keys, grads = x.reshape(-1, x.shape[-1]), grad.detach().reshape(-1, grad.shape[-1])
         if track.rows is not None:
             grads = grads * track.rows.to(grads)
         positions = x.shape[-2] if x.ndim > 2 else 1
         # copies: the caller may reuse these buffers after the backward pass
         kept_keys, kept_grads = (t.to(device=self._store_on or t.device, copy=True) for t in (keys, grads))
-        return _Call(order, kept_keys, kept_grads, max(positions, 1))
+        return _LayerCall(order, kept_keys, kept_grads, max(positions, 1))
 
     def _before_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if any(callable(a) for a in args[1:]) or kwargs.get("closure") is not None:
@@ -226,7 +220,7 @@ class DualRecorder:
         """Close one step of a hand-written loop, just before its update; the bias follows `rule` unless given its own.
 
         If `.grad` is set it is compared with what was recorded, and clipping is found from it; otherwise `rule.clip`
-        stands.
+        is used.
         """
         for track in self._tracks.values():
             weight, bias = _parameter(track.module, "weight"), _parameter(track.module, "bias")
@@ -264,23 +258,18 @@ class DualRecorder:
 
     def report(self) -> list[Residual]:
         """For every layer, how exactly its present weight and bias are rebuilt from the recorded tokens."""
-        return [
-            residual(
-                track.name,
-                _dual_form(track),
-                weight_matrix(track.module),
-                _copy(_parameter(track.module, "bias")),
-                len(track.steps),
-            )
-            for track in self._tracks.values()
-        ]
+        found: list[Residual] = []
+        for track in self._tracks.values():
+            weight, bias = weight_matrix(track.module), _copy(_parameter(track.module, "bias"))
+            found.append(residual(track.name, _dual_form(track), weight, bias, len(track.steps)))
+        return found
 
 
 def _group_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any] | None:
     return next((g for g in optimizer.param_groups if any(p is parameter for p in g["params"])), None)
 
 
-def gradient_scale(name: str, grad: Float[Tensor, "d_out d_in"], calls: Sequence[_Call]) -> float:
+def gradient_scale(name: str, grad: Float[Tensor, "d_out d_in"], calls: Sequence[_LayerCall]) -> float:
     """The scalar c with grad = c Σ_t g_t x_tᵀ (1, or what clipping made of it); an error if there is none."""
     expected, size = torch.zeros_like(grad), 0.0
     for call in calls:

@@ -62,7 +62,7 @@ def batch_sign(
 def l1_loss(
     weight: Float[Tensor, "d_v d_k"], keys: Float[Tensor, "d_k token"], targets: Float[Tensor, "d_v token"]
 ) -> Float[Tensor, ""]:
-    """Σ_i ‖W k_i − y_i‖₁, whose descent step −α ∂ is α sign(V) Kᵀ with V = Y − W K."""
+    """Σ_i ‖W k_i − y_i‖₁; its descent step −α ∂ is α sign(V) Kᵀ with V = Y − W K."""
     return (weight @ keys - targets).abs().sum()
 
 
@@ -98,20 +98,6 @@ class Risk:
     noise: Noise
     risk: float
     """E ‖c ŵ − w‖² / E ‖w‖² with the best constant c: 0 perfect, 1 no better than predicting 0."""
-
-
-@dataclass(frozen=True)
-class _Moments:
-    """What the best multiplier needs: Σ⟨ŵ, w⟩ and Σ‖ŵ‖² over draws."""
-
-    cross: float = 0.0
-    power: float = 0.0
-
-    def add(self, estimate: Tensor, truth: Tensor) -> "_Moments":
-        return _Moments(
-            cross=self.cross + float((estimate * truth).sum()),
-            power=self.power + float(estimate.square().sum()),
-        )
 
 
 def _estimates(keys: Float[Tensor, "draw token d"], values: Float[Tensor, "draw token"]) -> dict[str, Tensor]:
@@ -151,7 +137,7 @@ def sign_risks(
     if n_samples < 1 or dim < 1 or draws < 1:
         raise UserError("sign_risks needs n_samples, dim and draws of at least 1.")
     generator = torch.Generator().manual_seed(seed)
-    moments: dict[str, _Moments] = {}
+    moments: dict[str, tuple[float, float]] = {}  # Σ⟨ŵ, w⟩ and Σ‖ŵ‖² over draws: what the best multiplier needs
     size, left = 0.0, draws
     while left:
         batch = min(left, 2_000)  # bounds memory, and fixes the stream for a given seed
@@ -161,8 +147,9 @@ def sign_risks(
         values = _noise(noise, torch.einsum("bnd,bd->bn", keys, truth), scale, generator)
         size += float(truth.square().sum())
         for name, estimate in _estimates(keys, values).items():
-            moments[name] = moments.get(name, _Moments()).add(estimate, truth)
-    return [Risk(name, n_samples, noise, 1 - m.cross**2 / (m.power * size)) for name, m in moments.items()]
+            cross, power = moments.get(name, (0.0, 0.0))
+            moments[name] = cross + float((estimate * truth).sum()), power + float(estimate.square().sum())
+    return [Risk(name, n_samples, noise, 1 - c**2 / (p * size)) for name, (c, p) in moments.items()]
 
 
 def risk_table(

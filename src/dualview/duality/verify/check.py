@@ -1,26 +1,25 @@
-"""What `verify` runs: an identity is a sentence, its paper, and a function that measures by how much it fails."""
+"""What `verify` runs: formulas, each with its paper, the function that measures its error, and its common misprints."""
+
+from __future__ import annotations
 
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.io.errors import UserError
-
-
-class NotApplicable(UserError):
-    """This model has no place for an identity: the one reason for which a check is skipped rather than failed."""
+from dualview.duality.theory.toy_attention import relative_error
 
 
 class Draws:
-    """Fresh random shapes and float64 tensors for one identity, from a seed and the identity's name."""
+    """Random shapes and float64 tensors for one formula, from a seed and the formula's statement."""
 
     def __init__(self, seed: int, name: str) -> None:
-        # the name is mixed in so that two identities of one seed see different data; crc32 is the same on every machine
+        # the name is mixed in so that two formulas of one seed see different data; crc32 is the same on every machine
         self.generator = torch.Generator().manual_seed((seed * 2_654_435_761 + zlib.crc32(name.encode())) % 2**63)
 
     def size(self, low: int = 2, high: int = 9) -> int:
@@ -45,19 +44,8 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Identity:
-    """A statement that can be checked on random data alone."""
-
-    statement: str
-    paper: str
-    error: Callable[[Draws], float]
-    """How far the two sides are apart (relative, unless the statement says otherwise)."""
-    tolerance: float = 1e-12
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a check found, where its size needs something to be read beside."""
+class Deviation:
+    """How far a formula is off, where that number alone does not say enough."""
 
     error: float
     unpatched: float | None = None
@@ -68,10 +56,10 @@ class Measured:
     """Why rounding is larger than the model's precision promises."""
 
 
-def worst_of(found: Sequence[Measured]) -> Measured:
-    """The one whose error is largest beside its own rounding; a NaN is larger than any number."""
+def worst_of(found: Sequence[Deviation]) -> Deviation:
+    """The one with the largest error relative to its own rounding; a NaN is larger than any number."""
 
-    def badness(each: Measured) -> float:
+    def badness(each: Deviation) -> float:
         if math.isnan(each.error) or not each.rounding:
             return math.inf if each.error else 0.0
         return each.error / each.rounding
@@ -79,15 +67,70 @@ def worst_of(found: Sequence[Measured]) -> Measured:
     return max(found, key=badness)
 
 
+Sides = tuple[Tensor, Tensor]
+"""What a formula gives, and what it should give."""
+
+Setup = Callable[..., Any]
+"""Makes the data of a formula from `Draws`, and from the model for a formula that is checked on one."""
+
+Measure = Callable[..., float | Sides | Deviation]
+"""A function of the data that a set-up made (of the draws themselves where there is none).
+
+It returns the two sides, or how far they are apart (relative, unless the statement says otherwise).
+"""
+
+
 @dataclass(frozen=True)
-class ModelIdentity:
-    """A statement that is checked on a language model's own weights and activations."""
+class Formula:
+    """A statement that can be checked: an identity with the misprints that distort it, or one of those misprints."""
 
     statement: str
     paper: str
-    error: Callable[[Draws, object], float | Measured]
-    exact: float = 0.0
-    """What the statement leaves without any rounding: 0, or the error of a quadrature.
+    """For a misprint: where the slip was found (the note, the review, the slides), or else the result it distorts."""
+    measure: Measure
+    tolerance: float = 1e-12
+    """The error that is allowed; on a model, what the statement leaves without any rounding (0, or a quadrature's)."""
+    given: Setup | None = None
+    misprints: list[Formula] = field(default_factory=list["Formula"])
+    """The same statement as it is often misprinted or carried too far: each of them must fail."""
 
-    What rounding can add is found on the model and comes with the error.
-    """
+    def deviation(self, draws: Draws, *model: Any) -> Deviation:
+        """The distance of the two sides on these draws (and this model)."""
+        found = self.measure(draws, *model) if self.given is None else self.measure(self.given(draws, *model))
+        if isinstance(found, Deviation):
+            return found
+        return Deviation(relative_error(*found) if isinstance(found, tuple) else found)
+
+    def error(self, draws: Draws, *model: Any) -> float:
+        """The error alone."""
+        return self.deviation(draws, *model).error
+
+    def misprint(
+        self, statement: str, paper: str, tolerance: float = 1e-10, given: Setup | Literal["same"] | None = "same"
+    ) -> Callable[[Measure], Measure]:
+        """Decorate the function that measures a wrong form of this formula, by default on the same set-up."""
+
+        def add(measure: Measure) -> Measure:
+            setup = self.given if given == "same" else given
+            self.misprints.append(Formula(statement, paper, measure, tolerance, setup))
+            return measure
+
+        return add
+
+
+def identity(
+    statement: str, paper: str, tolerance: float = 1e-12, given: Setup | None = None
+) -> Callable[[Measure], Formula]:
+    """Decorate the function that measures an identity: the name becomes the `Formula`."""
+    return lambda measure: Formula(statement, paper, measure, tolerance, given)
+
+
+NOTE = "note on ICL and FT"
+REVIEW = "literature review"
+SLIDES = "Ren & Liu, slides"
+IRIE = "Irie et al. 2022"
+DAI = "Dai et al. 2023"
+VON_OSWALD = "von Oswald et al. 2023"
+REN_LIU = "Ren & Liu 2024"
+DHERIN = "Dherin et al. 2025"
+GOLDWASER = "Goldwaser et al. 2026"

@@ -1,6 +1,8 @@
 """Identities of contexts as patches (Dherin et al., Goldwaser et al.): T5 and T6, up to a whole random transformer."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -11,17 +13,18 @@ from dualview.duality.theory.implicit import (
     Gpt2Block,
     LlamaBlock,
     ParallelBlock,
+    Patch,
+    RankOne,
     apply_patch,
+    carry_patch,
     implicit_dynamics,
     input_patch,
+    rms_norm,
     skip_patch,
 )
 from dualview.duality.theory.linalg import singular_values
 from dualview.duality.theory.toy_attention import relative_error, soft_attn
-from dualview.duality.verify.check import Draws, Identity
-
-DHERIN = "Dherin et al. 2025"
-GOLDWASER = "Goldwaser et al. 2026"
+from dualview.duality.verify.check import DHERIN, GOLDWASER, Draws, Sides, identity
 
 
 @dataclass(frozen=True)
@@ -47,17 +50,31 @@ class ContextualBlock:
 
 
 @dataclass(frozen=True)
-class InContext:
-    """A block, a context and a query."""
+class BlockInContext:
+    """A block, a context and a query, with A(x) and A(C, x)."""
 
     block: ContextualBlock
     context: Float[Tensor, "d token"]
     x: Float[Tensor, " d"]
 
     @property
-    def nothing(self) -> Float[Tensor, "d 0"]:
-        """The empty context."""
-        return self.context[:, :0]
+    def without(self) -> Float[Tensor, " d"]:
+        """A(x), without the context."""
+        return self.block.attend(self.context[:, :0], self.x)
+
+    @property
+    def full(self) -> Float[Tensor, " d"]:
+        """A(C, x)."""
+        return self.block.attend(self.context, self.x)
+
+    @property
+    def expected(self) -> Float[Tensor, " d"]:
+        """T_W(C, x)."""
+        return self.block.after(self.full, self.block.first)
+
+    def patched(self, delta: RankOne, sign: float = 1.0) -> Float[Tensor, " d"]:
+        """T_{W+ΔW}(∅, x)."""
+        return self.block.after(self.without, self.block.first + sign * delta.matrix)
 
 
 def contextual_block(draws: Draws, d: int) -> ContextualBlock:
@@ -74,46 +91,64 @@ def contextual_block(draws: Draws, d: int) -> ContextualBlock:
     )
 
 
-def contextual(draws: Draws) -> InContext:
+def contextual(draws: Draws) -> BlockInContext:
     """Random sizes."""
     d = draws.size(3, 8)
-    return InContext(contextual_block(draws, d), draws.normal(d, draws.size(3, 9)), draws.normal(d))
+    return BlockInContext(contextual_block(draws, d), draws.normal(d, draws.size(3, 9)), draws.normal(d))
 
 
-def _partial(draws: Draws) -> float:
+@identity("T_W(C,x) = T_{W+ΔW}(∅,x),  ΔW = (WΔA)A(x)ᵀ/‖A(x)‖²,  rank ΔW = 1", DHERIN + ", Thm 2.2", given=contextual)
+def _whole(setup: BlockInContext) -> float:
+    patch = input_patch(setup.block.first, setup.without, setup.full)
+    values = singular_values(patch.matrix)
+    return max(relative_error(setup.patched(patch), setup.expected), float(values[1] / values[0]))
+
+
+@_whole.misprint("another query's patch  [wrong token]", DHERIN, given=None)
+def _wrong_token(draws: Draws) -> Sides:
     setup = contextual(draws)
-    block, kept = setup.block, setup.context[:, draws.size(1, 2) :]
-    without, full = block.attend(kept, setup.x), block.attend(setup.context, setup.x)
-    patched = block.first + input_patch(block.first, without, full).matrix
-    return relative_error(block.after(without, patched), block.after(full, block.first))
+    other = replace(setup, x=draws.normal(setup.x.shape[0]))
+    return other.patched(input_patch(setup.block.first, setup.without, setup.full)), other.expected
 
 
-def _whole(draws: Draws) -> float:
+@_whole.misprint("ΔW = (WΔA)A(C,x)ᵀ/‖A(C,x)‖²  [A with the context]", DHERIN)
+def _hung_on_context(setup: BlockInContext) -> Sides:
+    return setup.patched(carry_patch(setup.full, setup.block.first @ (setup.full - setup.without))), setup.expected
+
+
+@_whole.misprint("W − ΔW  [sign]", DHERIN)
+def _patch_sign(setup: BlockInContext) -> Sides:
+    return setup.patched(input_patch(setup.block.first, setup.without, setup.full), -1.0), setup.expected
+
+
+@identity("the same for any part Y of the context:  T_W(C,x) = T_{W+ΔW(Y)}(C∖Y,x)", DHERIN + ", Thm 2.2")
+def _partial(draws: Draws) -> Sides:
     setup = contextual(draws)
     block = setup.block
-    without, full = block.attend(setup.nothing, setup.x), block.attend(setup.context, setup.x)
-    patch = input_patch(block.first, without, full).matrix
-    values = singular_values(patch)
-    rank_one = float(values[1] / values[0])
-    return max(relative_error(block.after(without, block.first + patch), block.after(full, block.first)), rank_one)
+    kept = block.attend(setup.context[:, draws.size(1, 2) :], setup.x)
+    return block.after(kept, block.first + input_patch(block.first, kept, setup.full).matrix), setup.expected
 
 
-def _skip(draws: Draws) -> float:
-    setup = contextual(draws)
-    block = setup.block
-    without, full = block.attend(setup.nothing, setup.x), block.attend(setup.context, setup.x)
-    patch = skip_patch(block.first, without, full)
-    found = setup.x + without + block.after(without, block.first + patch.weight.matrix) + patch.bias
-    return relative_error(found, setup.x + full + block.after(full, block.first))
+@identity("with a skip: the same ΔW and Δb′ = ΔA", DHERIN + ", appendix", given=contextual)
+def _skip(setup: BlockInContext) -> Sides:
+    patch = skip_patch(setup.block.first, setup.without, setup.full)
+    found = setup.x + setup.without + setup.patched(patch.weight) + patch.bias
+    return found, setup.x + setup.full + setup.expected
 
 
-def _dynamics(draws: Draws) -> float:
-    setup = contextual(draws)
+@_skip.misprint("skip without Δb′", DHERIN)
+def _skip_without_bias(setup: BlockInContext) -> Sides:
+    patch = input_patch(setup.block.first, setup.without, setup.full)
+    return setup.x + setup.without + setup.patched(patch), setup.x + setup.full + setup.expected
+
+
+@identity("W_{i+1} = W_i − h∇L_i,  L_i = tr(D_iᵀW):  W_n = W + ΔW(C)", DHERIN + ", Prop. 3.1", given=contextual)
+def _dynamics(setup: BlockInContext) -> Sides:
     block, n = setup.block, setup.context.shape[1]
     outputs = torch.stack([block.attend(setup.context[:, :i], setup.x) for i in range(n + 1)], dim=1)
     weights = implicit_dynamics(block.first, outputs)
     expected = block.first + input_patch(block.first, outputs[:, 0], outputs[:, -1]).matrix
-    return relative_error(weights[-1], expected)
+    return weights[-1], expected
 
 
 def llama_block(draws: Draws, d: int) -> LlamaBlock:
@@ -125,7 +160,7 @@ def llama_block(draws: Draws, d: int) -> LlamaBlock:
 def gemma_block(draws: Draws, d: int) -> GemmaBlock:
     """The same with a norm after the MLP."""
     inner = llama_block(draws, d)
-    return GemmaBlock(inner.norm, inner.gate, inner.up, inner.down, 1 + 0.1 * draws.normal(d))
+    return GemmaBlock(inner.norm, inner.gate, inner.up, inner.down, post_norm=1 + 0.1 * draws.normal(d))
 
 
 def gpt2_block(draws: Draws, d: int) -> Gpt2Block:
@@ -141,29 +176,67 @@ def gpt2_block(draws: Draws, d: int) -> Gpt2Block:
     )
 
 
-def _llama(draws: Draws) -> float:
+BlockT = TypeVar("BlockT", LlamaBlock, GemmaBlock, Gpt2Block)
+
+
+def patched_at(
+    draws: Draws,
+    make: Callable[[Draws, int], BlockT],
+    misprinted: Callable[[BlockT, Tensor, Tensor], Patch] = lambda block, v, v_context: {},
+    left_out: str | None = None,
+) -> Sides:
+    """A random block at v with its patch (some fields misprinted, or one left out), and the block at v_C."""
     d = draws.size(3, 9)
-    block, v, v_context = llama_block(draws, d), draws.normal(d), draws.normal(d)
-    return relative_error(apply_patch(block, block.patch(v, v_context))(v), block(v_context))
+    block, v, v_context = make(draws, d), draws.normal(d), draws.normal(d)
+    patch = {**block.patch(v, v_context), **misprinted(block, v, v_context)}
+    kept = {name: delta for name, delta in patch.items() if name != left_out}
+    return apply_patch(block, kept)(v), block(v_context)
 
 
-def _gemma(draws: Draws) -> float:
-    d = draws.size(3, 9)
-    block, v, v_context = gemma_block(draws, d), draws.normal(d), draws.normal(d)
-    return relative_error(apply_patch(block, block.patch(v, v_context))(v), block(v_context))
+@identity("Llama block: ΔW_gate, ΔW_up from z to z_C; ΔW_down = (v_C−v)hᵀ/‖h‖²", GOLDWASER)
+def _llama(draws: Draws) -> Sides:
+    return patched_at(draws, llama_block)
 
 
-def _gpt2(draws: Draws) -> float:
-    d = draws.size(3, 9)
-    block, v, v_context = gpt2_block(draws, d), draws.normal(d), draws.normal(d)
-    return relative_error(apply_patch(block, block.patch(v, v_context))(v), block(v_context))
+@_llama.misprint("Llama block without ΔW_down", GOLDWASER)
+def _llama_input_only(draws: Draws) -> Sides:
+    return patched_at(draws, llama_block, left_out="down")
 
 
-def _parallel(draws: Draws) -> float:
+@_llama.misprint("Llama block, h of the unpatched gate and up", GOLDWASER)
+def _llama_unpatched_hidden(draws: Draws) -> Sides:
+    def stale(block: LlamaBlock, v: Tensor, v_context: Tensor) -> Patch:
+        return {"down": carry_patch(block.hidden(rms_norm(v, block.norm, block.eps)), v_context - v)}
+
+    return patched_at(draws, llama_block, stale)
+
+
+@identity("Gemma block: ΔW_gate, ΔW_up from z to z_C; Δm = (v_C−v)/u", GOLDWASER, 1e-9)
+def _gemma(draws: Draws) -> Sides:
+    return patched_at(draws, gemma_block)
+
+
+@_gemma.misprint("Gemma block, Δm = v_C − v  [not divided by u]", GOLDWASER)
+def _gemma_undivided(draws: Draws) -> Sides:
+    return patched_at(draws, gemma_block, lambda block, v, v_context: {"post_norm": v_context - v})
+
+
+@identity("GPT-2 block: ΔW_fc from z to z_C; Δb₂ = v_C−v", GOLDWASER)
+def _gpt2(draws: Draws) -> Sides:
+    return patched_at(draws, gpt2_block)
+
+
+@_gpt2.misprint("GPT-2 block without Δb₂", GOLDWASER)
+def _gpt2_input_only(draws: Draws) -> Sides:
+    return patched_at(draws, gpt2_block, left_out="proj_bias")
+
+
+@identity("parallel block: Δb₂ = attn_C − attn", GOLDWASER)
+def _parallel(draws: Draws) -> Sides:
     d = draws.size(3, 9)
     block, x = ParallelBlock(gpt2_block(draws, d)), draws.normal(d)
     attention, attention_context = draws.normal(d), draws.normal(d)
-    return relative_error(block.patched(attention, attention_context)(x, attention), block(x, attention_context))
+    return block.patched(attention, attention_context)(x, attention), block(x, attention_context)
 
 
 def attention_residual(block: ContextualBlock, tokens: Float[Tensor, "d token"]) -> Float[Tensor, "d token"]:
@@ -172,7 +245,15 @@ def attention_residual(block: ContextualBlock, tokens: Float[Tensor, "d token"])
     return torch.stack(columns, dim=1)
 
 
-def _whole_model(draws: Draws) -> float:
+def columns_through(mlp: LlamaBlock, v: Float[Tensor, "d token"], last: LlamaBlock) -> Float[Tensor, "d token"]:
+    """The feed-forward half at every token; the last token passes through `last`."""
+    return torch.stack([*(mlp(column) for column in v.T[:-1]), last(v[:, -1])], dim=1)
+
+
+@identity(
+    "a whole transformer, patched layer by layer: zero-shot output = in-context output", GOLDWASER + ", Alg. 1", 1e-10
+)
+def _whole_model(draws: Draws) -> Sides:
     """Goldwaser's Algorithm 1 on a random transformer: patch the last token layer by layer, from PATCHED states."""
     d, depth, n_query = draws.size(4, 8), draws.size(2, 4), draws.size(1, 4)
     layers = [(contextual_block(draws, d), llama_block(draws, d)) for _ in range(depth)]
@@ -181,25 +262,22 @@ def _whole_model(draws: Draws) -> float:
     for attention, mlp in layers:
         full_v, short_v = attention_residual(attention, full), attention_residual(attention, short)
         patched = apply_patch(mlp, mlp.patch(short_v[:, -1], full_v[:, -1]))
-        full = torch.stack([mlp(column) for column in full_v.T], dim=1)
-        own = [mlp(column) for column in short_v.T[:-1]]
-        short = torch.stack([*own, patched(short_v[:, -1])], dim=1)
-    return relative_error(short[:, -1], full[:, -1])
+        full, short = columns_through(mlp, full_v, mlp), columns_through(mlp, short_v, patched)
+    return short[:, -1], full[:, -1]
 
 
-IDENTITIES = (
-    Identity("T_W(C,x) = T_{W+ΔW}(∅,x),  ΔW = (WΔA)A(x)ᵀ/‖A(x)‖²,  rank ΔW = 1", DHERIN + ", Thm 2.2", _whole),
-    Identity("the same for any part Y of the context:  T_W(C,x) = T_{W+ΔW(Y)}(C∖Y,x)", DHERIN + ", Thm 2.2", _partial),
-    Identity("with a skip: the same ΔW and Δb′ = ΔA", DHERIN + ", appendix", _skip),
-    Identity("W_{i+1} = W_i − h∇L_i,  L_i = tr(D_iᵀW):  W_n = W + ΔW(C)", DHERIN + ", Prop. 3.1", _dynamics),
-    Identity("Llama block: ΔW_gate, ΔW_up from z to z_C; ΔW_down = (v_C−v)hᵀ/‖h‖²", GOLDWASER, _llama),
-    Identity("Gemma block: ΔW_gate, ΔW_up from z to z_C; Δm = (v_C−v)/u", GOLDWASER, _gemma, 1e-9),
-    Identity("GPT-2 block: ΔW_fc from z to z_C; Δb₂ = v_C−v", GOLDWASER, _gpt2),
-    Identity("parallel block: Δb₂ = attn_C − attn", GOLDWASER, _parallel),
-    Identity(
-        "a whole transformer, patched layer by layer: zero-shot output = in-context output",
-        GOLDWASER + ", Alg. 1",
-        _whole_model,
-        1e-10,
-    ),
-)
+@_whole_model.misprint("layers patched from unpatched states", GOLDWASER)
+def _patches_of_unpatched_states(draws: Draws) -> Sides:
+    d = draws.size(4, 8)
+    layers = [(contextual_block(draws, d), llama_block(draws, d)) for _ in range(3)]
+    query = draws.normal(d, 3)
+    full, plain, short = torch.cat([draws.normal(d, 5), query], dim=1), query, query
+    for attention, mlp in layers:
+        full_v, plain_v, short_v = (attention_residual(attention, tokens) for tokens in (full, plain, short))
+        stale = apply_patch(mlp, mlp.patch(plain_v[:, -1], full_v[:, -1]))  # from the zero-shot pass without patches
+        full, plain = columns_through(mlp, full_v, mlp), columns_through(mlp, plain_v, mlp)
+        short = columns_through(mlp, short_v, stale)
+    return short[:, -1], full[:, -1]
+
+
+IDENTITIES = (_whole, _partial, _skip, _dynamics, _llama, _gemma, _gpt2, _parallel, _whole_model)

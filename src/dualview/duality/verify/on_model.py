@@ -1,195 +1,91 @@
-"""The identities on a language model's own weights and activations, for `verify --model`.
-
-Every check makes a small comparison of its own (three demonstrations, one query, a few steps of SGD), so each stands
-alone. Each is allowed what rounding can make of it, from the model's precision and the conditioning of the check
-(`rounding`). In a model whose attention hardly moves its logits (small random weights) a small update drowns in
-rounding; there the rate is raised until the logits move (`Trial.move`), so that what is checked is the identity and not
-the rounding.
-"""
+"""The identities on a language model's own weights and activations, for `verify --model`, with their misprints."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from dualview.duality.on_model.context_patch import PatchReport, Token, context_patch, patch_report
+from dualview.duality.errors import NotApplicable
+from dualview.duality.on_model.context_patch import BlockPatch, ContextPatch, Token, context_patch, patch_report
 from dualview.duality.on_model.dual_finetuning import (
+    DualPatch,
     dual_patch,
     reconstruct,
     role_factors,
     rows_within,
     score_contributions,
     update_contributions,
-    worn_by,
 )
-from dualview.duality.on_model.feed_forward import FeedForward, feed_forwards
-from dualview.duality.on_model.meta_gradients import projected
-from dualview.duality.on_model.rounding import PassRounding, pass_rounding, require_digits, summed
+from dualview.duality.on_model.feed_forward import feed_forwards
+from dualview.duality.on_model.rounding import pass_rounding, require_digits, summed
 from dualview.duality.on_model.shared_patch import fit_patch, in_context_aims
-from dualview.duality.on_model.single_prompt import last_logits
+from dualview.duality.on_model.single_prompt import projected
 from dualview.duality.on_model.softmax_split import Heads, record_heads, split_heads
 from dualview.duality.on_model.weight_space import tuned_on_base_states
 from dualview.duality.theory.icl_as_update import state_weights
+from dualview.duality.theory.implicit import RankOne
 from dualview.duality.theory.linalg import column_norms, norm
+from dualview.duality.theory.recorder import weight_matrix
 from dualview.duality.theory.toy_attention import lin_attn, relative_error
-from dualview.duality.verify.check import Draws, Measured, ModelIdentity, NotApplicable, worst_of
-from dualview.duality.verify.implicit import DHERIN, GOLDWASER
-from dualview.duality.verify.linear import DAI, IRIE
-from dualview.io.errors import UserError
-from dualview.learning.finetune import TrainingRecipe
-from dualview.learning.traces import TrainingTrace, trace_training
+from dualview.duality.verify.check import DAI, DHERIN, GOLDWASER, IRIE, Deviation, identity, worst_of
+from dualview.duality.verify.model_setup import ModelSetup, judged, missed, patched_rounding, trial
 from dualview.learning.weight_patches import Deltas
-from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Patch, compute_prefix
-from dualview.tasks.prompts import Demo, PromptSet, Query, resolve_bos
+from dualview.models.scoring import compute_prefix
 
-_TEXTS = (
-    ("The soup was cold and the waiter never came back.", "bad"),
-    ("We laughed until the lights went on.", "good"),
-    ("Two hours of my life that I would like to have again.", "bad"),
-    ("A small, warm, clever book.", "good"),
-    ("The room smelled of smoke and the bed was broken.", "bad"),
-    ("Everything worked on the first try.", "good"),
-    ("It rained, the train was late, and nobody told us.", "bad"),
-    ("The best bread in the whole town.", "good"),
-)
-_RATE = 3e-3
-_MOST_POWERS = 9
+on_model = partial(identity, tolerance=0.0, given=trial)
+"""Rounding is all that is allowed on a model, unless a formula has a tolerance of its own."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A model, three demonstrations and two queries."""
-
-    lm: LanguageModel
-    prompts: PromptSet
-
-    @property
-    def query(self) -> Query:
-        return self.prompts.queries[0]
-
-    @property
-    def bare(self) -> tuple[int, ...]:
-        return self.prompts.zero_prefix
-
-    @property
-    def demo_places(self) -> range:
-        return range(len(self.bare), len(self.prompts.prefix))
-
-    @property
-    def in_context_ids(self) -> list[int]:
-        return [*self.prompts.prefix, *self.query.ids]
-
-    @property
-    def zero_shot_ids(self) -> list[int]:
-        return [*self.bare, *self.query.ids]
-
-    def train(self, rate: float = _RATE, epochs: int = 1) -> TrainingTrace:
-        """Fine-tune K and V on the demonstrations, keeping the factors."""
-        (trace,) = trace_training(self.lm, self.prompts.training_sequences, [rate], TrainingRecipe(epochs=epochs))
-        return worn_by(self.lm, trace)
-
-    def move(self, share: float = 1e-2, epochs: int = 1) -> Moved:
-        """Fine-tune at the least rate of 0.003 · 10ⁿ that changes the query's logits by `share` of their spread."""
-        base = last_logits(self.lm, self.zero_shot_ids)
-        enough = share * norm(base - base.mean())
-        for power in range(_MOST_POWERS):
-            try:
-                trace = self.train(_RATE * 10**power, epochs)
-            except UserError:  # it diverged
-                break
-            tuned = last_logits(self.lm, self.zero_shot_ids, trace.tuned.patch)
-            if norm(tuned - base) >= enough:
-                return Moved(trace, base, tuned)
-        raise NotApplicable("no learning rate changes its logits and leaves them finite")
-
-
-@dataclass(frozen=True)
-class Moved:
-    """A fine-tuning that changed the query's logits, before and after."""
-
-    trace: TrainingTrace
-    base: Float[Tensor, " vocab"]
-    tuned: Float[Tensor, " vocab"]
-
-    def miss(self, found: Float[Tensor, " vocab"]) -> float:
-        """‖found − tuned‖ / ‖tuned − base‖: 0 is the fine-tuned model, 1 the base, 2 the opposite update."""
-        return norm(found - self.tuned) / norm(self.tuned - self.base)
-
-
-def require_model(model: object) -> LanguageModel:
-    """The model itself, or an error for anything that is none."""
-    if not isinstance(model, LanguageModel):
-        raise UserError(f"There are no identities to check on a {type(model).__name__}; give a LanguageModel.")
-    if model.dtype not in (torch.float32, torch.float64):
-        raise UserError(f"The identities are checked in float32 or float64, not in {model.dtype}; load the model so.")
-    return model
-
-
-def trial(draws: Draws, model: object) -> Trial:
-    """Demonstrations and queries in an order that the draws decide: text, or random tokens without a tokenizer."""
-    lm = require_model(model)
-    order = torch.randperm(len(_TEXTS), generator=draws.generator).tolist()
-    tokenizer = lm.tokenizer
-
-    def ids(text: str, count: int) -> tuple[int, ...]:
-        if tokenizer is not None:
-            return tuple(int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"])
-        return tuple(torch.randint(lm.vocab, (count,), generator=draws.generator).tolist())
-
-    labels = {label: ids(f" {label}", 1) for label in ("bad", "good")}
-    if not all(labels.values()) or labels["bad"] == labels["good"]:  # no words of this vocabulary: any two tokens
-        first, second = torch.randperm(lm.vocab, generator=draws.generator)[:2].tolist()
-        labels = {"bad": (first,), "good": (second,)}
-    between = ids("\n", 1)
-    pairs = [_TEXTS[index] for index in order]
-    demos = tuple(Demo(ids(f"Text: {text} It is", 7), labels[label], between) for text, label in pairs[:3])
-    candidates = tuple(labels.values())
-    queries = tuple(Query(ids(f"Text: {text} It is", 6), candidates, 0) for text, _ in pairs[3:5])
-    bos = None if tokenizer is None else resolve_bos(tokenizer, "auto")
-    return Trial(lm, PromptSet(bos, demos, queries, len(demos)))
-
-
-def _reconstruction(draws: Draws, model: object) -> Measured:
+@on_model("model: every tuned K and V is W₀ + Σ_t e_t x_tᵀ over its training tokens", IRIE)
+def _reconstruction(setup: ModelSetup) -> Deviation:
     """κ = Σ_t ‖e_t‖‖x_t‖ / ‖ΔW‖, for the sum over training tokens."""
-    trace = trial(draws, model).train(epochs=2)
+    trace = setup.train(epochs=2)
     patch = trace.tuned.patch
     assert isinstance(patch, Deltas)
     sizes = {p.name: norm(w[0]) for p, w in zip(patch.projections, patch.weights, strict=True)}
-    found: list[Measured] = []
+    found: list[Deviation] = []
     for residual, factors in zip(reconstruct(trace), trace.factors, strict=True):
         terms = column_norms(factors.errors.double().T) * column_norms(factors.inputs.double().T)
         kappa = float(terms.sum()) / (sizes[factors.projection.name] or 1.0)
-        found.append(Measured(residual.weight, rounding=summed(factors.errors.dtype, len(terms), kappa)))
+        found.append(Deviation(residual.weight, rounding=summed(factors.errors.dtype, len(terms), kappa)))
     return worst_of(found)
 
 
-def _dual_logits(draws: Draws, model: object) -> Measured:
-    setup = trial(draws, model)
+@on_model("model: base weights + LinAttn(X, E, ·) gives the fine-tuned logits", IRIE)
+def _dual_logits(setup: ModelSetup) -> Deviation:
     moved = setup.move()
     dual = dual_patch(setup.lm, moved.trace)
     return missed(setup, moved, dual, dual)
 
 
-def missed(setup: Trial, moved: Moved, found: Patch, right: Patch) -> Measured:
-    """By how much the logits under `found` miss the fine-tuned ones; the rounding is that under the right patch."""
-    rounding = pass_rounding(setup.lm, setup.zero_shot_ids, right)
-    gap = norm(moved.tuned - moved.base)
-    require_digits(rounding.length, gap, "fine-tuning changes its logits")
-    return Measured(moved.miss(last_logits(setup.lm, setup.zero_shot_ids, found)), rounding=rounding.length / gap)
+@_dual_logits.misprint("model: +η for −η in the error signals  [sign]", IRIE, 0.0)
+def _wrong_sign(setup: ModelSetup) -> Deviation:
+    moved = setup.move()
+    right = dual_patch(setup.lm, moved.trace)
+    return missed(setup, moved, DualPatch(tuple(replace(f, errors=-f.errors) for f in right.factors)), right)
 
 
-def _contributions(draws: Draws, model: object) -> Measured:
+@_dual_logits.misprint("model: error signals all at W₀  [not at step t]", IRIE, 0.0)
+def _errors_at_start(setup: ModelSetup) -> Deviation:
+    # Far enough for the gradients of the later steps to be others than those of the first.
+    moved = setup.move(share=0.1, epochs=3)
+    still = setup.train(0.0, epochs=3)  # a rate of 0 keeps the gradients of the base weights
+    rate = moved.trace.tuned.lr
+    wrong = DualPatch(tuple(replace(f, errors=rate * f.errors) for f in still.factors))
+    return missed(setup, moved, wrong, dual_patch(setup.lm, moved.trace))
+
+
+@on_model("model: ‖ΔW_V x‖ = Σ_t ⟨e_t, ΔW_V x⟩ (x_t·x) / ‖ΔW_V x‖, every layer", IRIE)
+def _contributions(setup: ModelSetup) -> Deviation:
     """Σ of the tokens' parts, from the factors alone, against ‖ΔW_V x‖, from the ΔW that training summed.
 
-    κ = Σ_t ‖e_t‖ Σ_i |x_ti x_i| / ‖ΔW_V x‖: an entry of ΔW is rounded beside the terms it is the sum of.
+    κ = Σ_t ‖e_t‖ Σ_i |x_ti x_i| / ‖ΔW_V x‖: an entry of ΔW is rounded relative to the terms it is the sum of.
     """
-    setup = trial(draws, model)
     trace = setup.train()
     patch = trace.tuned.patch
     assert isinstance(patch, Deltas)
@@ -197,7 +93,7 @@ def _contributions(draws: Draws, model: object) -> Measured:
     factors = role_factors(setup.lm, trace, "v")
     with patch.applied():
         taps = projected(setup.lm, setup.zero_shot_ids, [f.projection for f in factors])
-    found: list[Measured] = []
+    found: list[Deviation] = []
     for f, tap in zip(factors, taps, strict=True):
         whole, delta = trained[f.projection.name]
         rows = rows_within(f.projection, whole)
@@ -206,12 +102,16 @@ def _contributions(draws: Draws, model: object) -> Measured:
         parts = update_contributions(replace(f, errors=f.errors.double()), x)
         terms = column_norms(f.errors.double().T) * (f.inputs.double().abs() @ x.abs())
         rounding = summed(f.errors.dtype, len(terms), float(terms.sum()) / (moved or 1.0))
-        found.append(Measured(abs(float(parts.sum()) - moved) / (moved or 1.0), rounding=rounding))
+        found.append(Deviation(abs(float(parts.sum()) - moved) / (moved or 1.0), rounding=rounding))
     return worst_of(found)
 
 
-def _lead(draws: Draws, model: object) -> Measured:
-    setup = trial(draws, model)
+@on_model(
+    "model: the change of a logit difference is the tokens' parts, summed along the path (by quadrature)",
+    IRIE + ", Sundararajan et al. 2017",
+    tolerance=5e-3,  # of a quadrature, in any precision: the kinks of a ReLU leave as much
+)
+def _lead(setup: ModelSetup) -> Deviation:
     try:
         feed_forwards(setup.lm)
     except NotApplicable:
@@ -226,14 +126,14 @@ def _lead(draws: Draws, model: object) -> Measured:
     rounded = pass_rounding(setup.lm, setup.zero_shot_ids, moved.trace.tuned.patch)
     rounding = 4 * rounded.length / math.sqrt(len(moved.base))
     require_digits(rounding, change, "fine-tuning changes a logit")
-    return Measured(found.residual / change, rounding=rounding / change)
+    return Deviation(found.residual / change, rounding=rounding / change)
 
 
-def _split(draws: Draws, model: object) -> Measured:
-    setup = trial(draws, model)
+@on_model("model: attention = λ y_demos + (1−λ) y_own, every head", DAI + ", exact for softmax")
+def _split(setup: ModelSetup) -> Deviation:
     layers = record_heads(setup.lm, setup.in_context_ids)
     errors = split_heads(layers, setup.demo_places).error
-    return worst_of([Measured(e, rounding=head_rounding(h)) for e, h in zip(errors, layers, strict=True)])
+    return worst_of([Deviation(e, rounding=head_rounding(h)) for e, h in zip(errors, layers, strict=True)])
 
 
 def head_rounding(heads: Heads) -> float:
@@ -241,13 +141,26 @@ def head_rounding(heads: Heads) -> float:
     return summed(heads.out.dtype, max(heads.k.shape[1], heads.q.shape[1]), heads.conditioning())
 
 
-def _relaxed(draws: Draws, model: object) -> Measured:
+@_split.misprint("model: attention = y_demos + y_own  [no masses]", DAI, 0.0)
+def _without_masses(setup: ModelSetup) -> Deviation:
+    """y = y_demos + y_own, as if softmax attention were linear."""
+    layers = record_heads(setup.lm, setup.in_context_ids)
+    splits = [layer.split(setup.demo_places) for layer in layers]
+    if all(float(split.mass.max()) == 0 for split in splits):
+        raise NotApplicable("its windows are so short that no layer sees the demonstrations")
+    pairs = zip(splits, layers, strict=True)
+    return worst_of(
+        [Deviation(relative_error(s.demos + s.own, layer.out), rounding=head_rounding(layer)) for s, layer in pairs]
+    )
+
+
+@on_model("model: relaxed to linear attention, F_ICL(q) = (W_ZSL + ΔW_ICL) q, every head", DAI)
+def _relaxed(setup: ModelSetup) -> Deviation:
     """Linear attention over the model's own keys and values: one sum over all tokens, or two matrices.
 
     In float64, with κ = Σ_t ‖v_t‖ Σ_i |k_ti q_i| / ‖y‖.
     """
-    setup = trial(draws, model)
-    found: list[Measured] = []
+    found: list[Deviation] = []
     for layer in record_heads(setup.lm, setup.in_context_ids):
         group = layer.q.shape[0] // layer.k.shape[0]
         inside = torch.zeros(layer.k.shape[1], dtype=torch.bool, device=layer.k.device)
@@ -258,77 +171,108 @@ def _relaxed(draws: Draws, model: object) -> Measured:
             aim = lin_attn(keys, values, q)
             kappa = float((column_norms(values) * (keys.abs().T @ q.abs())).sum()) / (norm(aim) or 1.0)
             error = relative_error((parts[0] + parts[1]) @ q, aim)
-            found.append(Measured(error, rounding=summed(q.dtype, sum(keys.shape), kappa)))
+            found.append(Deviation(error, rounding=summed(q.dtype, sum(keys.shape), kappa)))
     return worst_of(found)
 
 
-def _four_terms(draws: Draws, model: object) -> Measured:
-    """ΔW_FT itself, in float64: beside the base's V₀K₀ᵀ a small update would be lost in rounding.
+@on_model("model: tuned heads, V₁K₁ᵀ − V₀K₀ᵀ = V₀ΔKᵀ + ΔV K₀ᵀ + ΔV ΔKᵀ, every head", DAI)
+def _four_terms(setup: ModelSetup) -> Deviation:
+    """ΔW_FT itself, in float64: next to the base's V₀K₀ᵀ a small update would be lost in rounding.
 
     κ = Σ_t (‖v₁‖‖k₁‖ + ‖v₀‖‖k₀‖) / ‖ΔW_FT‖: the update is the difference of two sums over tokens.
     """
-    setup = trial(draws, model)
     patch = setup.move().trace.tuned.patch
     assert isinstance(patch, Deltas)
     start = len(setup.prompts.prefix)
-    found: list[Measured] = []
+    found: list[Deviation] = []
     for states in tuned_on_base_states(setup.lm, patch, setup.bare, setup.query.ids, start):
         wide = states.double()
         before = state_weights(wide.base_keys.mT, wide.base_values.mT)
         after = state_weights(wide.tuned_keys.mT, wide.tuned_values.mT)
         kappa = float(wide.summed_size().sum()) / (norm(after - before) or 1.0)
         error = relative_error(wide.four_terms().delta, after - before)
-        found.append(Measured(error, rounding=summed(before.dtype, wide.base_keys.shape[1], kappa)))
+        found.append(Deviation(error, rounding=summed(before.dtype, wide.base_keys.shape[1], kappa)))
     return worst_of(found)
 
 
-def judged(setup: Trial, report: PatchReport, rounding: PassRounding) -> Measured:
-    """The largest difference of the logits, or the patched difference beside the unpatched one, whichever is larger.
+def _patch(setup: ModelSetup, token: Token = "last") -> ContextPatch:
+    return context_patch(setup.lm, setup.prompts.prefix, setup.query.ids, setup.bare, token)
 
-    The first alone would pass any patch of a model whose logits hardly differ; the second alone, a coarse one where
-    they differ much. `rounding` is that of the pass under the right patch.
+
+def _patched(setup: ModelSetup, patch: ContextPatch, right: ContextPatch) -> Deviation:
+    """What a patch leaves, with the rounding that the right one is allowed."""
+    report = patch_report(setup.lm, setup.prompts.prefix, setup.query.ids, setup.bare, patch)
+    return judged(setup, report, patched_rounding(setup, setup.query, right))
+
+
+@on_model(
+    "model: zero-shot with rank-1 patches at the last token = in-context logits (largest difference, or its ratio "
+    "to the unpatched one)",
+    GOLDWASER + ", Alg. 1",
+)
+def _at_last_token(setup: ModelSetup) -> Deviation:
+    patch = _patch(setup)
+    return _patched(setup, patch, patch)
+
+
+@_at_last_token.misprint("model: another query's patch  [wrong token]", DHERIN, 0.0)
+def _wrong_token(setup: ModelSetup) -> Deviation:
+    other = replace(setup, prompts=setup.prompts.with_queries(setup.prompts.queries[::-1]))
+    return _patched(setup, _patch(other), _patch(setup))
+
+
+@_at_last_token.misprint("model: ΔW = W (z_C − z) zᵀ  [no 1/‖z‖²]", GOLDWASER, 0.0)
+def _without_norm(setup: ModelSetup) -> Deviation:
+    """ΔW = W (z_C − z) zᵀ: right is z/‖z‖², so dividing by ‖right‖² leaves z."""
+    patch = _patch(setup)
+
+    def undivided(delta: RankOne | Tensor) -> RankOne | Tensor:
+        return RankOne(delta.left, delta.right / (delta.right @ delta.right)) if isinstance(delta, RankOne) else delta
+
+    blocks = [
+        BlockPatch(b.place, tuple(cast(RankOne, undivided(d)) for d in b.inputs), undivided(b.output))
+        for b in patch.blocks
+    ]
+    if not any(_has_rank_one(block, setup.lm.dtype) for block in patch.blocks):
+        raise NotApplicable("its blocks are parallel and have biases, so there is no rank-1 patch to get wrong")
+    return _patched(setup, ContextPatch(tuple(blocks), patch.token), patch)
+
+
+def _has_rank_one(block: BlockPatch, dtype: torch.dtype) -> bool:
+    """Whether a block's patch has a part of rank 1 that is more than rounding.
+
+    In a parallel block z_C = z but for rounding, so W (z_C − z) is compared with W z = W right / ‖right‖². Between
+    rounding (ε) and a real change (1) the line is drawn at √ε.
     """
-    require_digits(rounding.length, report.gap, "the demonstrations change its logits")
-    note = "the norms at the end of its blocks round float64 to float32" if _narrowed(setup.lm) else None
-    error = max(report.error, report.relative)
-    return Measured(error, report.unpatched, max(rounding.largest, rounding.length / report.gap), note)
+    if isinstance(block.output, RankOne):
+        return True
+    least = math.sqrt(torch.finfo(dtype).eps)
+    pairs = zip(block.place.readers, block.inputs, strict=True)
+    return any(norm(d.left) * norm(d.right) ** 2 > least * norm(weight_matrix(m) @ d.right) for m, d in pairs)
 
 
-def patched_rounding(setup: Trial, query: Query, patch: Patch) -> PassRounding:
-    """What rounding can do to the zero-shot logits of a query under a patch."""
-    narrow = torch.float32 if _narrowed(setup.lm) else None
-    return pass_rounding(setup.lm, [*setup.bare, *query.ids], patch, narrow)
+@_at_last_token.misprint("model: input patches alone  [no output patch]", GOLDWASER, 0.0)
+def _without_output(setup: ModelSetup) -> Deviation:
+    patch = _patch(setup)
+
+    def without(output: RankOne | Tensor) -> RankOne | Tensor:
+        return RankOne(torch.zeros_like(output.left), output.right) if isinstance(output, RankOne) else output * 0
+
+    blocks = [replace(block, output=without(block.output)) for block in patch.blocks]
+    return _patched(setup, ContextPatch(tuple(blocks), patch.token), patch)
 
 
-def _narrowed(lm: LanguageModel) -> bool:
-    return lm.dtype == torch.float64 and any(_rounds(place) for place in feed_forwards(lm))
+@on_model("model: the same as a change of weights that every token meets", GOLDWASER + "; " + DHERIN)
+def _at_every_token(setup: ModelSetup) -> Deviation:
+    patch = _patch(setup, "every")
+    return _patched(setup, patch, patch)
 
 
-def _rounds(place: FeedForward) -> bool:
-    """Whether a block ends in a norm that puts out numbers of single precision in a float64 model (Gemma's).
-
-    The sums of such numbers lie on the edge between two of them so often that a difference of 1e-16 before the next
-    norm becomes one of 1e-7 after it.
-    """
-    if place.kind != "scale":
-        return False
-    weight = cast(Tensor, place.carrier.weight)
-    x = torch.linspace(-1.3, 1.7, weight.shape[0], dtype=torch.float64, device=weight.device)[None]
-    with torch.no_grad():
-        y = place.carrier.forward(x)
-    return bool(torch.equal(y, y.float().double()))
-
-
-def _context(draws: Draws, model: object, token: Token) -> Measured:
-    setup = trial(draws, model)
-    prefix, query = setup.prompts.prefix, setup.query
-    patch = context_patch(setup.lm, prefix, query.ids, setup.bare, token)
-    report = patch_report(setup.lm, prefix, query.ids, setup.bare, patch)
-    return judged(setup, report, patched_rounding(setup, query, patch))
-
-
-def _one_patch_for_both(draws: Draws, model: object) -> Measured:
-    setup = trial(draws, model)
+@on_model(
+    "model: one least-squares patch (ridge 0) gives two queries their in-context logits",
+    "Mazzawi et al. 2025, fitted as " + GOLDWASER,
+)
+def _one_patch_for_both(setup: ModelSetup) -> Deviation:
     lm, prompts = setup.lm, setup.prompts
     places = feed_forwards(lm)
     if any(not isinstance(place.carrier, torch.nn.Linear) and place.kind == "scale" for place in places):
@@ -343,32 +287,14 @@ def _one_patch_for_both(draws: Draws, model: object) -> Measured:
 
 
 MODEL_IDENTITIES = (
-    ModelIdentity("model: every tuned K and V is W₀ + Σ_t e_t x_tᵀ over its training tokens", IRIE, _reconstruction),
-    ModelIdentity("model: base weights + LinAttn(X, E, ·) gives the fine-tuned logits", IRIE, _dual_logits),
-    ModelIdentity("model: ‖ΔW_V x‖ = Σ_t ⟨e_t, ΔW_V x⟩ (x_t·x) / ‖ΔW_V x‖, every layer", IRIE, _contributions),
-    ModelIdentity(
-        "model: the change of a logit difference is the tokens' parts, summed along the path (by quadrature)",
-        IRIE + ", Sundararajan et al. 2017",
-        _lead,
-        5e-3,  # of a quadrature, in any precision: the kinks of a ReLU leave it as much
-    ),
-    ModelIdentity("model: attention = λ y_demos + (1−λ) y_own, every head", DAI + ", exact for softmax", _split),
-    ModelIdentity("model: relaxed to linear attention, F_ICL(q) = (W_ZSL + ΔW_ICL) q, every head", DAI, _relaxed),
-    ModelIdentity("model: tuned heads, V₁K₁ᵀ − V₀K₀ᵀ = V₀ΔKᵀ + ΔV K₀ᵀ + ΔV ΔKᵀ, every head", DAI, _four_terms),
-    ModelIdentity(
-        "model: zero-shot with rank-1 patches at the last token = in-context logits (largest difference, or its ratio "
-        "to the unpatched one)",
-        GOLDWASER + ", Alg. 1",
-        lambda draws, model: _context(draws, model, "last"),
-    ),
-    ModelIdentity(
-        "model: the same as a change of weights that every token meets",
-        GOLDWASER + "; " + DHERIN,
-        lambda draws, model: _context(draws, model, "every"),
-    ),
-    ModelIdentity(
-        "model: one least-squares patch (ridge 0) gives two queries their in-context logits",
-        "Mazzawi et al. 2025, fitted as " + GOLDWASER,
-        _one_patch_for_both,
-    ),
+    _reconstruction,
+    _dual_logits,
+    _contributions,
+    _lead,
+    _split,
+    _relaxed,
+    _four_terms,
+    _at_last_token,
+    _at_every_token,
+    _one_patch_for_both,
 )

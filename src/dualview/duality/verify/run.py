@@ -1,4 +1,4 @@
-"""Every identity on fresh random data, and on a model if one is given, as a table; and the misprints, which must fail.
+"""Every identity on random data, and on a model if one is given, as a table; and the misprints, which must fail.
 
 verify(seed=0, model=lm)        → a Check per identity, none failed
 verify_wrong(seed=0, model=lm)  → a Check per misprint, none passed
@@ -14,19 +14,26 @@ from typing import Any, Literal
 from rich.markup import escape
 from rich.table import Table
 
-from dualview.duality.verify import implicit, linear, misprints, misprints_implicit, regression, softmax
-from dualview.duality.verify.check import Draws, Identity, Measured, ModelIdentity, NotApplicable
+from dualview.duality.errors import NotApplicable
+from dualview.duality.verify import implicit, linear, regression, sign, softmax
+from dualview.duality.verify.check import Draws, Formula
 from dualview.io.errors import UserError
 
-IDENTITIES: tuple[Identity, ...] = (
+IDENTITIES: tuple[Formula, ...] = (
     *linear.IDENTITIES,
     *regression.IDENTITIES,
     *softmax.IDENTITIES,
+    *sign.IDENTITIES,
     *implicit.IDENTITIES,
 )
 
-MISPRINTS: tuple[Identity, ...] = (*misprints.MISPRINTS, *misprints_implicit.MISPRINTS)
 
+def misprints_of(identities: Sequence[Formula]) -> tuple[Formula, ...]:
+    """The wrong forms of these identities, in their order."""
+    return tuple(misprint for identity in identities for misprint in identity.misprints)
+
+
+MISPRINTS: tuple[Formula, ...] = misprints_of(IDENTITIES)
 
 Status = Literal["passed", "failed", "skipped"]
 
@@ -58,79 +65,68 @@ class Check:
         return {**vars(self), "error": error, "status": self.status}
 
 
-def _check(identity: Identity, error: float) -> Check:
-    # a NaN passes nothing, because every comparison with it is false
-    return Check(identity.statement, identity.paper, error, identity.tolerance, passed=error <= identity.tolerance)
-
-
-def _check_on(model: object, identity: ModelIdentity, seed: int) -> Check:
-    statement, paper = identity.statement, identity.paper
+def _check(formula: Formula, seed: int, *model: object) -> Check:
+    statement, paper = formula.statement, formula.paper
     try:
-        found = identity.error(Draws(seed, statement), model)
+        found = formula.deviation(Draws(seed, statement), *model)
     except NotApplicable as reason:
         return Check(statement, paper, None, None, passed=None, note=str(reason))
     except UserError as problem:
         return Check(statement, paper, float("nan"), None, passed=False, note=str(problem))
-    measured = found if isinstance(found, Measured) else Measured(found)
-    tolerance = identity.exact + measured.rounding
-    passed = measured.error <= tolerance
-    return Check(statement, paper, measured.error, tolerance, passed, measured.unpatched, measured.note)
+    tolerance = formula.tolerance + found.rounding
+    # a NaN passes nothing, because every comparison with it is false
+    return Check(statement, paper, found.error, tolerance, found.error <= tolerance, found.unpatched, found.note)
+
+
+def _on_model(model: object) -> tuple[Formula, ...]:
+    # Imported here: the identities on paper need no transformers.
+    from dualview.duality.verify.model_setup import require_model
+    from dualview.duality.verify.on_model import MODEL_IDENTITIES
+
+    require_model(model)
+    return MODEL_IDENTITIES
 
 
 def verify(
     seed: int = 0,
     model: object | None = None,
-    identities: Sequence[Identity] = IDENTITIES,
-    model_identities: Sequence[ModelIdentity] | None = None,
+    identities: Sequence[Formula] = IDENTITIES,
+    model_identities: Sequence[Formula] | None = None,
 ) -> list[Check]:
     """Run every identity on data drawn from `seed`; with a model, also the identities that need one.
 
     model             a `LanguageModel`
-    model_identities  what to check on it (by default all of `model_identities.MODEL_IDENTITIES`)
+    model_identities  what to check on it (by default all of `on_model.MODEL_IDENTITIES`)
     """
-    if model is not None and model_identities is None:
-        # Imported here: the identities on paper need no transformers.
-        from dualview.duality.verify.on_model import MODEL_IDENTITIES, require_model
-
-        require_model(model)
-        model_identities = MODEL_IDENTITIES
-    checks = [_check(identity, identity.error(Draws(seed, identity.statement))) for identity in identities]
-    if model is None:
-        return checks
-    return checks + [_check_on(model, each, seed) for each in model_identities or ()]
+    asked = () if model is None else _on_model(model) if model_identities is None else model_identities
+    return [_check(each, seed) for each in identities] + [_check(each, seed, model) for each in asked]
 
 
 def verify_wrong(seed: int = 0, model: object | None = None) -> list[Check]:
     """Run the common misprints on data drawn from `seed`, and on a model if one is given: none may pass."""
-    if model is None:
-        return verify(seed, identities=MISPRINTS)
-    from dualview.duality.verify.misprints_on_model import MODEL_MISPRINTS
-    from dualview.duality.verify.on_model import require_model
-
-    require_model(model)
-    return verify(seed, model, MISPRINTS, MODEL_MISPRINTS)
+    return verify(seed, model, MISPRINTS, None if model is None else misprints_of(_on_model(model)))
 
 
 _VERDICTS: dict[Status, str] = {"passed": "[green]pass[/]", "failed": "[red]FAIL[/]", "skipped": "[yellow]skipped[/]"}
 
 
 def render(checks: Sequence[Check], title: str | None = None, whose: str = "paper") -> Table:
-    """The table as rich prints it: statement, whose it is, error found, tolerance, and passed, failed or skipped.
+    """The table as rich prints it: statement, paper (under the heading `whose`), error, tolerance and verdict.
 
-    Where a patch was checked, what the logits differ by without it stands beside; what was skipped says why.
+    A patch has another column: what the logits differ by without it. A skipped check says why.
     """
-    beside = any(check.unpatched is not None for check in checks)
+    patched = any(check.unpatched is not None for check in checks)
     table = Table(title=title, expand=False)
     table.add_column("statement", ratio=3)
     table.add_column(whose, ratio=1)
-    for name in ("error", *(["unpatched"] if beside else []), "tolerance"):
+    for name in ("error", *(["unpatched"] if patched else []), "tolerance"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", justify="center", no_wrap=True)
     for check in checks:
         # brackets in a statement are mathematics, not rich's markup
         statement = escape(check.statement) + ("" if check.note is None else f"\n[dim]{escape(check.note)}[/]")
         numbers = ["" if check.error is None else f"{check.error:.1e}"]
-        if beside:
+        if patched:
             numbers.append("" if check.unpatched is None else f"{check.unpatched:.2g}")
         numbers.append("" if check.tolerance is None else f"{check.tolerance:.1e}")
         table.add_row(statement, check.paper, *numbers, _VERDICTS[check.status])

@@ -1,13 +1,16 @@
-"""Identities of softmax attention as a kernel step (Ren & Liu) and of signed values: T4 and T12."""
+"""Identities of softmax attention as a kernel step (Ren & Liu) (T4), with its misprints."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from dualview.duality.theory.features import random_features, taylor_exp, taylor_features, taylor_remainder
 from dualview.duality.theory.kernel import (
+    Fold,
     Head,
     KernelModel,
     augmented,
@@ -23,19 +26,8 @@ from dualview.duality.theory.kernel import (
     softmax_head,
 )
 from dualview.duality.theory.linalg import column_norms
-from dualview.duality.theory.sign import (
-    batch_sign,
-    consistent_scale,
-    l1_loss,
-    sign_risks,
-    sign_sign,
-    signed_values,
-)
 from dualview.duality.theory.toy_attention import relative_error, soft_attn
-from dualview.duality.verify.check import Draws, Identity
-
-REN_LIU = "Ren & Liu 2024"
-SIGN = "exercise, answered"
+from dualview.duality.verify.check import REN_LIU, SLIDES, Draws, Sides, identity
 
 
 @dataclass(frozen=True)
@@ -79,29 +71,51 @@ def softmax_layer(draws: Draws, own: int | None = None) -> SoftmaxLayer:
     return replace(layer, w_k=shrink * layer.w_k, w_q=shrink * layer.w_q)
 
 
-def autograd_minus(start: Tensor, rate: float, loss: Tensor, leaf: Tensor) -> Tensor:
-    """start − rate · ∇loss at `leaf`."""
-    (gradient,) = torch.autograd.grad(loss, leaf)
-    return start - rate * gradient
+def stepped(model: KernelModel, rate: float, loss: Callable[[Tensor], Tensor]) -> Float[Tensor, " d_v"]:
+    """W₀ − rate · ∇loss(W₀), the gradient by autograd, read out at the query."""
+    leaf = model.initial().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(leaf), leaf)
+    return model.predict(model.initial() - rate * gradient)
 
 
+@identity("one GD step on L = −(1/ηD) Σ_i v_iᵀWφ(k_i) from W₀:  W₁φ(q) = SoftAttn", REN_LIU + ", Thm 3.1", 1e-10)
 def _theorem(draws: Draws) -> float:
     layer, rate = softmax_layer(draws), draws.number(0.01, 10.0)
     model = kernel_model(layer.head)
-    leaf = model.initial().requires_grad_()
-    stepped = autograd_minus(model.initial(), rate, model.loss(leaf, rate), leaf)
+    by_autograd = stepped(model, rate, lambda weight: model.loss(weight, rate))
     expected = layer.output()
-    return max(
-        relative_error(model.predict(stepped), expected), relative_error(model.predict(model.step(rate)), expected)
-    )
+    return max(relative_error(found, expected) for found in (by_autograd, model.predict(model.step(rate))))
 
 
-def _token_by_token(draws: Draws) -> float:
+@_theorem.misprint("φ(Wx) without d^(−¼)", SLIDES, given=softmax_layer)
+def _no_scale(layer: SoftmaxLayer) -> Sides:
+    both = torch.cat([layer.demos, layer.own], dim=1)
+    found = soft_attn(layer.w_k @ both, layer.w_v @ both, layer.w_q @ layer.x, scale=1.0)
+    return found, layer.output()
+
+
+@_theorem.misprint("D a constant  [another query's]", SLIDES)
+def _constant_normaliser(draws: Draws) -> Sides:
+    layer = softmax_layer(draws)
+    head = layer.head
+    other = torch.exp(head.keys.T @ draws.normal(head.query.shape[0])).sum()
+    return head.values @ torch.exp(head.keys.T @ head.query) / other, layer.output()
+
+
+@_theorem.misprint("W₀ = 0 although X_T is attended to", SLIDES, given=softmax_layer)
+def _no_start(layer: SoftmaxLayer) -> Sides:
+    model = kernel_model(layer.head)
+    return model.predict(model.step(1.0) - model.initial()), layer.output()
+
+
+@identity("N steps token by token = one batch step, for any η", REN_LIU)
+def _token_by_token(draws: Draws) -> Sides:
     layer, rate = softmax_layer(draws), draws.number(0.01, 10.0)
     model = kernel_model(layer.head)
-    return relative_error(model.token_steps(rate)[-1], model.step(rate))
+    return model.token_steps(rate)[-1], model.step(rate)
 
 
+@identity("Taylor features: φ(a)ᵀφ(b) = Σ_{n≤p}(aᵀb)ⁿ/n!, off exp(aᵀb) by ≤ Σ_{n>p}|aᵀb|ⁿ/n!", REN_LIU)
 def _taylor(draws: Draws) -> float:
     points = 0.6 * draws.normal(draws.size(2, 3), 6)
     order = draws.size(2, 6)
@@ -130,59 +144,93 @@ def prf_slope(draws: Draws, orthogonal: bool = False) -> float:
     return float(0.5 * torch.log(ratio) / torch.log(torch.tensor(64.0, dtype=torch.float64)))
 
 
+@identity("positive random features: error ∝ m^(−½) (log–log slope − (−½))", "Choromanski et al. 2021", 0.2)
 def _random_features(draws: Draws) -> float:
     return abs(prf_slope(draws) + 0.5)
 
 
 @dataclass(frozen=True)
-class FeedForward:
-    """A random ReLU feed-forward layer over d_v."""
+class ReluLayer:
+    """A random feed-forward layer over d_v: W_2 relu(W_1 h + b_1) + b_2."""
 
     w_1: Float[Tensor, "d_ff d_v"]
     b_1: Float[Tensor, " d_ff"]
     w_2: Float[Tensor, "d_out d_ff"]
     b_2: Float[Tensor, " d_out"]
 
+    def __call__(self, h: Float[Tensor, " d_v"], act: Callable[[Tensor], Tensor] = torch.relu) -> Tensor:
+        """The layer's output at h (with another activation, if given)."""
+        return self.w_2 @ act(self.w_1 @ h + self.b_1) + self.b_2
 
-def feed_forward(draws: Draws, d_v: int, width: int | None = None) -> FeedForward:
+    def fold(self, h: Float[Tensor, " d_v"]) -> Fold:
+        """The matrix and offset that the layer is at h."""
+        return relu_fold(self.w_1, self.b_1, self.w_2, self.b_2, h)
+
+
+def relu_layer(draws: Draws, d_v: int, width: int | None = None) -> ReluLayer:
     """Random sizes (or the given width), biases included."""
     d_ff, d_out = draws.size(6, 16) if width is None else width, draws.size(3, 8)
-    return FeedForward(draws.matrix(d_ff, d_v), draws.normal(d_ff), draws.matrix(d_out, d_ff), draws.normal(d_out))
+    return ReluLayer(draws.matrix(d_ff, d_v), draws.normal(d_ff), draws.matrix(d_out, d_ff), draws.normal(d_out))
 
 
-def _relu(draws: Draws) -> float:
+@identity(
+    "U₂relu(U₁h′+c₁)+c₂ = dual model with labels U₂SU₁v_i, plus U₂Sc₁+c₂,  S = diag(1[U₁h′+c₁ > 0])", REN_LIU, 1e-10
+)
+def _relu(draws: Draws) -> Sides:
     layer = softmax_layer(draws)
-    ffn = feed_forward(draws, layer.w_v.shape[0])
-    fold = relu_fold(ffn.w_1, ffn.b_1, ffn.w_2, ffn.b_2, layer.output())
+    ffn = relu_layer(draws, layer.w_v.shape[0])
+    fold = ffn.fold(layer.output())
     folded = kernel_model(augmented(layer.head, on_values=lambda v: fold.matrix @ v))
-    expected = ffn.w_2 @ torch.relu(ffn.w_1 @ layer.output() + ffn.b_1) + ffn.b_2
-    return relative_error(folded.predict(folded.step(1.0)) + fold.offset, expected)
+    return folded.predict(folded.step(1.0)) + fold.offset, ffn(layer.output())
+
+
+@_relu.misprint("ReLU fold with S of the zero-shot h", SLIDES)
+def _fold_without_context(draws: Draws) -> Sides:
+    layer = softmax_layer(draws)
+    ffn = relu_layer(draws, layer.w_v.shape[0], 400)  # wide, so that some unit surely switches
+    alone = soft_attn(layer.w_k @ layer.own, layer.w_v @ layer.own, layer.w_q @ layer.x)
+    fold = ffn.fold(alone)
+    return fold.matrix @ layer.output() + fold.offset, ffn(layer.output())
+
+
+@_relu.misprint("ReLU fold for a GELU layer", SLIDES)
+def _fold_gelu(draws: Draws) -> Sides:
+    layer = softmax_layer(draws)
+    ffn = relu_layer(draws, layer.w_v.shape[0])
+    fold = ffn.fold(layer.output())
+    return fold.matrix @ layer.output() + fold.offset, ffn(layer.output(), F.gelu)
 
 
 def regularised_step(model: KernelModel, rate: float, decay: float) -> Float[Tensor, " d_v"]:
     """One autograd step on L + (α/2)‖W‖², read out at the query."""
-    leaf = model.initial().requires_grad_()
-    loss = model.loss(leaf, rate) + 0.5 * decay * leaf.square().sum()
-    return model.predict(autograd_minus(model.initial(), rate, loss, leaf))
+    return stepped(model, rate, lambda weight: model.loss(weight, rate) + 0.5 * decay * weight.square().sum())
 
 
-def _regularised(draws: Draws) -> float:
+@identity("step on L + (α/2)‖W‖² = h′ − ηα Σ_{j∈X_T} a_j v_j", REN_LIU + ", strict", 1e-10)
+def _regularised(draws: Draws) -> Sides:
     layer, rate, decay = softmax_layer(draws), draws.number(0.1, 1.0), draws.number(0.1, 1.0)
-    return relative_error(
-        regularised_attention(layer.head, rate, decay), regularised_step(kernel_model(layer.head), rate, decay)
+    return regularised_attention(layer.head, rate, decay), regularised_step(kernel_model(layer.head), rate, decay)
+
+
+@_regularised.misprint("regularised: h′ − αW_Vx_q with constant α", SLIDES)
+def _slide_regularised(draws: Draws) -> Sides:
+    layer, rate, alpha = softmax_layer(draws), 1.0, 0.3
+    return regularised_slide(layer.head, alpha, layer.w_v @ layer.x), regularised_step(
+        kernel_model(layer.head), rate, alpha
     )
 
 
-def _regularised_slide(draws: Draws) -> float:
+@identity("slides' h′ − αW_Vx_q = strict form if X_T = {q} and α = ηα′a_self", REN_LIU + ", slides", 1e-10)
+def _regularised_slide(draws: Draws) -> Sides:
     layer, rate, decay = softmax_layer(draws, own=1), draws.number(0.1, 1.0), draws.number(0.1, 1.0)
     alpha = slide_alpha(layer.head, rate, decay)
-    return relative_error(
-        regularised_slide(layer.head, alpha, layer.w_v @ layer.x),
-        regularised_step(kernel_model(layer.head), rate, decay),
+    return regularised_slide(layer.head, alpha, layer.w_v @ layer.x), regularised_step(
+        kernel_model(layer.head), rate, decay
     )
 
 
-def _augmented(draws: Draws) -> float:
+@identity("g₁(V) softmax(g₂(K)ᵀq): dual model with g₁(v_i), φ(g₂(k_i))", REN_LIU, 1e-10)
+def _augmented(draws: Draws) -> Sides:
     layer = softmax_layer(draws)
     d, r = layer.demos.shape[0], draws.size()
     scale = layer.w_k.shape[0] ** -0.25
@@ -193,15 +241,13 @@ def _augmented(draws: Draws) -> float:
     n = layer.demos.shape[1]
     head = Head(keys[:, :n] * scale, values[:, :n], keys[:, n:] * scale, values[:, n:], layer.head.query)
     model = kernel_model(head)
-    return relative_error(model.predict(model.step(1.0)), soft_attn(keys, values, layer.w_q @ layer.x))
+    return model.predict(model.step(1.0)), soft_attn(keys, values, layer.w_q @ layer.x)
 
 
 def negative_step(layer: SoftmaxLayer, rate: float, count: int, beta: float) -> Float[Tensor, " d_v"]:
     """One autograd step on the negative loss, read out at the query."""
-    model = kernel_model(layer.head)
-    leaf = model.initial().requires_grad_()
-    loss = negative_loss(model, leaf, rate, negatives_of(layer, count), beta)
-    return model.predict(autograd_minus(model.initial(), rate, loss, leaf))
+    model, negatives = kernel_model(layer.head), negatives_of(layer, count)
+    return stepped(model, rate, lambda weight: negative_loss(model, weight, rate, negatives, beta))
 
 
 def negatives_of(layer: SoftmaxLayer, count: int) -> Tensor:
@@ -209,107 +255,42 @@ def negatives_of(layer: SoftmaxLayer, count: int) -> Tensor:
     return lowest_attention((layer.w_k @ layer.demos).T @ (layer.w_q @ layer.demos), count)
 
 
-def _negative(draws: Draws) -> float:
+@identity("step on the negative loss = V(x̃) softmax(Kᵀq),  x̃_i = x_i − (β/k) Σ_{j∈N(i)} x_j", REN_LIU, 1e-10)
+def _negative(draws: Draws) -> Sides:
     layer, rate, beta = softmax_layer(draws), draws.number(0.1, 1.0), draws.number(0.1, 1.0)
     found = negative(layer.head, negatives_of(layer, 2), beta).output()
-    return relative_error(found, negative_step(layer, rate, 2, beta))
+    return found, negative_step(layer, rate, 2, beta)
 
 
-@dataclass(frozen=True)
-class SignProblem:
-    """Keys, targets, a weight, the residuals as values, and a query."""
-
-    keys: Float[Tensor, "d_k token"]
-    targets: Float[Tensor, "d_v token"]
-    weight: Float[Tensor, "d_v d_k"]
-    query: Float[Tensor, " d_k"]
-    alpha: float
-
-    @property
-    def values(self) -> Float[Tensor, "d_v token"]:
-        """v_i = y_i − W k_i."""
-        return self.targets - self.weight @ self.keys
+@_negative.misprint("negative model with −αI", SLIDES)
+def _slide_negative(draws: Draws) -> Sides:
+    layer, beta, alpha = softmax_layer(draws), 0.5, 0.3
+    printed = negative(layer.head, negatives_of(layer, 1), beta).output() - alpha * layer.w_v @ layer.x
+    return printed, negative_step(layer, 1.0, 1, beta)
 
 
-def sign_problem(draws: Draws) -> SignProblem:
-    """Random sizes; at least three tokens, so that the sign of a sum is not a sum of signs."""
-    d_k, d_v, n = draws.size(3, 9), draws.size(3, 9), draws.size(3, 12)
-    return SignProblem(
-        draws.normal(d_k, n), draws.normal(d_v, n), draws.normal(d_v, d_k), draws.normal(d_k), draws.number(0.01, 1.0)
-    )
+@_negative.misprint("negative loss with v_iᵀWφ(k_j)  [negatives as keys]", SLIDES)
+def _negatives_as_keys(draws: Draws) -> Sides:
+    layer, beta = softmax_layer(draws), 0.5
+    model = kernel_model(layer.head)
+    # each token's negative is the next one: were negatives mutual, both sides would give the same sum
+    negatives = torch.arange(layer.demos.shape[1]).roll(-1).unsqueeze(0)
+    against = model.demo_features[:, negatives].mean(dim=1)  # the negatives' keys with i's value: the wrong side
 
+    def loss(weight: Tensor) -> Tensor:
+        return -(model.demo_values * (weight @ (model.demo_features - beta * against))).sum() / model.normaliser
 
-def _l1(draws: Draws) -> float:
-    p = sign_problem(draws)
-    leaf = p.weight.clone().requires_grad_()
-    stepped = autograd_minus(p.weight, p.alpha, l1_loss(leaf, p.keys, p.targets), leaf)
-    return relative_error(signed_values(p.keys, p.values, p.query, p.alpha), (stepped - p.weight) @ p.query)
-
-
-def _per_sample(draws: Draws) -> float:
-    p = sign_problem(draws)
-    steps = [torch.sign(torch.outer(p.values[:, t], p.keys[:, t])) for t in range(p.keys.shape[1])]
-    return relative_error(
-        sign_sign(p.keys, p.values, p.query, p.alpha), p.alpha * torch.stack(steps).sum(dim=0) @ p.query
-    )
-
-
-def _batch(draws: Draws) -> float:
-    p = sign_problem(draws)
-    leaf = p.weight.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(0.5 * (leaf @ p.keys - p.targets).square().sum(), leaf)
-    return relative_error(batch_sign(p.keys, p.values, p.query, p.alpha), -p.alpha * torch.sign(gradient) @ p.query)
-
-
-def _scale(draws: Draws) -> float:
-    d, n = draws.size(2, 6), 200_000
-    weight, keys = draws.normal(1, d), draws.normal(d, n)
-    values = weight @ keys
-    estimates = [float(consistent_scale(values, kind)) * torch.sign(values) @ keys.T for kind in ("mean", "median")]
-    return max(relative_error(estimate, weight) for estimate in estimates)
-
-
-def _gd_risk(draws: Draws) -> float:
-    n, d, noise = draws.size(5, 30), draws.size(5, 15), draws.number(0.0, 2.0)
-    risk = next(
-        r.risk for r in sign_risks(n, "gaussian", d, 10_000, draws.size(0, 10**6), noise) if r.estimator == "gd"
-    )
-    known = (d + 1 + noise**2) / (n + d + 1 + noise**2)
-    return abs(risk - known)
+    return stepped(model, 1.0, loss), negative(layer.head, negatives, beta).output()
 
 
 IDENTITIES = (
-    Identity(
-        "one GD step on L = −(1/ηD) Σ_i v_iᵀWφ(k_i) from W₀:  W₁φ(q) = SoftAttn", REN_LIU + ", Thm 3.1", _theorem, 1e-10
-    ),
-    Identity("N steps token by token = one batch step, for any η", REN_LIU, _token_by_token),
-    Identity("Taylor features: φ(a)ᵀφ(b) = Σ_{n≤p}(aᵀb)ⁿ/n!, off exp(aᵀb) by ≤ Σ_{n>p}|aᵀb|ⁿ/n!", REN_LIU, _taylor),
-    Identity(
-        "positive random features: error ∝ m^(−½) (log–log slope − (−½))",
-        "Choromanski et al. 2021",
-        _random_features,
-        0.2,
-    ),
-    Identity(
-        "U₂relu(U₁h′+c₁)+c₂ = dual model with labels U₂SU₁v_i, plus U₂Sc₁+c₂,  S = diag(1[U₁h′+c₁ > 0])",
-        REN_LIU,
-        _relu,
-        1e-10,
-    ),
-    Identity("step on L + (α/2)‖W‖² = h′ − ηα Σ_{j∈X_T} a_j v_j", REN_LIU + ", strict", _regularised, 1e-10),
-    Identity(
-        "slides' h′ − αW_Vx_q = strict form if X_T = {q} and α = ηα′a_self",
-        REN_LIU + ", slides",
-        _regularised_slide,
-        1e-10,
-    ),
-    Identity("g₁(V) softmax(g₂(K)ᵀq): dual model with g₁(v_i), φ(g₂(k_i))", REN_LIU, _augmented, 1e-10),
-    Identity(
-        "step on the negative loss = V(x̃) softmax(Kᵀq),  x̃_i = x_i − (β/k) Σ_{j∈N(i)} x_j", REN_LIU, _negative, 1e-10
-    ),
-    Identity("α sign(V)Kᵀq = −α ∂(Σ_i‖Wk_i − y_i‖₁) q", SIGN, _l1),
-    Identity("α sign(V)sign(K)ᵀq = Σ_i α sign(v_ik_iᵀ) q  (signSGD per sample)", SIGN, _per_sample),
-    Identity("α sign(VKᵀ)q = −α sign(∇L) q  (signSGD on the batch)", SIGN, _batch),
-    Identity("α = (π/2) mean|v|/N (or by the median):  α sign(V)Kᵀ → W", SIGN, _scale, 0.03),
-    Identity("GD's one-step risk under noise σ² = (d+1+σ²)/(N+d+1+σ²)", SIGN, _gd_risk, 0.02),
+    _theorem,
+    _token_by_token,
+    _taylor,
+    _random_features,
+    _relu,
+    _regularised,
+    _regularised_slide,
+    _augmented,
+    _negative,
 )

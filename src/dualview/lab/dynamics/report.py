@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualview.lab.formatting import between, mean, number
+from dualview.lab.formatting import between, number
 from dualview.lab.harness import LabResult, Table
+from dualview.lab.summaries import interval_curve, mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 Point = Mapping[str, Any]
 LIMITS = (
-    "Intervals are over draws of demonstrations and queries (with one draw there are none); they say "
-    "nothing about another training. Floors are means over draws."
+    "95 % intervals: Student over draws of demonstrations and queries (one draw has none); they do not cover "
+    "another training. Floors are means over draws."
 )
 ABOVE = "Above in: draws in which raw SimAOU exceeds every floor at p < .01."
 
@@ -55,13 +56,13 @@ def summarise(points: Sequence[Point]) -> dict[str, Any]:
 def _sentence(name: str, own: Sequence[Point], since: int | None, supported: Sequence[int]) -> str:
     first, last = own[0]["step"], own[-1]["step"]
     if since is None:
-        shown = f"at step {last} raw SimAOU does not stand above its floors"
+        shown = f"at step {last} raw SimAOU is not above its floors"
     elif since == first == 0:
-        shown = "raw SimAOU stands above its floors from step 0 on, that is before anything was learnt"
+        shown = "raw SimAOU is above its floors from step 0 on, that is before any learning"
     elif since == first:
-        shown = f"raw SimAOU stands above its floors at every checkpoint, from step {first} on"
+        shown = f"raw SimAOU is above its floors at every checkpoint, from step {first} on"
     else:
-        shown = f"raw SimAOU stands above its floors from step {since} of {last} on"
+        shown = f"raw SimAOU is above its floors from step {since} of {last} on"
     accuracies = own[-1]["numbers"]
     icl, zsl = accuracies["accuracy.icl"]["mean"], accuracies["accuracy.zsl"]["mean"]
     where = f"step {', '.join(map(str, supported))}" if supported else "no step"
@@ -77,19 +78,20 @@ def tables(result: LabResult) -> list[Table]:
         f"{settings['draws']} draws."
     )
     shown: list[Table] = []
-    for name, told in result.results["trainings"].items():
+    # The sentences are computed again, so that old files get today's wording.
+    for name, training in summarise(result.results["points"])["trainings"].items():
         own = [point for point in result.results["points"] if point["training"] == name]
         columns = ["step", "SimAOU raw", "95 % interval", "highest floor", "above in", "SimAM delta"]
         columns += ["95 % interval", "highest floor", "‖Δh‖ icl", "‖Δh‖ ft"]
-        note = f"{told['sentence']}\n{asked} {LIMITS} {ABOVE}"
-        shown.append(Table(f"dynamics, {name}: likeness", columns, [_likeness(point) for point in own], note))
+        note = f"{training['sentence']}\n{asked} {LIMITS} {ABOVE}"
+        shown.append(Table(f"dynamics, {name}: similarity", columns, [_similarity(point) for point in own], note))
         columns = ["step", "zero-shot", "in-context", "fine-tuned", "Rec2FTP", "by chance", "rate", "supported in"]
         rows = [_predictions(point) for point in own]
         shown.append(Table(f"dynamics, {name}: predictions, means over draws", columns, rows))
     return shown
 
 
-def _likeness(point: Point) -> list[str]:
+def _similarity(point: Point) -> list[str]:
     numbers, draws = point["numbers"], len(point["draws"])
     row = [str(point["step"])]
     for key, metric in (("sim_aou.raw", "sim_aou"), ("sim_am.delta", "sim_am")):
@@ -123,7 +125,7 @@ def figures(result: LabResult) -> dict[str, Figure]:
     settings = result.settings
     note = (
         f"{result.results['task']}, {settings['n_queries']} queries, {settings['draws']} draws of demonstrations. "
-        f"{LIMITS} Step 0 stands at 0.5."
+        f"{LIMITS} Step 0 is drawn at 0.5."
     )
     drawn: dict[str, Figure] = {}
     for name in result.results["trainings"]:
@@ -134,11 +136,11 @@ def figures(result: LabResult) -> dict[str, Figure]:
             "SimAM delta": _curve(own, "sim_am.delta"),
         }
         right = {f"accuracy, {each}": _curve(own, f"accuracy.{each}") for each in ("zsl", "icl", "ft")}
-        title = f"{name}: are the two updates alike?"
+        title = f"{name}: are the two updates similar?"
         drawn[f"dynamics-{name}"] = curves(
             similar, title, "training step", "cosine", note, references={"unrelated": 0.0}, log_x=True
         )
-        title = f"{name}: what each setting gets right"
+        title = f"{name}: accuracy of each setting"
         drawn[f"dynamics-{name}-accuracy"] = curves(right, title, "training step", "accuracy", note, log_x=True)
     return drawn
 
@@ -149,16 +151,7 @@ def _steps(own: Sequence[Point]) -> list[float]:
 
 
 def _curve(own: Sequence[Point], key: str) -> Curve:
-    from dualview.report.figures.curves import Curve
-
-    values = [point["numbers"][key] for point in own]
-    banded = all(value["ci"] is not None for value in values)
-    return Curve(
-        x=_steps(own),
-        mean=[value["mean"] for value in values],
-        lo=[value["ci"][0] for value in values] if banded else None,
-        hi=[value["ci"][1] for value in values] if banded else None,
-    )
+    return interval_curve(_steps(own), [point["numbers"][key] for point in own])
 
 
 def _floor_curve(own: Sequence[Point]) -> Curve:

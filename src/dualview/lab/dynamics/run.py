@@ -1,9 +1,9 @@
-"""When in training, if ever, does in-context learning come to look like fine-tuning?
+"""When in training, if ever, does in-context learning become similar to fine-tuning?
 
-Every checkpoint of a training is put through the whole comparison (`dualview run`): zero-shot, in-context and
-fine-tuned on one task, with controls, over several draws of demonstrations. Step 0 is the untrained model, the control
-on which Deutch et al. (arXiv 2311.07772) rest their case: a similarity that is there before training is no sign of
-anything learnt. Without checkpoints of its own the lab trains the language lab's small plain model first.
+Every checkpoint of a training goes through the whole comparison (`dualview run`): zero-shot, in-context and fine-tuned
+on one task, with controls, over several draws of demonstrations. Step 0 is the untrained model, the main control of
+Deutch et al. (arXiv 2311.07772): a similarity that exists before training is no sign of learning. Without given
+checkpoints the lab first trains the language lab's small plain model.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, Literal
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import compare_seeds
 from dualview.io.errors import UserError
-from dualview.io.progress import Progress, Silent
+from dualview.io.progress import Progress
 from dualview.lab.dynamics.report import figures, summarise, tables
 from dualview.lab.gpt.model import NAMES
-from dualview.lab.harness import LabResult, Unit, begin, finish, provenance
+from dualview.lab.harness import Findings, Job, lab
 from dualview.lab.language.run import language
 from dualview.lab.settings import AtLeastOne, LabSettings, Positive
 from dualview.models.language_model import LanguageModel
-from dualview.models.loading import load_model, pick_device
+from dualview.models.loading import load_model
 from dualview.options import RunOptions, option
 from dualview.tasks.task import load_task
 
@@ -33,15 +33,15 @@ __all__ = ["Settings", "dynamics", "figures", "tables"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(LabSettings):
+class DynamicsSettings(LabSettings):
     """Options of `dualview lab dynamics`."""
 
-    checkpoints: Path | None = option(None, "what `lab language --keep-checkpoints N --out` wrote; none: train first")
+    checkpoints: Path | None = option(None, "output folder of `lab language --keep-checkpoints N`; none: train first")
     points: AtLeastOne = option(8, "models to keep of the training, if there is one")
     steps: AtLeastOne = option(800, "its steps")
     variant: str = option("plain", "its attention")
     text: tuple[Path, ...] = option((), "its text; none: the embedded tasks' sentences")
-    max_text: Positive = option(5.0, "use at most so many million characters of the text")
+    max_text: Positive = option(5.0, "use at most this many million characters of the text")
     task: str = option("movie", "a task of the library or a task's YAML file")
     data: Path | None = option(None, "read <task>/{train,validation}.jsonl from this folder")
     shots: AtLeastOne = option(16, "demonstrations, as many as fit")
@@ -56,7 +56,8 @@ class Settings(LabSettings):
             raise ValueError(f"there is no variant {self.variant}; choose from {', '.join(NAMES)}")
 
     @property
-    def seeds(self) -> list[int]:
+    def all_seeds(self) -> list[int]:
+        """One for each draw of demonstrations."""
         return list(range(self.seed, self.seed + self.draws))
 
     def run_options(self, lm: LanguageModel) -> RunOptions:
@@ -73,6 +74,9 @@ class Settings(LabSettings):
         )
 
 
+Settings = DynamicsSettings
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """One saved model of one training."""
@@ -82,46 +86,32 @@ class Checkpoint:
     folder: Path
 
 
-def dynamics(
-    *,
-    out: Path | str | None = None,
-    json: Path | str | None = None,
-    progress: Progress | None = None,
-    **given: Any,
-) -> LabResult:
+@lab(DynamicsSettings, tables, figures)
+def dynamics(job: Job[DynamicsSettings]) -> Findings:
     """Compare in-context learning with fine-tuning at every checkpoint of a training.
 
     SimAOU with its floors and interval, accuracy and Rec2FTP over the steps, on the checkpoints of
     `dualview lab language --keep-checkpoints N`, or on those of a small model that is trained first.
     """
-    settings, clock = begin(Settings, given, out, json, "dynamics")
-    progress = progress or Silent()
-    load_task(settings.task, settings.data)  # a mistake shows before the training
-    with tempfile.TemporaryDirectory(prefix="dualview-") as scratch:
-        where = settings.checkpoints or _trained(settings, Path(out or scratch), progress)
-        found = find_checkpoints(where)
-        clock.lap("training")
-        units: list[Unit] = []
-        points: list[dict[str, Any]] = []
-        with progress.part("comparing at every checkpoint", len(found)) as advance:
-            for checkpoint in found:
-                lm = load_model(str(checkpoint.folder), device=settings.device)
-                decides = {"training": checkpoint.training, "step": checkpoint.step, "weights": lm.weights_hash}
-                unit = Unit.of(out, "dynamics", settings, lm.device, settings.seed, **decides)
-                points.append(unit.finished() or unit.finish(_measure(settings, lm, checkpoint)))
-                units.append(unit)
-                advance(1)
-        clock.lap("comparing")
-    results = {"task": settings.task, "points": points, **summarise(points)}
-    told = provenance("dynamics", settings, clock, pick_device(settings.device))
-    result = LabResult(
-        lab="dynamics", settings=settings.to_json(), seeds=settings.seeds, results=results, provenance=told
-    )
-    return finish(result, out=out, json=json, tables=tables, figures=figures, units=units)
+    settings = job.settings
+    load_task(settings.task, settings.data)  # so that a mistake in it shows before the training
+    scratch = Path(job.until_written.enter_context(tempfile.TemporaryDirectory(prefix="dualview-")))
+    found = find_checkpoints(settings.checkpoints or _trained(settings, job.out or scratch, job.progress))
+    job.clock.lap("training")
+    points: list[dict[str, Any]] = []
+    with job.progress.part("comparing at every checkpoint", len(found)) as advance:
+        for checkpoint in found:
+            lm = load_model(str(checkpoint.folder), device=settings.device)
+            decides = {"training": checkpoint.training, "step": checkpoint.step, "weights": lm.weights_hash}
+            unit = job.unit(settings.seed, lm.device, **decides)
+            points.append(unit.finished() or unit.finish(_measure(settings, lm, checkpoint)))
+            advance(1)
+    job.clock.lap("comparing")
+    return Findings({"task": settings.task, "points": points, **summarise(points)})
 
 
-def _trained(settings: Settings, out: Path, progress: Progress) -> Path:
-    """Train the language lab's small model and keep it at several steps; what was trained before is found there."""
+def _trained(settings: DynamicsSettings, out: Path, progress: Progress) -> Path:
+    """Train the language lab's small model and keep it at several steps; one that was trained before is reused."""
     folder = out / "training"
     language(
         out=folder,
@@ -156,10 +146,10 @@ def find_checkpoints(folder: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda each: (each.training, each.step))
 
 
-def _measure(settings: Settings, lm: LanguageModel, checkpoint: Checkpoint) -> dict[str, Any]:
+def _measure(settings: DynamicsSettings, lm: LanguageModel, checkpoint: Checkpoint) -> dict[str, Any]:
     """The comparison at one checkpoint, over all draws."""
     options = settings.run_options(lm)
-    several = compare_seeds(options, settings.seeds, lm=lm)
+    several = compare_seeds(options, settings.all_seeds, lm=lm)
     numbers = {
         key: {"mean": over.mean, "ci": None if over.ci is None else list(over.ci), "values": over.values}
         for key, over in several.summary.items()
@@ -171,7 +161,7 @@ def _measure(settings: Settings, lm: LanguageModel, checkpoint: Checkpoint) -> d
         "rule": options.ft_rule,
         "numbers": numbers,
         "floors": _floors(several.results),
-        "draws": [_draw(seed, result) for seed, result in zip(settings.seeds, several.results, strict=True)],
+        "draws": [_draw(seed, result) for seed, result in zip(settings.all_seeds, several.results, strict=True)],
         "verdicts": several.verdicts,
     }
 

@@ -1,9 +1,9 @@
 """Plain text as tokens: documents, a split into training and held-out text, a tokenizer, and one array for each side.
 
-Documents are what blank lines separate. Which side one falls on is decided by a hash of its text alone, so the split
-is the same for every seed and machine, and two copies of a document never fall on different sides. The tokens of all
-documents stand in one row, each document behind the token `<|endoftext|>`; training reads blocks of that row, so a
-block may hold parts of several documents, as is usual for small GPTs.
+Blank lines separate documents. A hash of its text alone decides a document's side, so the split is the same for every
+seed and machine, and two copies of a document are always on the same side. The tokens of all documents form one row,
+each document after the token `<|endoftext|>`. Training reads blocks of that row, so a block may have parts of several
+documents, as is usual for small GPTs.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ FEW, PIECE = 100, 4000
 SMALL_TEXT, SHARE_OF_SMALL, SHARE = 5_000_000, 0.10, 0.02
 """The share of the documents that is held out, larger for a text of fewer than SMALL_TEXT characters."""
 _SENTENCES = 40
-"""Sentences of one embedded collection that make a document."""
+"""Sentences of one embedded collection per document."""
 _TOKENIZER_TEXT = 20_000_000
-"""Characters on which a tokenizer is trained, at most: more change its merges little."""
+"""The most characters a tokenizer is trained on: more hardly change its merges."""
 
 TokenizerKind = Literal["trained", "embedded"]
 
@@ -53,7 +53,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Source:
-    """The text as read, and the words and numbers by which a result tells of it."""
+    """The text as read, and its description for the result."""
 
     documents: Sequence[Document]
     about: dict[str, Any]
@@ -70,7 +70,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token ids of both sides, the tokenizer that made them, and what there is to tell of them."""
+    """Token ids of both sides, their tokenizer, and a description for the result."""
 
     train: UInt[np.ndarray, " token"]
     held_out: UInt[np.ndarray, " token"]
@@ -94,7 +94,7 @@ def read_source(paths: Sequence[Path], max_text: float) -> Source:
     """Documents of these files and folders (none: the embedded tasks' sentences), at most `max_text` million
     characters of them.
 
-    What is too much is left out by another hash of the document, so every file keeps its share.
+    A longer text is sampled by another hash of the document, so every file keeps its share.
     """
     if not paths:
         return embedded_source()
@@ -121,9 +121,9 @@ def read_source(paths: Sequence[Path], max_text: float) -> Source:
 def embedded_source() -> Source:
     """The sentences behind the embedded tasks: 1.61 million characters, 1.26 million of them to train on.
 
-    Trained on: the sentences that the tasks draw demonstrations from. Held out: those they choose learning rates on.
-    The sentences they ask about are in neither. A document is forty sentences of one collection, in file order, so what
-    there is to predict beyond a sentence is little: this text is for trying the lab out.
+    Training: the sentences that the tasks draw demonstrations from. Held out: those they choose learning rates on. The
+    tasks' queries are in neither. A document is forty sentences of one collection, in file order, so little can be
+    predicted beyond a sentence: this text is for trying the lab out.
     """
     from dualview.io.assets import embedded_data
     from dualview.tasks.embedded import SOURCES, digest, identity, read_collection, split_of
@@ -175,7 +175,7 @@ def _read(path: Path) -> str:
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8."
         ) from error
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{path} cannot be unpacked ({error}); it may be cut short: fetch it again.") from error
+        raise UserError(f"{path} cannot be unpacked ({error}); it may be truncated: fetch it again.") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}).") from error
 
@@ -221,8 +221,8 @@ def _fraction(purpose: str, text: str) -> float:
 def train_tokenizer(texts: Iterable[str], vocab: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of `vocab` tokens, which begins every text with `<|endoftext|>`.
 
-    Every byte is a token of its own, so no text is out of its reach. Ties between merges go by token id: the same text
-    gives the same tokenizer.
+    Every byte is a token, so any text can be encoded. Ties between merges are broken by token id: the same text gives
+    the same tokenizer.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab < len(alphabet) + 2:
@@ -249,7 +249,7 @@ def embedded_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def separator_id(tokenizer: PreTrainedTokenizerFast) -> int:
-    """`<|endoftext|>`, which both kinds of tokenizer have."""
+    """`<|endoftext|>`; both kinds of tokenizer have it."""
     return int(cast(Any, tokenizer).convert_tokens_to_ids(SEPARATOR))
 
 
@@ -266,7 +266,7 @@ def encode(documents: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> UInt
 
 
 def tokenise(source: Source, kind: TokenizerKind, vocab: int) -> Corpus:
-    """Both sides as tokens. Held-out documents come in the order of a hash, so that their head is a fair sample."""
+    """Both sides as tokens. Held-out documents are ordered by a hash, so that the first of them are a fair sample."""
     training = [document.text for document in source.documents if not document.held_out]
     tested = [document.text for document in source.documents if document.held_out]
     if kind == "embedded":
@@ -298,8 +298,8 @@ def prepare(
     if out is None:
         corpus = tokenise(source, kind, vocab)
     else:
-        made_from = f"{source.digest} {kind} {vocab} {version_of('tokenizers')}"
-        folder = out / f".tokens-{hashlib.sha256(made_from.encode()).hexdigest()[:16]}"
+        key = f"{source.digest} {kind} {vocab} {version_of('tokenizers')}"
+        folder = out / f".tokens-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         out.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
             if not folder.is_dir():
@@ -315,7 +315,7 @@ def prepare(
 
 
 def _store(corpus: Corpus, folder: Path) -> None:
-    """Made under another name and moved into place: whole or absent."""
+    """Written under another name and moved into place: complete or absent."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-tokens-", ignore_cleanup_errors=True) as place:
         made = Path(place) / "made"
         made.mkdir()

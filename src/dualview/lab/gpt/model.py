@@ -1,7 +1,7 @@
 """The language lab's models: small Llamas, plain Hugging Face models with one of the attention variants attached.
 
-Parameter counts are matched to the plain model's by the width of the feed-forward layers: what a variant adds (the
-adapters of `augmented`, learnable coefficients) is taken from there. Models of the same width and seed start from the
+Parameter counts are matched to the plain model's by the width of the feed-forward layers: it shrinks by what a
+variant adds (the adapters of `augmented`, learnable coefficients). Models of the same width and seed start from the
 same weights.
 """
 
@@ -36,7 +36,7 @@ from dualview.variants import (
 )
 
 MAIN = ("plain", "momentum", "token_shift", "alibi")
-"""Dai et al.'s pair and the two controls it lacks; these are trained with every seed."""
+"""Dai et al.'s pair and the two controls they lack; these are trained with every seed."""
 OTHERS = ("sign", "regularised", "augmented", "negative", "linear")
 NAMES = (*MAIN, *OTHERS)
 
@@ -44,7 +44,7 @@ NAMES = (*MAIN, *OTHERS)
 def variant_of(name: str, eta: float = 0.5, learnable: bool = False) -> Variant | None:
     """The variant a model is trained with; None for plain softmax attention.
 
-    η is that of momentum and of the token shift, fixed or learnt from there; the others have their own setting here.
+    η is that of momentum and of the token shift, fixed or the start of learning; the others have fixed settings.
     """
     made: dict[str, Variant | None] = {
         "plain": None,
@@ -87,7 +87,7 @@ def usual_width(d_model: int) -> int:
 
 
 def build(shape: Shape, separator: int, variant: Variant | None, seed: int) -> LlamaForCausalLM:
-    """A fresh model; its weights depend on the shape and the seed alone."""
+    """A new model; its weights depend on the shape and the seed alone."""
     config = cast(Any, LlamaConfig)(
         vocab_size=shape.vocab,
         hidden_size=shape.d_model,
@@ -109,7 +109,7 @@ def build(shape: Shape, separator: int, variant: Variant | None, seed: int) -> L
 
 
 def parameters_of(model: torch.nn.Module) -> int:
-    """How many numbers are trained; embedding and unembedding are the same and count once."""
+    """How many numbers are trained; embedding and unembedding are shared and count once."""
     return sum(p.numel() for p in model.parameters())
 
 
@@ -124,8 +124,7 @@ def matched(shape: Shape, separator: int, variant: Variant | None) -> Shape:
     width = shape.d_ff - round(added / shape.ff_unit)
     if width < 1:
         raise UserError(
-            f"{variant.name} adds {added} parameters, more than the feed-forward layers have to give; "
-            "train a wider model."
+            f"{variant.name} adds {added} parameters, more than the feed-forward layers can lose; train a wider model."
         )
     return replace(shape, d_ff=width)
 
@@ -136,11 +135,11 @@ def as_language_model(model: PreTrainedModel, corpus: Corpus, name: str) -> Lang
 
 
 def save_model(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
-    """An ordinary Hugging Face folder (config, safetensors, tokenizer), whole or absent."""
+    """An ordinary Hugging Face folder (config, safetensors, tokenizer), complete or absent."""
     making = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
-    with contextlib.redirect_stderr(io.StringIO()):  # its progress bars, not ours
+    with contextlib.redirect_stderr(io.StringIO()):  # transformers' progress bars
         cast(Any, model).save_pretrained(str(making))
         tokenizer.save_pretrained(str(making))
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""Few-shot accuracy of a small model: the library's prompts, draws and scores.
+"""Few-shot accuracy of a small model, with the library's prompts, draws and scores.
 
-Models with plain attention go through `dualview.models.scoring.ask`, which packs queries behind a shared prefix by
-splitting the softmax; a variant's attention has no such split. `ask` would then run every prompt whole, so here the
-prefix is read once into a key-value cache (exact for every variant) and the queries behind it go in padded batches.
-The scores are those of `ask`.
+Models with plain attention are scored by `dualview.models.scoring.ask`, which packs queries behind a shared prefix by
+splitting the softmax. A variant's attention has no such split, and `ask` would run every prompt whole. Here the prefix
+is run once into a key-value cache (exact for every variant), and the queries follow it in padded batches. The scores
+are those of `ask`.
 """
 
 from __future__ import annotations
@@ -122,10 +122,10 @@ def _rows(queries: Sequence[Query]) -> list[_Row]:
     """A row for each different beginning: one for all candidates of a single token."""
     rows: list[_Row] = []
     for number, query in enumerate(queries):
-        told: dict[tuple[int, ...], list[int]] = {}
+        beginnings: dict[tuple[int, ...], list[int]] = {}
         for index, candidate in enumerate(query.candidates):
-            told.setdefault(candidate[:-1], []).append(index)
-        for begun, members in told.items():
+            beginnings.setdefault(candidate[:-1], []).append(index)
+        for begun, members in beginnings.items():
             tokens = tuple(query.candidates[index] for index in members)
             rows.append(_Row(number, query.ids + begun, len(query.ids) - 1, tuple(members), tokens))
     return rows
@@ -163,7 +163,7 @@ def _read(lm: LanguageModel, prefix: Sequence[int]) -> Layers:
 
 
 def _ask_rows(lm: LanguageModel, rows: Sequence[_Row], prefix: int, cached: Layers) -> list[list[float]]:
-    """Each row's candidates' scores; rows are padded at their end and read only before it."""
+    """The scores of each row's candidates; rows are padded at the end."""
     width, size = max(len(row.ids) for row in rows), len(rows)
     ids = torch.zeros(size, width, dtype=torch.long)
     mask = torch.zeros(size, prefix + width, dtype=torch.long)
@@ -178,7 +178,7 @@ def _ask_rows(lm: LanguageModel, rows: Sequence[_Row], prefix: int, cached: Laye
     arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": keep}
     logits: Tensor = lm.model(input_ids=ids.to(lm.device), attention_mask=mask.to(lm.device), **arguments).logits
     log_probs = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1)
-    # Every candidate's every token in one gather, so that a GPU is waited for once.
+    # One gather for all tokens of all candidates, so that the GPU is synchronised once.
     each = [
         (i, row.start - first + t, token, number)
         for number, (i, row, tokens) in enumerate(_candidates(rows))

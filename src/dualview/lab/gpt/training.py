@@ -1,7 +1,7 @@
 """Training a small GPT on a row of tokens: next-token cross-entropy, AdamW, a warm-up and a cosine.
 
 The order of the data is a function of the seed and the step alone, so every variant of a seed reads the same blocks in
-the same order, and a training that was killed goes on as if it had not been.
+the same order, and a killed training continues as if it had not been.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dualview.lab.harness import State, Unit, capture, restore
+from dualview.lab.units import Unit, capture, restore
 
-Status = Literal["ok", "diverged", "time limit"]
+TrainingStatus = Literal["ok", "diverged", "time limit"]
 EVERY = 20
-"""Steps after which the losses are looked at and the state may be saved. A GPU is not waited for in between."""
+"""Steps between two checks of the losses, when the state may be saved. In between nothing waits for the GPU."""
 _WARM = 2
-"""Stretches of EVERY steps that are left out of the timing."""
+"""Stretches of EVERY steps at the start that are not timed."""
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How a model is trained."""
 
     steps: int
@@ -41,7 +41,7 @@ class Recipe:
     """Of matrices; norms and coefficients have none."""
     clip: float = 1.0
     precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: the forward pass under autocast; the weights and the optimiser's state are float32 all the same."""
+    """bfloat16: the forward pass under autocast; the weights and the optimiser's state stay float32."""
     compile: bool = False
     time_limit: float | None = None
 
@@ -54,18 +54,18 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """How a training went; the model itself was changed in place."""
+class TrainingOutcome:
+    """How a training went; the model itself is changed in place."""
 
-    status: Status
+    status: TrainingStatus
     losses: list[float]
     """The training loss before each step, in nats per token."""
     seconds_per_step: float | None
     """The median over stretches of 20 steps, without the first two; None if there were no others."""
     processor_seconds_per_step: float | None
-    """The same in processor time of all threads, which other programs do not lengthen; None on a GPU."""
+    """The same in processor time of all threads, which other programs do not affect; None on a GPU."""
     peak_bytes: int | None
-    """The most GPU memory that was allocated at once; None on a CPU."""
+    """The peak of allocated GPU memory; None on a CPU."""
     resumed: bool
     seconds: float
     """In this process; the time before a restart is not counted."""
@@ -116,7 +116,7 @@ def token_losses(
     return losses.view(tokens.shape[0], -1)
 
 
-def make_optimiser(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
+def make_optimiser(model: nn.Module, recipe: TrainingRecipe, device: torch.device) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -126,15 +126,17 @@ def make_optimiser(model: nn.Module, recipe: Recipe, device: torch.device) -> to
 def train(
     model: PreTrainedModel,
     blocks: Blocks,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     unit: Unit,
     *,
     advance: Callable[[int], None] = lambda _steps: None,
     keep: Callable[[int], None] = lambda _step: None,
     keep_at: Iterable[int] = (),
-) -> Trained:
-    """Train the model in place, from where `unit` left off. `keep` is called after each of the steps `keep_at`
-    (0: before the first), and where the time limit stops a training of which any were to be kept."""
+) -> TrainingOutcome:
+    """Train the model in place, from the state in `unit`.
+
+    `keep` is called after each step in `keep_at` (0: before the first), and where the time limit stops the training.
+    """
     device, wanted = model.device, set(keep_at)
     model.train()
     optimiser = make_optimiser(model, recipe, device)
@@ -145,7 +147,7 @@ def train(
         keep(0)
     forward = cast(Any, torch.compile(model)) if recipe.compile else model
     watch, first = _Watch(device), step
-    status: Status = "ok"
+    status: TrainingStatus = "ok"
     while step < recipe.steps and status == "ok":
         for group in optimiser.param_groups:
             group["lr"] = recipe.rate(step)
@@ -172,7 +174,7 @@ def train(
         watch.resume()
     if status == "time limit" and wanted and step not in wanted:
         keep(step)
-    return Trained(
+    return TrainingOutcome(
         status=status,
         losses=cast(list[float], losses[:step].tolist()),
         seconds_per_step=median_of(watch.laps),
@@ -184,13 +186,13 @@ def train(
 
 
 def median_of(laps: list[float]) -> float | None:
-    """The median of the laps after the first few, which warm up; None where there are no others."""
+    """The median of the laps after the warm-up; None if there are none."""
     return statistics.median(laps[_WARM:]) if len(laps) > _WARM else None
 
 
 def _resume(unit: Unit, model: nn.Module, optimiser: torch.optim.Optimizer, losses: Float[Tensor, " step"]) -> int:
-    """Put the last saved state back and say how many steps it had done."""
-    state: State | None = unit.load()
+    """Restore the last saved state; returns its number of steps."""
+    state = unit.load()
     if state is None:
         return 0
     info = restore(state, model, optimiser, {})
@@ -242,7 +244,7 @@ def saved_bytes(model: PreTrainedModel, tokens: Int[Tensor, "batch token"], prec
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         loss = token_losses(model, tokens, precision).mean()
-    del loss  # held until here, so that no storage was freed and another taken for it
+    del loss  # kept until here: a freed storage's address could be used by another
     return sum(kept.values())
 
 

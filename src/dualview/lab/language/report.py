@@ -1,8 +1,7 @@
-"""What the language lab's trainings say together: means over seeds, paired differences, tables and figures."""
+"""The language lab's summary, tables and figures: means over seeds and paired differences."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dualview.lab.formatting import between, mean
+from dualview.lab.formatting import between
 from dualview.lab.harness import LabResult, Table
-from dualview.metrics.statistics import draw_interval, query_interval
+from dualview.lab.summaries import interval_curve, mean, over_seeds, over_trainings_or_rows, range_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,8 +33,8 @@ TITLES = {
     "linear": "linear",
 }
 LIMITS = (
-    "Differences are paired: same seed, same blocks of text. With several seeds the interval is Student's over "
-    "seeds; with one it is over blocks alone and says nothing about another seed."
+    "Differences are paired: same seed, same blocks of text. 95 % intervals: with several seeds Student over "
+    "draws; with one seed bootstrap over blocks, which does not cover another seed."
 )
 
 
@@ -55,18 +54,16 @@ def summarise(trainings: Sequence[Training], lengths: Sequence[int]) -> dict[str
 
 def _variant(trainings: Sequence[Training], lengths: Sequence[int]) -> dict[str, Any]:
     measured = [t["held_out"] for t in trainings if t["held_out"] is not None]
-    perplexity = {
-        str(length): _over([each[str(length)]["perplexity"] for each in measured]) for length in lengths if measured
-    }
+    perplexity = {n: over_seeds([each[n]["perplexity"] for each in measured]) for n in map(str, lengths) if measured}
     return {
         "seeds": [t["seed"] for t in trainings],
         "parameters": trainings[0]["parameters"],
         "perplexity": perplexity,
-        "few_shot": _over([accuracy for t in trainings if (accuracy := mean_accuracy(t)) is not None]),
+        "few_shot": over_seeds([accuracy for t in trainings if (accuracy := mean_accuracy(t)) is not None]),
         "chance": mean([task["chance"] for task in trainings[0]["few_shot"]]),
         "saved_bytes": trainings[0]["saved_bytes"],
-        "train_loss": _over([stretch(t, 0.8, 1.0) for t in trainings]),
-        "train_loss_before": _over([stretch(t, 0.6, 0.8) for t in trainings]),
+        "train_loss": over_seeds([stretch(t, 0.8, 1.0) for t in trainings]),
+        "train_loss_before": over_seeds([stretch(t, 0.6, 0.8) for t in trainings]),
         "status": sorted({t["status"] for t in trainings}),
     }
 
@@ -87,51 +84,27 @@ def stretch(training: Training, begin: float, end: float) -> float | None:
     return mean(inside)
 
 
-def _over(values: Sequence[float | None]) -> dict[str, Any]:
-    """A number over seeds: mean, standard deviation (with two or more) and the values."""
-    known = [value for value in values if value is not None]
-    return {
-        "mean": mean(known),
-        "sd": statistics.stdev(known) if len(known) > 1 else None,
-        "values": list(values),
-    }
-
-
 def _difference(trainings: Sequence[Training], name: str, other: str, lengths: Sequence[int]) -> dict[str, Any]:
     """`name` less `other`, seed by seed: in held-out loss at each length, and in few-shot accuracy."""
     mine, theirs = ({t["seed"]: t for t in trainings if t["variant"] == each} for each in (name, other))
     both = [(mine[seed], theirs[seed]) for seed in mine if seed in theirs]
     usable = [(a, b) for a, b in both if a["held_out"] is not None and b["held_out"] is not None]
     loss = {
-        str(length): _interval([_blocks(a, length) - _blocks(b, length) for a, b in usable], f"{name}/{other}/{length}")
-        for length in lengths
+        n: over_trainings_or_rows([_blocks(a, n) - _blocks(b, n) for a, b in usable], f"{name}/{other}/{n}")
+        for n in map(str, lengths)
     }
     asked = [(a, b) for a, b in usable if a["few_shot"]]
-    accuracy = _interval([_accuracies(a) - _accuracies(b) for a, b in asked], f"{name}/{other}/few-shot")
+    accuracy = over_trainings_or_rows([_accuracies(a) - _accuracies(b) for a, b in asked], f"{name}/{other}/few-shot")
     seeds = [a["seed"] for a, _ in usable]
     return {"variant": name, "against": other, "seeds": seeds, "loss": loss, "few_shot": accuracy}
 
 
-def _blocks(training: Training, length: int) -> np.ndarray:
-    return np.array(training["held_out"][str(length)]["blocks"])
+def _blocks(training: Training, length: str) -> np.ndarray:
+    return np.array(training["held_out"][length]["blocks"])
 
 
 def _accuracies(training: Training) -> np.ndarray:
     return np.array([statistics.fmean(task["icl"]) for task in training["few_shot"]])
-
-
-def _interval(runs: Sequence[np.ndarray], name: str) -> dict[str, Any] | None:
-    """The mean of paired differences and its 95 % interval; `runs` has one array of differences for each seed."""
-    if not runs:
-        return None
-    means = [float(run.mean()) for run in runs]
-    found = draw_interval(means) if len(runs) > 1 else query_interval(runs[0], seed=0, name=name)
-    return {
-        "mean": statistics.fmean(means),
-        "ci": None if found is None else found.to_json(),
-        "values": means,
-        "over": "seeds" if len(runs) > 1 else "text alone",
-    }
 
 
 def percent(difference: float) -> float:
@@ -144,7 +117,7 @@ def percent(difference: float) -> float:
 
 
 def _sentence(difference: Mapping[str, Any], length: int) -> str | None:
-    """What the interval at the longest length allows to say."""
+    """The conclusion from the interval at the longest length."""
     found = difference["loss"][str(length)]
     title, other = TITLES[difference["variant"]], TITLES[difference["against"]]
     if found is None:
@@ -245,7 +218,8 @@ def _differences_table(result: LabResult) -> Table:
         row.append("none" if few is None else f"{few['mean']:+.3f}{_bracketed(few['ci'], '+.3f')}")
         rows.append(row)
     columns = ["difference", "seeds", *(f"ppl at {length}, %" for length in lengths), "few-shot accuracy"]
-    note = "\n".join([*result.results["sentences"], f"{LIMITS} For few-shot accuracy the units are tasks."])
+    limits = f"{LIMITS} For few-shot accuracy the units are tasks instead of blocks."
+    note = "\n".join([*result.results["sentences"], limits])
     return Table("language: differences, with 95 % intervals", columns, rows, note)
 
 
@@ -289,7 +263,7 @@ def _tasks_table(result: LabResult) -> Table:
 
 def figures(result: LabResult) -> dict[str, Figure]:
     """The training curves, and each variant's perplexity against the plain model's."""
-    from dualview.report.figures.curves import Curve, curves
+    from dualview.report.figures.curves import curves
 
     found, settings = result.results, result.settings
     note = (
@@ -309,7 +283,7 @@ def figures(result: LabResult) -> dict[str, Figure]:
         )
     }
     against = {
-        TITLES[each["variant"]]: Curve(x=found["lengths"], **_gain(each, found["lengths"]))
+        TITLES[each["variant"]]: interval_curve(found["lengths"], list(each["loss"].values()), percent)
         for each in found["differences"]
         if each["against"] == "plain" and all(each["loss"].values())
     }
@@ -326,27 +300,5 @@ def figures(result: LabResult) -> dict[str, Figure]:
 
 
 def _loss_curve(trainings: Sequence[Training], name: str) -> Curve:
-    from dualview.report.figures.curves import Curve
-
     own = [t["curve"] for t in trainings if t["variant"] == name]
-    longest = max(own, key=lambda curve: len(curve["step"]))
-    stacked = [list(row) for row in itertools.zip_longest(*(curve["loss"] for curve in own))]
-    known = [[loss for loss in row if loss is not None] for row in stacked]
-    several = len(own) > 1
-    return Curve(
-        x=longest["step"],
-        mean=[statistics.fmean(row) for row in known],
-        lo=[min(row) for row in known] if several else None,
-        hi=[max(row) for row in known] if several else None,
-    )
-
-
-def _gain(difference: Mapping[str, Any], lengths: Sequence[int]) -> dict[str, Any]:
-    rows = [difference["loss"][str(length)] for length in lengths]
-    if any(row["ci"] is None for row in rows):
-        return {"mean": [percent(row["mean"]) for row in rows]}
-    return {
-        "mean": [percent(row["mean"]) for row in rows],
-        "lo": [percent(row["ci"][0]) for row in rows],
-        "hi": [percent(row["ci"][1]) for row in rows],
-    }
+    return range_curve(max((curve["step"] for curve in own), key=len), [curve["loss"] for curve in own])

@@ -2,17 +2,16 @@
 
 The paper trains a GPT with and without momentum attention, once each, and takes the lower perplexity as support for
 reading attention as gradient descent. Here small GPTs are trained with every variant on the same text, in the same
-order, from the same seeds and at the same number of parameters, beside the two controls the paper lacks: the same
+order, from the same seeds and with the same number of parameters, and with the two controls the paper lacks: the same
 moving sum as a plain token shift, and ALiBi's preference for recent tokens. If a control gains as much, the gain is no
-evidence for the reading.
+evidence for that reading.
 
 A training is one variant with one seed. Processes that share --out share its trainings: give each its own --only (or
---seed), and every one of them writes the table of all that is done.
+--seed); each of them writes the table of all finished trainings.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -20,56 +19,51 @@ from typing import Any, TypeGuard
 import torch
 from filelock import FileLock
 
-from dualview.io.clock import Clock
 from dualview.io.errors import UserError
-from dualview.io.progress import Progress, Silent
 from dualview.lab.gpt.model import NAMES
-from dualview.lab.harness import LabResult, Unit, begin, finish, provenance
+from dualview.lab.harness import Findings, Job, LabResult, command_line, lab
 from dualview.lab.language.report import figures, summarise, tables
-from dualview.lab.language.settings import Settings
+from dualview.lab.language.settings import LanguageSettings
 from dualview.lab.language.training import Bench, missing_checkpoints, run_training, set_up
+from dualview.lab.units import Unit
 
 __all__ = ["Settings", "figures", "language", "tables"]
 
+Settings = LanguageSettings
 
-def language(
-    *,
-    out: Path | str | None = None,
-    json: Path | str | None = None,
-    progress: Progress | None = None,
-    **given: Any,
-) -> LabResult:
+
+@lab(LanguageSettings, tables, figures)
+def language(job: Job[LanguageSettings]) -> Findings:
     """Train a small GPT with and without each attention variant on plain text, and compare them.
 
     Same text in the same order, same seeds, equal numbers of parameters. Perplexity on held-out documents read 256, 512
     and 1024 tokens at a time, few-shot accuracy, time and memory.
     """
-    settings, clock = begin(Settings, given, out, json, "language")
-    progress, folder = progress or Silent(), None if out is None else Path(out)
-    bench = set_up(settings, folder, progress)
+    settings, folder = job.settings, job.out
+    bench = set_up(settings, folder, job.progress)
     _must_match(folder, bench)
-    clock.lap("text")
+    job.clock.lap("text")
     done: dict[str, dict[str, Any]] = {}
-    units: list[Unit] = []
     for name, seed in settings.trainings:
         if _complete(_known(folder).get(f"{name}/{seed}"), settings, folder):
             continue
         unit = Unit(folder, {**bench.decides, "variant": name, "seed": seed}, settings.save_every)
+        job.units.append(unit)
         found = unit.finished()
         if not _complete(found, settings, folder):
-            found = unit.finish(run_training(bench, name, seed, unit, folder, progress))
+            found = unit.finish(run_training(bench, name, seed, unit, folder, job.progress))
         done[f"{name}/{seed}"] = found
-        units.append(unit)
-        clock.lap("training")
-    # Another process may have finished others meanwhile; none may write between reading and writing.
-    locked: AbstractContextManager[Any] = nullcontext() if folder is None else FileLock(folder / ".language.lock")
-    with locked:
-        result = _result(bench, {**_known(folder), **done}, clock)
-        return finish(result, out=out, json=json, tables=tables, figures=figures, units=units)
+        job.clock.lap("training")
+    # Another process may have finished other trainings meanwhile; none may write between this read and our write.
+    if folder is not None:
+        job.until_written.enter_context(FileLock(folder / ".language.lock"))
+    return _findings(bench, {**_known(folder), **done})
 
 
-def _complete(training: dict[str, Any] | None, settings: Settings, out: Path | None) -> TypeGuard[dict[str, Any]]:
-    """Whether a training was done and every model that is to be kept of it is there."""
+def _complete(
+    training: dict[str, Any] | None, settings: LanguageSettings, out: Path | None
+) -> TypeGuard[dict[str, Any]]:
+    """Whether a training is finished and all its models to keep are there."""
     if training is None:
         return False
     found = training["found"]
@@ -81,7 +75,7 @@ def _complete(training: dict[str, Any] | None, settings: Settings, out: Path | N
 
 
 def _known(out: Path | None) -> dict[str, dict[str, Any]]:
-    """The trainings that OUT/language.json tells of."""
+    """The trainings in OUT/language.json."""
     path = None if out is None else out / "language.json"
     if path is None or not path.is_file():
         return {}
@@ -104,7 +98,7 @@ def _must_match(out: Path | None, bench: Bench) -> None:
         )
 
 
-def _result(bench: Bench, done: dict[str, dict[str, Any]], clock: Clock) -> LabResult:
+def _findings(bench: Bench, done: dict[str, dict[str, Any]]) -> Findings:
     """All trainings of OUT together, as if one command had run them."""
     order = sorted(done.values(), key=lambda d: (NAMES.index(d["found"]["variant"]), d["found"]["seed"]))
     trainings = [each["found"] for each in order]
@@ -119,9 +113,9 @@ def _result(bench: Bench, done: dict[str, dict[str, Any]], clock: Clock) -> LabR
         **summarise(trainings, settings.lengths),
         "trainings": trainings,
     }
-    where = provenance("language", settings, clock, bench.device)
     keys = [f"{training['variant']}/{training['seed']}" for training in trainings]
-    where["run"]["cost"] = {key: done[key]["cost"] for key in keys}
+    facts: dict[str, Any] = {}
     if {tuple(key.split("/")) for key in keys} != {(name, str(seed)) for name, seed in settings.trainings}:
-        where["command"] += "  # and others: the trainings of several commands are put together here"
-    return LabResult(lab="language", settings=settings.to_json(), seeds=seeds, results=results, provenance=where)
+        facts["command"] = f"{command_line('language', settings)}  # and others: trainings of several commands"
+    costs = {"cost": {key: done[key]["cost"] for key in keys}}
+    return Findings(results, facts, costs, bench.device, settings, seeds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -10,7 +10,7 @@ from annotated_types import Ge
 
 from dualview.lab.gpt.corpus import TokenizerKind
 from dualview.lab.gpt.model import MAIN, NAMES
-from dualview.lab.gpt.training import Recipe
+from dualview.lab.gpt.training import TrainingRecipe
 from dualview.lab.settings import AtLeastOne, Positive, SeveralSeeds
 from dualview.options import option
 
@@ -45,12 +45,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(SeveralSeeds):
+class LanguageSettings(SeveralSeeds):
     """Options of `dualview lab language`."""
 
     preset: Literal["small", "h200"] = option("small", "small: ten minutes on 2 cores; h200: 36 M parameters on a GPU")
     text: tuple[Path, ...] = option((), "text files (.txt, .xz, .gz) or folders; none: the embedded tasks' sentences")
-    max_text: Positive = option(5.0, "use at most so many million characters of the text")
+    max_text: Positive = option(5.0, "use at most this many million characters of the text")
     tokenizer: TokenizerKind = option("trained", "trained: BPE trained on the text; embedded: the embedded model's")
     vocab: AtLeastOne = option(1024, "tokens of a trained tokenizer")
     only: tuple[str, ...] = option(MAIN, f"the variants to train, of {', '.join(NAMES)}")
@@ -59,17 +59,19 @@ class Settings(SeveralSeeds):
     layers: AtLeastOne = option(4, "layers")
     heads: AtLeastOne = option(4, "attention heads")
     context: AtLeastOne = option(1024, "tokens the model reads")
-    batch: AtLeastOne = option(1, "rows of so many tokens in a step")
+    batch: AtLeastOne = option(1, "rows of --context tokens in a step")
     steps: AtLeastOne = option(800, "training steps")
     lr: Positive = option(4e-3, "highest learning rate")
     warmup: AtLeastOne = option(80, "steps over which it rises")
     precision: Literal["float32", "bfloat16"] = option("float32", "of the training's matrix products; weights: float32")
     compile: bool = option(False, "torch.compile the model")
-    time_limit: Positive | None = option(None, "stop a training after so many seconds; the result says so")
+    time_limit: Positive | None = option(None, "stop a training after this many seconds; the result says so")
     eta: Annotated[float, Ge(0)] = option(0.5, "η of momentum and token shift")
     learnable: bool = option(False, "learn η, one for each layer, from there")
     eval_tokens: AtLeastOne = option(65_536, "held-out tokens to measure perplexity on, at most")
-    data: Path | None = option(None, "folder of <task>/{train,validation}.jsonl: its tasks among the six are asked too")
+    data: Path | None = option(
+        None, "folder of <task>/{train,validation}.jsonl: those of the six tasks it holds are evaluated too"
+    )
     tasks: tuple[str, ...] = option((), "few-shot tasks, hub tasks (imdb, arc_easy, piqa) among them; none: as above")
     shots: AtLeastOne = option(16, "demonstrations, as many as fit")
     n_queries: Annotated[int, Ge(0)] = option(60, "queries of each task; 0: no few-shot accuracy")
@@ -77,11 +79,11 @@ class Settings(SeveralSeeds):
     keep_checkpoints: Annotated[int, Ge(0)] = option(1, "models to keep of each training (with --out); 1: the last")
 
     ACROSS = ("seed", "seeds", "only", "keep_checkpoints", "preset", "text")
-    """Which trainings there are, what is kept of them, and names of what is recorded otherwise."""
+    """Which trainings there are, which models are kept, and names of what is recorded elsewhere."""
 
     @classmethod
     def make(cls, **given: Any) -> Self:
-        """The preset's values, under what was given."""
+        """The preset's values, overridden by the given ones."""
         given = {name: value for name, value in given.items() if value is not None}
         return super().make(**{**PRESETS.get(str(given.get("preset", "small")), {}), **given})
 
@@ -114,21 +116,14 @@ class Settings(SeveralSeeds):
         return [(name, seed) for seed in self.all_seeds for name in self.only if name in MAIN or seed == self.seed]
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(
-            steps=self.steps,
-            batch=self.batch,
-            context=self.context,
-            lr=self.lr,
-            warmup=self.warmup,
-            precision=self.precision,
-            compile=self.compile,
-            time_limit=self.time_limit,
-        )
+    def recipe(self) -> TrainingRecipe:
+        """The settings that have the same name in a recipe."""
+        shared = [field.name for field in fields(TrainingRecipe) if hasattr(self, field.name)]
+        return TrainingRecipe(**{name: getattr(self, name) for name in shared})
 
     @property
     def keep_at(self) -> list[int]:
-        """The steps after which a model is kept: the last, and others from 0 on that come ever less often."""
+        """The steps after which a model is kept: the last, 0, and others in between at growing distances."""
         if self.keep_checkpoints < 2:
             return [self.steps] * self.keep_checkpoints
         rest = self.keep_checkpoints - 1

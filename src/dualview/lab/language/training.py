@@ -1,4 +1,4 @@
-"""One training of the language lab: the bench that all of them share, the model, and what is measured of it."""
+"""One training of the language lab: what all trainings share, the model, and its measurements."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from dualview.lab.gpt.model import (
     variant_of,
 )
 from dualview.lab.gpt.scoring import few_shot, prompts_of
-from dualview.lab.gpt.training import Blocks, Trained, block_losses, saved_bytes, train
-from dualview.lab.harness import Unit, decides
-from dualview.lab.language.settings import Settings
+from dualview.lab.gpt.training import Blocks, TrainingOutcome, block_losses, saved_bytes, train
+from dualview.lab.language.settings import LanguageSettings
+from dualview.lab.units import Unit, decides
 from dualview.models.amx_workaround import mind_amx
 from dualview.models.loading import pick_device
 from dualview.tasks.prompts import PromptSet
@@ -43,7 +43,7 @@ SIX_TASKS = ("sst2", "sst5", "mr", "subj", "agnews", "cb")
 class Bench:
     """What all trainings share."""
 
-    settings: Settings
+    settings: LanguageSettings
     corpus: Corpus
     prompts: dict[str, list[PromptSet]]
     """By task, for each draw of demonstrations."""
@@ -51,7 +51,7 @@ class Bench:
     train: Tensor
     held_out: Tensor
     decides: dict[str, Any]
-    """All that decides a training's numbers but its variant and seed."""
+    """Everything but variant and seed that decides a training's numbers."""
 
     @property
     def shape(self) -> Shape:
@@ -59,8 +59,8 @@ class Bench:
         return Shape(self.corpus.vocab, s.d_model, s.layers, s.heads, s.context, usual_width(s.d_model))
 
 
-def set_up(settings: Settings, out: Path | None, progress: Progress) -> Bench:
-    """Read the text and the tasks and make every prompt: what is wrong with them shows before a training, not after."""
+def set_up(settings: LanguageSettings, out: Path | None, progress: Progress) -> Bench:
+    """Read the text and the tasks and build every prompt, so that mistakes in them show before any training."""
     device = pick_device(settings.device)
     if device.type == "cpu" and settings.precision == "bfloat16":
         mind_amx()
@@ -84,8 +84,8 @@ def set_up(settings: Settings, out: Path | None, progress: Progress) -> Bench:
     return Bench(settings, corpus, prompts, device, train, held_out, shared)
 
 
-def _tasks(settings: Settings) -> list[Task]:
-    """The tasks to ask: those named, or the embedded ones and what `data` has of the six."""
+def _tasks(settings: LanguageSettings) -> list[Task]:
+    """The tasks to evaluate: those named, or the embedded ones and those of the six that `data` has."""
     data = settings.data
     if data is not None and not data.is_dir():
         raise UserError(f"There is no folder {data}; --data needs <task>/train.jsonl and validation.jsonl in it.")
@@ -96,7 +96,7 @@ def _tasks(settings: Settings) -> list[Task]:
     return [load_task(name, data if data is not None and (data / name).is_dir() else None) for name in names]
 
 
-def _prompts(settings: Settings, task: Task, corpus: Corpus) -> list[PromptSet]:
+def _prompts(settings: LanguageSettings, task: Task, corpus: Corpus) -> list[PromptSet]:
     draws = range(1, settings.draws + 1)
     asked = {"shots": settings.shots, "n_queries": settings.n_queries}
     try:
@@ -112,12 +112,12 @@ def checkpoint_folder(out: Path, name: str, seed: int, step: int) -> Path:
 
 
 def missing_checkpoints(out: Path, name: str, seed: int, steps: Iterable[int]) -> list[int]:
-    """Those of the steps whose model is not there."""
+    """The steps without a stored model."""
     return [step for step in steps if not checkpoint_folder(out, name, seed, step).is_dir()]
 
 
 def forget_if_past(unit: Unit, steps: Sequence[int]) -> bool:
-    """Forget a saved state that has passed one of these steps, whose models are wanted; whether it was forgotten."""
+    """Remove a saved state that is past one of these steps, as their models are wanted; whether it was removed."""
     state = unit.load()
     if state is None or all(step > state.info["info"]["step"] for step in steps):
         return False
@@ -128,9 +128,9 @@ def forget_if_past(unit: Unit, steps: Sequence[int]) -> bool:
 def run_training(
     bench: Bench, name: str, seed: int, unit: Unit, out: Path | None, progress: Progress
 ) -> dict[str, Any]:
-    """Train one model and measure it: `found` decides nothing but itself, `cost` is of this machine.
+    """Train one model and measure it: `found` is the same on every run, `cost` depends on the machine.
 
-    A state that is past a step whose model is to be kept and is not there is not taken up: the training starts anew.
+    A saved state past a step with a missing model to keep is not resumed: the training starts again.
     """
     settings, recipe = bench.settings, bench.settings.recipe
     variant = variant_of(name, settings.eta, settings.learnable)
@@ -143,8 +143,8 @@ def run_training(
         save_model(model, bench.corpus.tokenizer, checkpoint_folder(out or Path(), name, seed, step))
 
     wanted = settings.keep_at if out is not None else []
-    anew = forget_if_past(unit, missing_checkpoints(out or Path(), name, seed, wanted))
-    title = f"{name}, seed {seed}: training" + (" anew, for models to keep of steps it had passed" if anew else "")
+    again = forget_if_past(unit, missing_checkpoints(out or Path(), name, seed, wanted))
+    title = f"{name}, seed {seed}: training" + (" again, to keep models of steps it had passed" if again else "")
     with progress.part(title, settings.steps) as advance:
         trained = train(model, blocks, recipe, unit, advance=advance, keep=keep, keep_at=wanted)
     found: dict[str, Any] = {
@@ -172,12 +172,12 @@ def run_training(
 
 
 def _learnt(model: nn.Module) -> list[float] | None:
-    """The coefficient (η) that each layer has come to, where it was learnt."""
+    """The coefficient (η) of each layer after training, where it is learnt."""
     equipped = [module for module in model.modules() if isinstance(module, Equipment) and module.variant.learnable]
     return [float(torch.as_tensor(each.coefficient()).detach()) for each in equipped] or None
 
 
-def _perplexities(bench: Bench, model: Any, trained: Trained) -> dict[str, Any] | None:
+def _perplexities(bench: Bench, model: Any, trained: TrainingOutcome) -> dict[str, Any] | None:
     """By length: the loss of every held-out block, its mean in nats per token, and exp of that."""
     if trained.status == "diverged":
         return None
@@ -191,7 +191,7 @@ def _perplexities(bench: Bench, model: Any, trained: Trained) -> dict[str, Any] 
     return found
 
 
-def _cost(bench: Bench, trained: Trained) -> dict[str, Any]:
+def _cost(bench: Bench, trained: TrainingOutcome) -> dict[str, Any]:
     tokens = bench.settings.batch * bench.settings.context
     pace = trained.seconds_per_step
     gpu = bench.device.type == "cuda"
@@ -207,7 +207,7 @@ def _cost(bench: Bench, trained: Trained) -> dict[str, Any]:
 
 
 def curve_of(losses: Sequence[float], points: int = 100) -> dict[str, list[float]]:
-    """The training loss, averaged over equal stretches of steps; what is not finite is left out.
+    """The training loss, averaged over equal stretches of steps; stretches that are not finite are left out.
 
     >>> curve_of([4.0, 2.0, 1.0, 1.0], points=2)
     {'step': [2, 4], 'loss': [3.0, 1.0]}

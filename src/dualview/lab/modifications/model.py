@@ -2,9 +2,9 @@
 
     h' = W_O · Attn(W_K X, W_V X, W_Q x_q),    X = [demonstrations (x_i, y_i), query (x_q, 0)],    ŷ = h'_y
 
-Ren & Liu's setting (arXiv 2310.13220, section 2.1 of their dual view): softmax over demonstrations and query alike, no
-residual, no norm, no feed-forward. W_O is added to theirs, so that a variant which loses the scale of its values (sign)
-can learn it back. The attention itself is the variant's own function on q, k and v.
+Ren & Liu's setting (arXiv 2310.13220, section 2.1 of their dual view): softmax over demonstrations and query, no
+residual, no norm, no feed-forward. W_O is added, so that a variant that loses the scale of its values (sign) can learn
+it back. The attention itself is the variant's own function on q, k and v.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dualview.variants.softmax import Call, softmax_attention
 
 
 @dataclass(frozen=True)
-class Kind:
+class AttentionKind:
     """One curve of the figure: its name, its family, and the variant (None: plain softmax attention)."""
 
     name: str
@@ -34,20 +34,23 @@ class Kind:
     variant: Variant | None
 
 
-def kinds(alphas: tuple[float, ...], ks: tuple[int, ...], betas: tuple[float, ...], rank: int, seed: int) -> list[Kind]:
+def kinds(
+    alphas: tuple[float, ...], ks: tuple[int, ...], betas: tuple[float, ...], rank: int, seed: int
+) -> list[AttentionKind]:
     """Softmax attention, then every modification; adapters are drawn with `seed`.
 
-    α = 0 and β = 0 are softmax attention itself: the curve that is there anyway.
+    α = 0 and β = 0 are softmax attention itself, which is always there.
     """
-    found = [Kind("softmax", "softmax", None)]
-    found += [Kind(f"regularised α={a:g}", "regularised", Regularised(alpha=a)) for a in alphas if a]
+    found = [AttentionKind("softmax", "softmax", None)]
+    found += [AttentionKind(f"regularised α={a:g}", "regularised", Regularised(alpha=a)) for a in alphas if a]
     found += [
-        Kind("augmented g1", "augmented", Augmented(rank=rank, keys=False, seed=seed)),
-        Kind("augmented g1, g2", "augmented", Augmented(rank=rank, seed=seed)),
+        AttentionKind("augmented g1", "augmented", Augmented(rank=rank, keys=False, seed=seed)),
+        AttentionKind("augmented g1, g2", "augmented", Augmented(rank=rank, seed=seed)),
     ]
-    found += [Kind(f"negative k={k} β={b:g}", "negative", Negative(k=k, beta=b)) for k in ks for b in betas if b]
+    pairs = [(k, b) for k in ks for b in betas if b]
+    found += [AttentionKind(f"negative k={k} β={b:g}", "negative", Negative(k=k, beta=b)) for k, b in pairs]
     scales = ("constant", "sequence", "token")
-    return found + [Kind(f"sign, {scale} scale", "sign", Sign(scale=scale)) for scale in scales]
+    return found + [AttentionKind(f"sign, {scale} scale", "sign", Sign(scale=scale)) for scale in scales]
 
 
 class Attention(nn.Module):
@@ -62,7 +65,7 @@ class Attention(nn.Module):
         self.dualview: Equipment | None = None if variant is None else variant.equip(self, self._layer(d), 0)
 
     def _layer(self, d: int) -> Layer:
-        """Where its projections are, for adapters to be hooked on."""
+        """Where its projections are, so that adapters can hook on."""
         maps: dict[Role, nn.Linear] = {"q": self.q_proj, "k": self.k_proj, "v": self.v_proj}
         projections: dict[Role, tuple[Projection, ...]] = {
             role: (Projection(role, module, None),) for role, module in maps.items()

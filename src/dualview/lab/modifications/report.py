@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dualview.lab.formatting import between, number
 from dualview.lab.harness import LabResult, Table
+from dualview.lab.summaries import range_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +56,7 @@ def _outcome_table(result: LabResult, outcome: str) -> Table:
             f"Test loss after {result.settings['epochs']} epochs",
             columns,
             rows,
-            f"{_setting(result)}. Softmax is α = β = 0.",
+            f"{_setting(result)}. Softmax is α = β = 0. 95 % intervals: Student over trainings.",
         )
     note = "How fast a model learns counts here as well as where it ends."
     return Table("Test loss, mean over all epochs", columns, rows, note)
@@ -73,13 +73,13 @@ def _verdicts(result: LabResult) -> Table:
 
 
 def sentence(result: LabResult, name: str) -> str:
-    """What can be said of one model, in one sentence."""
+    """One model's finding, in one sentence."""
     found: list[str] = []
     missing: list[str] = []
     for outcome, when in (("last", "at the end"), ("mean", "over all epochs")):
         row, reference = (result.results["differences"][outcome][key] for key in (name, REFERENCE))
         if row["difference"] is None:
-            return "Training diverged on at least one seed, so nothing is said of it."
+            return "Training diverged on at least one seed, so it is not tested."
         if row["survives"]:
             share = abs(row["difference"]) / reference["mean"]
             found.append(f"{'lower' if row['difference'] < 0 else 'higher'} by {share:.1%} {when}")
@@ -119,14 +119,6 @@ def figures(result: LabResult) -> dict[str, Figure]:
 
 
 def _curve(result: LabResult, name: str) -> Curve:
-    """From the first epoch on; the loss before it, at random weights, would set the scale."""
-    from dualview.report.figures.curves import Curve
-
+    """From the first epoch on; the loss before it, at random weights, would dominate the scale."""
     seeds = [values[1:] for values in result.results["test_loss"][name].values()]
-    columns = [[value for value in column if value is not None] for column in zip(*seeds, strict=True)]
-    return Curve(
-        list(range(1, len(columns) + 1)),
-        [fmean(column) if column else None for column in columns],
-        [min(column, default=None) for column in columns],
-        [max(column, default=None) for column in columns],
-    )
+    return range_curve(range(1, len(seeds[0]) + 1), seeds)

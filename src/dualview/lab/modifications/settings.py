@@ -14,10 +14,10 @@ FAMILIES = ("regularised", "augmented", "negative", "sign")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(SeveralSeeds):
-    """Which modifications are trained, and how."""
+class ModificationsSettings(SeveralSeeds):
+    """Options of `dualview lab modifications`."""
 
-    only: tuple[str, ...] = option(FAMILIES, "families to train beside softmax attention")
+    only: tuple[str, ...] = option(FAMILIES, "families to train besides softmax attention")
     alphas: tuple[float, ...] = option((0.1, 0.3, 0.5), "α of the regularised models (0: softmax attention itself)")
     ks: tuple[AtLeastOne, ...] = option((1, 3), "k of the negative models")
     betas: tuple[float, ...] = option((0.1, 0.5), "β of the negative models (0: softmax attention itself)")

@@ -1,22 +1,22 @@
 """Which differences from softmax attention survive the seeds.
 
-Two outcomes of each training: the test loss after the last epoch, and its mean over all epochs (how fast it came down).
+Two outcomes of each training: the test loss after the last epoch, and its mean over all epochs (how fast it fell).
 Each model's is compared with softmax attention's seed by seed, by Student's paired t-test, two-sided; Holm's correction
 runs over all comparisons of both outcomes. A difference survives if its corrected p is below .05.
 
-With five seeds the t-test leans on the differences being about normal; `seeds_lower` shows the signs without that.
+With five seeds the t-test assumes nearly normal differences; `seeds_lower` counts signs and assumes nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from scipy import special  # pyright: ignore[reportMissingTypeStubs]
 
-from dualview.metrics.statistics import draw_interval, holm
+from dualview.lab.summaries import student_over_trainings
+from dualview.metrics.statistics import holm
 
 LEVEL = 0.05
 OUTCOMES = {"last": "test loss after the last epoch", "mean": "test loss, mean over epochs"}
@@ -47,18 +47,12 @@ def outcome_of(outcome: str, curve: Sequence[float | None]) -> float | None:
 
 
 def compared(values: Sequence[float | None], reference: Sequence[float | None]) -> dict[str, Any]:
-    """Mean, mean paired difference with its 95 % interval, and p; all null where a seed diverged."""
+    """Mean, mean paired difference, Student's 95 % interval over trainings, and p; all null where a seed diverged."""
     row: dict[str, Any] = {"values": list(values), "mean": None, "difference": None, "ci": None, "p": None}
     row |= {"p_holm": None, "survives": False, "seeds_lower": None}
     if any(value is None for value in (*values, *reference)):
         return row
     own = np.array(values, dtype=np.float64)
     gap = own - np.array(reference, dtype=np.float64)
-    n, middle = len(gap), float(gap.mean())
-    row |= {"mean": float(own.mean()), "difference": middle, "seeds_lower": int((gap < 0).sum())}
-    error = float(gap.std(ddof=1)) / math.sqrt(n)
-    interval = draw_interval(gap.tolist())
-    if error > 0 and interval is not None:
-        p = 2 * float(cast("Any", special).stdtr(n - 1, -abs(middle) / error))
-        row |= {"ci": interval.to_json(), "p": p}
-    return row
+    row |= {"mean": float(own.mean()), "difference": float(gap.mean()), "seeds_lower": int((gap < 0).sum())}
+    return row | student_over_trainings(gap)

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from dualview.io.progress import Advance, Progress
-from dualview.lab.harness import Found, Unit, capture, restore
-from dualview.lab.modifications.model import Attention, Kind, kinds
-from dualview.lab.modifications.settings import Settings
+from dualview.io.progress import Advance
+from dualview.lab.harness import Findings, Job
+from dualview.lab.modifications.model import Attention, AttentionKind, kinds
+from dualview.lab.modifications.settings import ModificationsSettings
 from dualview.lab.modifications.statistics import differences
 from dualview.lab.problems import LinearTasks, Tasks, named_generator
+from dualview.lab.units import Unit, capture, restore
 from dualview.metrics.summary import plain
 
 
-def run(settings: Settings, device: torch.device, out: Path | str | None, progress: Progress) -> Found:
+def run(job: Job[ModificationsSettings]) -> Findings:
     """Train all, and test which differences survive the seeds."""
+    settings = job.settings
     base = LinearTasks(settings.dims, settings.demos, settings.input_range)
     wanted = wanted_kinds(settings, settings.seed)
-    units: list[Unit] = []
     curves: dict[str, dict[str, list[float | None]]] = {}
     parameters: dict[str, int] = {}
     total = len(wanted) * settings.seeds * settings.epochs
-    with progress.part(f"training {len(wanted)} models, {settings.seeds} seeds", total) as advance:
+    with job.progress.part(f"training {len(wanted)} models, {settings.seeds} seeds", total) as advance:
         for seed in settings.all_seeds:
             for kind in wanted_kinds(settings, seed):
-                unit = Unit.of(out, "modifications", settings, device, seed, kind=kind.name)
+                unit = job.unit(seed, kind=kind.name)
                 done = unit.finished()
                 if done is None:
-                    done = unit.finish(one_training(settings, base, kind, seed, device, unit, advance))
+                    done = unit.finish(one_training(settings, base, kind, seed, job.device, unit, advance))
                 else:
                     advance(settings.epochs)
                 curves.setdefault(kind.name, {})[str(seed)] = done["test_loss"]
                 parameters[kind.name] = done["parameters"]
-                units.append(unit)
+    job.clock.lap("training")
     results = {
         "steps_per_epoch": -(-settings.train_tasks // settings.batch_size),
         "models": [
@@ -51,17 +51,23 @@ def run(settings: Settings, device: torch.device, out: Path | str | None, progre
         "test_loss": curves,
         "differences": differences(curves, "softmax"),
     }
-    return Found(results, units)
+    return Findings(results)
 
 
-def wanted_kinds(settings: Settings, seed: int) -> list[Kind]:
+def wanted_kinds(settings: ModificationsSettings, seed: int) -> list[AttentionKind]:
     """Softmax attention and the families asked for."""
     every = kinds(settings.alphas, settings.ks, settings.betas, settings.rank, seed)
     return [kind for kind in every if kind.family in ("softmax", *settings.only)]
 
 
 def one_training(
-    settings: Settings, base: LinearTasks, kind: Kind, seed: int, device: torch.device, unit: Unit, advance: Advance
+    settings: ModificationsSettings,
+    base: LinearTasks,
+    kind: AttentionKind,
+    seed: int,
+    device: torch.device,
+    unit: Unit,
+    advance: Advance,
 ) -> dict[str, Any]:
     """One model on one seed: its test loss before training and after each epoch (null once it is not finite)."""
     model = Attention(base.n_x + 1, settings.heads, kind.variant, named_generator(seed, "weights", device))

@@ -1,9 +1,9 @@
-"""The regression lab on linear problems: train, then hold against gradient descent, GD++ and constructed weights."""
+"""The regression lab on linear problems: train, then compare with gradient descent, GD++ and constructed weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,12 @@ import torch
 from jaxtyping import Float
 
 from dualview.duality.theory.regression import uniform_optimum
-from dualview.io.clock import Clock
 from dualview.io.errors import UserError
-from dualview.io.progress import Advance, Progress
-from dualview.lab.harness import Found, Unit
+from dualview.io.progress import Advance
+from dualview.lab.harness import Findings, Job
 from dualview.lab.problems import LinearTasks, Tasks, named_generator
 from dualview.lab.regression.measure import (
     PlusPlus,
-    alike,
     best_plus_plus,
     best_rate,
     first_guess,
@@ -27,6 +25,7 @@ from dualview.lab.regression.measure import (
     paired,
     shifted_losses,
     shifts_of,
+    similarity,
 )
 from dualview.lab.regression.models import (
     InContext,
@@ -36,43 +35,37 @@ from dualview.lab.regression.models import (
     interpolated,
     plus_plus_layers,
 )
-from dualview.lab.regression.settings import Settings
-from dualview.lab.regression.training import Plan, train
+from dualview.lab.regression.settings import RegressionSettings
+from dualview.lab.regression.training import Schedule, train
+from dualview.lab.units import Unit
 
 CURVE_TASKS = 2_000
-"""How many of the evaluation's problems the curves are measured on."""
+"""How many of the evaluation's problems the curves use."""
 SHIFT_TASKS = 2_000
 
 
-def run(settings: Settings, device: torch.device, out: Path | str | None, clock: Clock, progress: Progress) -> Found:
+def run(job: Job[RegressionSettings]) -> Findings:
     """Everything the lab reports on linear problems."""
+    settings, device = job.settings, job.device
     base = LinearTasks(settings.dims, settings.demos, settings.input_range, noise=settings.noise)
     tasks = base.draw(named_generator(0, "evaluation", device), settings.eval_tasks)
-    with progress.part("finding gradient descent's best step", 1) as advance:
+    with job.progress.part("finding gradient descent's best step", 1) as advance:
         against = references(settings, base, tasks)
         advance(1)
-    clock.lap("references")
-    plan = plan_of(settings, base)
-    units = {seed: Unit.of(out, "regression", settings, device, seed, **plan.to_json()) for seed in settings.all_seeds}
-    by_seed: dict[str, Any] = {}
-    for seed, unit in units.items():
-        done = unit.finished()
-        if done is None:
-            with progress.part(f"training, seed {seed}", plan.steps) as advance:
-                model, curve = trained(settings, plan, seed, tasks, against, unit, advance)
-            clock.lap("training")
-            with progress.part(f"measuring, seed {seed}", 1) as advance:
-                done = unit.finish({**measured(settings, base, model, tasks, against), "curve": curve})
-                advance(1)
-            clock.lap("measuring")
-        by_seed[str(seed)] = done
-    results: dict[str, Any] = {
-        "eval_tasks": len(tasks),
-        "curve_tasks": len(tasks.first(CURVE_TASKS)),
-        "plan": plan.to_json(),
-        "references": against.to_json(),
-        "by_seed": by_seed,
-    }
+    job.clock.lap("references")
+    schedule = schedule_of(settings, base)
+
+    def one_seed(seed: int, unit: Unit) -> dict[str, Any]:
+        with job.progress.part(f"training, seed {seed}", schedule.steps) as advance:
+            model, curve = trained(settings, schedule, seed, tasks, against, unit, advance)
+        job.clock.lap("training")
+        with job.progress.part(f"measuring, seed {seed}", 1) as advance:
+            found = {**measured(settings, base, model, tasks, against), "curve": curve}
+            advance(1)
+        job.clock.lap("measuring")
+        return found
+
+    results = by_seed(job, schedule, one_seed, tasks, against.to_json())
     if settings.shifts:
         results["shifts"] = {
             shift.name: {
@@ -82,8 +75,27 @@ def run(settings: Settings, device: torch.device, out: Path | str | None, clock:
             }
             for shift in shifts_of(base)
         }
-        clock.lap("shifts")
-    return Found(results, list(units.values()))
+        job.clock.lap("shifts")
+    return Findings(results)
+
+
+def by_seed(
+    job: Job[RegressionSettings],
+    schedule: Schedule,
+    one_seed: Callable[[int, Unit], dict[str, Any]],
+    tasks: Tasks,
+    references: dict[str, Any],
+) -> dict[str, Any]:
+    """The part of the results that linear problems and sine waves share; every seed is a unit of its own."""
+    units = {seed: job.unit(seed, None, **schedule.to_json()) for seed in job.settings.all_seeds}
+    found = {str(seed): unit.once(lambda unit, seed=seed: one_seed(seed, unit)) for seed, unit in units.items()}
+    return {
+        "eval_tasks": len(tasks),
+        "curve_tasks": len(tasks.first(CURVE_TASKS)),
+        "plan": schedule.to_json(),
+        "references": references,
+        "by_seed": found,
+    }
 
 
 # -------------------------------------------------------------------------------------------------------- references
@@ -91,7 +103,7 @@ def run(settings: Settings, device: torch.device, out: Path | str | None, clock:
 
 @dataclass(frozen=True)
 class References:
-    """What the trained model is held against."""
+    """What the trained model is compared with."""
 
     rate: float
     steps: int
@@ -102,12 +114,12 @@ class References:
     closed_form: dict[str, float] | None
     """The best single step on average over all problems, where there is a formula for it."""
     plus_plus: PlusPlus | None
-    """None for one step, where γ has nothing left to act on: GD++ is then gradient descent."""
+    """None for one step, where γ has no effect: GD++ is then gradient descent."""
     plus_plus_losses: Float[np.ndarray, " task"] | None
 
     @property
     def predictors(self) -> dict[str, Predictor]:
-        """By name; the last is what a trained model of this depth is expected to match."""
+        """By name; a trained model of this depth should match the last."""
         found: dict[str, Predictor] = {"gd": gradient_descent(self.rate, self.steps)}
         return found if self.plus_plus is None else {**found, "gd_plus_plus": self.plus_plus.predictor}
 
@@ -125,12 +137,12 @@ class References:
 
 
 def _reached(found: Float[np.ndarray, " task"]) -> dict[str, float]:
-    """The loss on all problems, and on those few that the training's curve is measured on."""
+    """The loss on all problems, and on the few that the training curve uses."""
     return {"loss": float(found.mean()), "curve_loss": float(found[:CURVE_TASKS].mean())}
 
 
-def references(settings: Settings, base: LinearTasks, tasks: Tasks) -> References:
-    """Gradient descent and GD++ at their best on the evaluation's problems, and the constructed weights."""
+def references(settings: RegressionSettings, base: LinearTasks, tasks: Tasks) -> References:
+    """The best gradient descent and GD++ on the evaluation's problems, and the constructed weights."""
     rate = best_rate(tasks, settings.layers, first_guess(base))
     descent = gradient_descent(rate, settings.layers)
     reached = losses(descent, tasks)
@@ -139,7 +151,7 @@ def references(settings: Settings, base: LinearTasks, tasks: Tasks) -> Reference
             "Gradient descent has no finite loss: these problems' numbers are too large; "
             "give a smaller --noise or --input-range."
         )
-    by_hand = InContext.constructed(gd_layers(rate, settings.layers, tasks.x[0].mT))
+    constructed = InContext.constructed(gd_layers(rate, settings.layers, tasks.x[0].mT))
     closed = None
     if settings.layers == 1 and not settings.noise:
         best = uniform_optimum(base.n_x, base.n_demos, base.input_range / 2)
@@ -149,12 +161,12 @@ def references(settings: Settings, base: LinearTasks, tasks: Tasks) -> Reference
         plus_plus = best_plus_plus(tasks, settings.layers, rate, shared=settings.recurrent)
     few = tasks.first(CURVE_TASKS)
     with torch.no_grad():
-        apart = float((by_hand(few) - descent(few)).abs().max())
+        apart = float((constructed(few) - descent(few)).abs().max())
     return References(
         rate=rate,
         steps=settings.layers,
         gd_losses=reached,
-        constructed={"loss": mean_loss(by_hand, tasks), "largest_difference_from_gd": apart},
+        constructed={"loss": mean_loss(constructed, tasks), "largest_difference_from_gd": apart},
         zero=float(tasks.y_query.double().square().mean() / 2),
         closed_form=closed,
         plus_plus=plus_plus,
@@ -165,13 +177,13 @@ def references(settings: Settings, base: LinearTasks, tasks: Tasks) -> Reference
 # ---------------------------------------------------------------------------------------------------------- training
 
 
-def plan_of(settings: Settings, base: LinearTasks) -> Plan:
-    """Von Oswald et al.'s hyper-parameters, where none are given; for softmax, what trains it well."""
+def schedule_of(settings: RegressionSettings, base: LinearTasks) -> Schedule:
+    """Von Oswald et al.'s hyper-parameters where none are given; for softmax, some that train it well."""
     few, deep = settings.layers <= 2, settings.layers > 3
     lr, clip = 5e-4 if deep else 1e-3, 1e-3 if few else 10.0
     if settings.softmax:
         lr, clip = 3 * lr, 10.0
-    return Plan(
+    return Schedule(
         distribution=base,
         steps=settings.steps or default_steps(settings),
         batch_size=settings.batch_size or 2048,
@@ -180,16 +192,16 @@ def plan_of(settings: Settings, base: LinearTasks) -> Plan:
     )
 
 
-def default_steps(settings: Settings) -> int:
-    """Their 5,000 with shared weights and 50,000 without; one layer is done sooner, the rate being decayed."""
+def default_steps(settings: RegressionSettings) -> int:
+    """Their 5,000 with shared weights and 50,000 without; one layer needs fewer, as the rate decays."""
     if settings.layers == 1:
         return 2_500
     return 5_000 if settings.recurrent else 50_000
 
 
 def trained(
-    settings: Settings,
-    plan: Plan,
+    settings: RegressionSettings,
+    schedule: Schedule,
     seed: int,
     tasks: Tasks,
     against: References,
@@ -210,28 +222,27 @@ def trained(
     expected = list(against.predictors.values())[-1]
 
     def measure() -> dict[str, float]:
-        near = alike(model, expected, few)
-        return {"loss": mean_loss(model, few), **near.to_json()}
+        return {"loss": mean_loss(model, few), **similarity(model, expected, few).to_json()}
 
     def loss(batch: Tasks) -> torch.Tensor:
         return 0.5 * (model(batch) - batch.y_query).square().mean()
 
     generator = named_generator(seed, "training", device)
-    curve = train(model, loss, measure, plan, unit, generator, advance)
+    curve = train(model, loss, measure, schedule, unit, generator, advance)
     return model, curve
 
 
 def measured(
-    settings: Settings, base: LinearTasks, model: InContext, tasks: Tasks, against: References
+    settings: RegressionSettings, base: LinearTasks, model: InContext, tasks: Tasks, against: References
 ) -> dict[str, Any]:
-    """The trained model on all evaluation problems, beside every reference."""
+    """The trained model on all evaluation problems, compared with every reference."""
     own = losses(model, tasks)
     found: dict[str, Any] = {"loss": float(own.mean())}
     reached = {"gd": against.gd_losses, "gd_plus_plus": against.plus_plus_losses}
     for name, predict in against.predictors.items():
         other = reached[name]
         assert other is not None
-        found[name] = {**paired(own, other), **alike(model, predict, tasks).to_json()}
+        found[name] = {**paired(own, other), **similarity(model, predict, tasks).to_json()}
     found["interpolated"] = half_way(settings, model, tasks, against)
     if settings.shifts:
         device = tasks.x.device
@@ -242,8 +253,10 @@ def measured(
     return found
 
 
-def half_way(settings: Settings, model: InContext, tasks: Tasks, against: References) -> dict[str, Any] | None:
-    """The loss half way between trained and constructed weights; only one linear head has such a middle."""
+def half_way(
+    settings: RegressionSettings, model: InContext, tasks: Tasks, against: References
+) -> dict[str, Any] | None:
+    """The loss half way between trained and constructed weights; it exists for one linear head only."""
     if settings.softmax or settings.heads > 1 or (settings.layers > 1 and not settings.recurrent):
         return None
     shape = tasks.x[0].mT

@@ -1,6 +1,6 @@
-"""How well predictors do on regression in context, how alike two of them are, and gradient descent at its best.
+"""Losses of predictors on regression in context, how similar two of them are, and the best gradient descent.
 
-Everything is summed in float64 over chunks of the same evaluation problems, whose number is the caller's.
+Everything is summed in float64 over chunks of the same evaluation problems.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from dualview.duality.theory.regression import uniform_optimum
 from dualview.lab.problems import LinearTasks, Tasks, named_generator
 from dualview.lab.regression.models import Predictor, gd_plus_plus, gradient_descent
+from dualview.lab.summaries import normal_over_problems
 
 CHUNK = 10_000
 
@@ -41,13 +42,13 @@ def slopes(predict: Predictor, tasks: Tasks) -> Float[Tensor, "task n_x"]:
 
 
 @dataclass(frozen=True)
-class Alike:
+class Similarity:
     """Two predictors on the same problems, each a mean over them (von Oswald et al. 2023, section 3)."""
 
     prediction_difference: float
     """|ŷ − ŷ'|; 0 is equality."""
     model_cosine: float
-    """cos(∂ŷ/∂x_q, ∂ŷ'/∂x_q); 1 is the same direction, 0 none in common. Blind to scale."""
+    """cos(∂ŷ/∂x_q, ∂ŷ'/∂x_q); 1 is the same direction, 0 orthogonal. Ignores scale."""
     model_difference: float
     """‖∂ŷ/∂x_q − ∂ŷ'/∂x_q‖."""
 
@@ -55,8 +56,7 @@ class Alike:
         return asdict(self)
 
 
-def alike(one: Predictor, other: Predictor, tasks: Tasks) -> Alike:
-    """How alike two predictors are."""
+def similarity(one: Predictor, other: Predictor, tasks: Tasks) -> Similarity:
     sums = np.zeros(3)
     for part in tasks.chunks(CHUNK):
         with torch.no_grad():
@@ -64,17 +64,17 @@ def alike(one: Predictor, other: Predictor, tasks: Tasks) -> Alike:
         a, b = slopes(one, part), slopes(other, part)
         cosine = torch.cosine_similarity(a, b, dim=-1).sum()
         sums += [float(gap), float(cosine), float((a - b).norm(dim=-1).sum())]
-    return Alike(*(sums / len(tasks)).tolist())
+    return Similarity(*(sums / len(tasks)).tolist())
 
 
 # -------------------------------------------------------------------------------------------------------- step sizes
 
 
 def best_rate(tasks: Tasks, steps: int, guess: float) -> float:
-    """The rate of `steps` steps of gradient descent with the lowest loss on these very problems.
+    """The rate of `steps` steps of gradient descent with the lowest loss on these problems.
 
-    The loss is a polynomial of degree 2k in η. One step's is a parabola, whose minimum the search in (0, 4 · guess)
-    finds. Without noise the mean over w and x_q, up to a factor Σ (1 − ηλ/N)^{2k} over the eigenvalues λ of X Xᵀ, is
+    The loss is a polynomial of degree 2k in η. One step's is a parabola, and the search in (0, 4 · guess) finds its
+    minimum. Without noise the mean over w and x_q, up to a factor Σ (1 − ηλ/N)^{2k} over the eigenvalues λ of X Xᵀ, is
     convex at any k; on a sample, or with noise, more steps may have several minima, and the search finds one of them.
     """
 
@@ -110,7 +110,7 @@ class Spectrum:
 
         ŷ ← ŷ + (η/N) Σ_i c_i q_i,    c ← (1 − ηλ/N) (1 − γλ) c,    q ← (1 − γλ) q,    λ ← (1 − γλ)² λ.
 
-    What a search over η and γ asks for hundreds of times thus costs little on all of the problems.
+    So a search over η and γ, which needs hundreds of losses, is cheap on all of the problems.
     """
 
     eigenvalues: Float[Tensor, "task n_x"]
@@ -145,7 +145,7 @@ def _eigenbasis(tasks: Tasks) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def best_plus_plus(tasks: Tasks, steps: int, rate: float, *, shared: bool) -> PlusPlus:
-    """The rates and γ of GD++ with the lowest loss on these very problems, shared by all steps or one pair each.
+    """The rates and γ of GD++ with the lowest loss on these problems, shared by all steps or one pair each.
 
     A search from the best rate of plain descent, in units of it and of 1/tr(X Xᵀ).
     """
@@ -176,7 +176,7 @@ def _optimize() -> Any:
 
 @dataclass(frozen=True)
 class Shift:
-    """Problems from elsewhere than the training's: one quantity over a range."""
+    """Problems unlike the training's: one quantity varied over a range."""
 
     name: str
     title: str
@@ -212,18 +212,16 @@ def shifted_losses(
 
 
 def first_guess(base: LinearTasks) -> float:
-    """The best rate of one step without noise, in closed form: where the search for the best one begins."""
+    """The best rate of one step without noise, in closed form: the start of the search."""
     return uniform_optimum(base.n_x, base.n_demos, base.input_range / 2).rate
 
 
 def paired(one: Float[np.ndarray, " task"], other: Float[np.ndarray, " task"]) -> dict[str, Any]:
-    """Mean of `one`, its ratio to the mean of `other`, and the 95 % interval of the difference over the problems."""
+    """Mean of `one`, its ratio to the mean of `other`, and their difference with its normal 95 % interval."""
     gap = one - other
-    half = 1.96 * float(gap.std(ddof=1)) / len(gap) ** 0.5
-    middle = float(gap.mean())
     return {
         "loss": float(one.mean()),
         "ratio": float(one.mean() / other.mean()),
-        "difference": middle,
-        "difference_ci": [middle - half, middle + half],
+        "difference": float(gap.mean()),
+        "difference_ci": normal_over_problems(gap),
     }

@@ -1,8 +1,8 @@
-"""What learns regression in context: self-attention trained to, the same with weights by hand, and gradient descent.
+"""Predictors for regression in context: trained self-attention, the same with constructed weights, gradient descent.
 
-Tokens e_i = (x_i, y_i) as rows; the query enters as (x_q, 0), is no key and no value, and the prediction is minus its
+Tokens e_i = (x_i, y_i) as rows; the query enters as (x_q, 0) and is neither key nor value; the prediction is minus its
 last coordinate (von Oswald et al. 2023, arXiv 2212.07677, section 2 and Prop. 1). Weights are those of
-`duality.theory.regression.LinearSelfAttention`, which is written for columns: row tokens meet their transposes.
+`duality.theory.regression.LinearSelfAttention`, which has tokens as columns; row tokens use their transposes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class InContext(nn.Module):
     ) -> InContext:
         """Their initialisation: variance 0.002/layers over the fan-in; their clamp at ±10 above three layers.
 
-        Softmax attention starts at 1/layers over the fan-in: from theirs it stays near uniform weights for long.
+        Softmax attention starts at 1/layers over the fan-in: from their start it stays near uniform weights for long.
         """
         std = ((1.0 if softmax else 0.002) / depth / d) ** 0.5
         own = 1 if recurrent else depth
@@ -91,7 +91,7 @@ class InContext(nn.Module):
 
     @classmethod
     def constructed(cls, layers: Sequence[LinearSelfAttention]) -> InContext:
-        """Weights by hand, a layer each."""
+        """Constructed weights, one layer each."""
         return cls([SelfAttention.of(layer) for layer in layers], len(layers))
 
     def first_layer(self) -> LinearSelfAttention:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from dualview.lab.formatting import between
 from dualview.lab.harness import LabResult, Table
+from dualview.lab.summaries import range_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,14 +21,14 @@ NAMES = {"gd": "gradient descent", "gd_plus_plus": "GD++", "trained": "trained",
 def tables(result: LabResult) -> list[Table]:
     if result.settings["task"] == "sine":
         return [_sine_table(result)]
-    found = [_losses_table(result), _alike_table(result)]
+    found = [_losses_table(result), _similarity_table(result)]
     return found + ([_shifts_table(result)] if "shifts" in result.results else [])
 
 
 def figures(result: LabResult) -> dict[str, Figure]:
     found = {"regression_training": _training_figure(result)}
     if result.settings["task"] == "linear":
-        found["regression_alike"] = _alike_figure(result)
+        found["regression_similarity"] = _similarity_figure(result)
     for name, shift in result.results.get("shifts", {}).items():
         found[f"regression_{name}"] = _shift_figure(result, name, shift)
     return found
@@ -40,13 +42,13 @@ def _rows(result: LabResult) -> list[Mapping[str, Any]]:
 
 
 def _over(values: Sequence[float], style: str = ".4f") -> str:
-    """The mean; with several seeds, their range beside it."""
+    """The mean; with several seeds, their range in brackets."""
     middle = format(fmean(values), style)
     return middle if len(values) == 1 else f"{middle} ({format(min(values), style)} to {format(max(values), style)})"
 
 
 def _what(result: LabResult) -> str:
-    """What was trained, in words."""
+    """A description of what was trained."""
     s = result.settings
     kind = "softmax" if s["softmax"] else "linear"
     heads = "" if s["heads"] == 1 else f", {s['heads']} heads"
@@ -68,8 +70,8 @@ def _losses_table(result: LabResult) -> Table:
     ]
     if rows[0]["interpolated"] is not None:
         middle = [r["interpolated"]["loss"] for r in rows]
-        between = NAMES[rows[0]["interpolated"]["between"]]
-        shown.append(["interpolated", _over(middle), _over([v / gd["loss"] for v in middle]), f"half way to {between}"])
+        other = NAMES[rows[0]["interpolated"]["between"]]
+        shown.append(["interpolated", _over(middle), _over([v / gd["loss"] for v in middle]), f"half way to {other}"])
     steps = "1 step" if gd["steps"] == 1 else f"{gd['steps']} steps"
     shown.append(["gradient descent", f"{gd['loss']:.4f}", "1", f"{steps} at rate {gd['rate']:.3f}, best on these"])
     if better is not None:
@@ -91,21 +93,21 @@ def _distinct(better: Mapping[str, Any]) -> tuple[list[float], list[float]]:
     return (rates[:1], gammas[:1]) if len(set(rates)) == len(set(gammas)) == 1 else (rates, gammas)
 
 
-def _alike_table(result: LabResult) -> Table:
+def _similarity_table(result: LabResult) -> Table:
     rows, shown = _rows(result), list[list[str]]()
     for name in ("gd", "gd_plus_plus"):
         if name in rows[0]:
             keys = {"prediction_difference": ".4f", "model_cosine": ".5f", "model_difference": ".4f"}
             intervals = [r[name]["difference_ci"] for r in rows]
-            interval = f"{min(i[0] for i in intervals):+.5f} to {max(i[1] for i in intervals):+.5f}"
+            interval = between([min(i[0] for i in intervals), max(i[1] for i in intervals)], "+.5f")
             shown.append([NAMES[name], *(_over([r[name][k] for r in rows], how) for k, how in keys.items()), interval])
-    several = ", all seeds together" if len(rows) > 1 else ""
+    several = " (the union over seeds)" if len(rows) > 1 else ""
     note = (
         "Model: ∂ŷ/∂x_q, the linear model found in each context; cosine 1 and differences 0 are equality. "
-        f"The interval (95 %{several}) is over problems, which both sides share."
+        f"The 95 % interval is normal, over problems that both sides share{several}."
     )
     columns = ["trained against", "prediction difference", "model cosine", "model difference", "loss difference"]
-    return Table("How alike they are", columns, shown, note)
+    return Table("How similar they are", columns, shown, note)
 
 
 def _shifts_table(result: LabResult) -> Table:
@@ -121,9 +123,7 @@ def _shifts_table(result: LabResult) -> Table:
     columns = ["away from training", "trained", "gradient descent", "GD++"]
     if all(not row[3] for row in shown):
         columns, shown = columns[:3], [row[:3] for row in shown]
-    note = (
-        "Losses on 2,000 problems each; step sizes stay those of the training's problems. All values are in the JSON."
-    )
+    note = "Losses on 2,000 problems each; step sizes are those of the training's problems. The JSON has all values."
     return Table("Away from the training's problems", columns, shown, note)
 
 
@@ -154,17 +154,8 @@ def _seeds(result: LabResult) -> str:
 
 
 def _curve(result: LabResult, key: str) -> Curve:
-    """One curve of the training: its mean over seeds and, with several, the range."""
-    return _banded([r["curve"][key] for r in _rows(result)], _rows(result)[0]["curve"]["step"])
-
-
-def _banded(values: Sequence[Sequence[float]], x: Sequence[float]) -> Curve:
-    from dualview.report.figures.curves import Curve
-
-    columns = list(zip(*values, strict=True))
-    if len(values) == 1:
-        return Curve(x, list(values[0]))
-    return Curve(x, [fmean(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns])
+    """One curve of the training over seeds."""
+    return range_curve(_rows(result)[0]["curve"]["step"], [r["curve"][key] for r in _rows(result)])
 
 
 def _note(result: LabResult) -> str:
@@ -192,7 +183,7 @@ def _training_figure(result: LabResult) -> Figure:
     return curves(series, title, "training step", "loss ½(ŷ − y)²", _curve_note(result), references=lines)
 
 
-def _alike_figure(result: LabResult) -> Figure:
+def _similarity_figure(result: LabResult) -> Figure:
     from dualview.report.figures.curves import curves
 
     keys = {
@@ -201,7 +192,7 @@ def _alike_figure(result: LabResult) -> Figure:
         "prediction difference": "prediction_difference",
     }
     better = result.results["references"]["gd_plus_plus"] is not None
-    title = f"How alike the trained model and {'GD++' if better else 'gradient descent'} are"
+    title = f"How similar the trained model and {'GD++' if better else 'gradient descent'} are"
     series = {name: _curve(result, key) for name, key in keys.items()}
     return curves(series, title, "training step", "value", _curve_note(result))
 
@@ -209,7 +200,7 @@ def _alike_figure(result: LabResult) -> Figure:
 def _shift_figure(result: LabResult, name: str, shift: Mapping[str, Any]) -> Figure:
     from dualview.report.figures.curves import Curve, curves
 
-    series = {"trained": _banded([r["shifts"][name] for r in _rows(result)], shift["at"])}
+    series = {"trained": range_curve(shift["at"], [r["shifts"][name] for r in _rows(result)])}
     series |= {NAMES[key]: Curve(shift["at"], values) for key, values in shift["losses"].items()}
     title = f"Loss away from the training's problems: {shift['title']}"
     return curves(series, title, shift["title"], "loss ½(ŷ − y)²", _note(result), log_y=True)

@@ -1,7 +1,7 @@
-"""The regression lab on sine waves: an MLP before the attention makes the features that descent then fits.
+"""The regression lab on sine waves: an MLP before the attention computes the features that descent fits.
 
 Von Oswald et al. 2023 (arXiv 2212.07677, Prop. 2 and Fig. 4): embedding 2 → 40, a residual MLP 40 → 160 → 40 with GELU,
-one (or more) attention layers of width 40. Beside it, trained on the same problems, the meta-learner it should match:
+one (or more) attention layers of width 40. The meta-learner it should match is trained on the same problems:
 an MLP φ of the same size, a head W_0 and a rate η, all learnt, and one step of gradient descent on the head,
 
     ŷ = (W_0 − η/N Σ_i (W_0 φ(x_i) − y_i) φ(x_i)ᵀ) φ(x_q).
@@ -11,22 +11,21 @@ The two are not nested: the transformer's MLP sees y_i too, and its attention ne
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualview.io.clock import Clock
 from dualview.io.progress import Progress
-from dualview.lab.harness import Found, Unit
+from dualview.lab.harness import Findings, Job
 from dualview.lab.problems import SineTasks, Tasks, named_generator
-from dualview.lab.regression.linear import CURVE_TASKS
+from dualview.lab.regression.linear import CURVE_TASKS, by_seed
 from dualview.lab.regression.measure import losses, mean_loss, paired
 from dualview.lab.regression.models import InContext, Predictor
-from dualview.lab.regression.settings import Settings
-from dualview.lab.regression.training import Plan, train
+from dualview.lab.regression.settings import RegressionSettings
+from dualview.lab.regression.training import Schedule, train
+from dualview.lab.units import Unit
 
 WIDTH, HIDDEN = 40, 160
 GRID = 50
@@ -50,7 +49,7 @@ class Features(nn.Module):
 class Transformer(nn.Module):
     """Features of (x, y), then attention; the query's y is 0, and the prediction is minus its last coordinate."""
 
-    def __init__(self, settings: Settings, generator: torch.Generator) -> None:
+    def __init__(self, settings: RegressionSettings, generator: torch.Generator) -> None:
         super().__init__()
         self.features = Features(2, generator)
         self.attention = InContext.fresh(
@@ -92,30 +91,31 @@ def _linear(d_in: int, d_out: int, generator: torch.Generator) -> nn.Linear:
     return made
 
 
-def run(settings: Settings, device: torch.device, out: Path | str | None, clock: Clock, progress: Progress) -> Found:
+def run(job: Job[RegressionSettings]) -> Findings:
     """Everything the lab reports on sine waves."""
+    settings = job.settings
     base = SineTasks(settings.demos, noise=settings.noise)
-    tasks = base.draw(named_generator(0, "evaluation/sine", device), settings.eval_tasks)
-    plan = Plan(
+    tasks = base.draw(named_generator(0, "evaluation/sine", job.device), settings.eval_tasks)
+    schedule = Schedule(
         distribution=base,
         steps=settings.steps or 20_000,
         batch_size=settings.batch_size or 512,
         lr=settings.lr or 1e-3,
         clip=settings.clip or 100.0,
     )
-    units = {seed: Unit.of(out, "regression", settings, device, seed, **plan.to_json()) for seed in settings.all_seeds}
-    by_seed: dict[str, Any] = {}
-    for seed, unit in units.items():
-        done = unit.finished()
-        by_seed[str(seed)] = done or unit.finish(one_seed(settings, plan, seed, tasks, unit, progress))
-    clock.lap("training")
+
+    def one_seed(seed: int, unit: Unit) -> dict[str, Any]:
+        return both_trained(settings, schedule, seed, tasks, unit, job.progress)
+
     zero = float(tasks.y_query.double().square().mean() / 2)
-    results: dict[str, Any] = {"eval_tasks": len(tasks), "curve_tasks": len(tasks.first(CURVE_TASKS))}
-    results |= {"plan": plan.to_json(), "references": {"zero": zero}, "by_seed": by_seed}
-    return Found(results, list(units.values()))
+    results = by_seed(job, schedule, one_seed, tasks, {"zero": zero})
+    job.clock.lap("training")
+    return Findings(results)
 
 
-def one_seed(settings: Settings, plan: Plan, seed: int, tasks: Tasks, unit: Unit, progress: Progress) -> dict[str, Any]:
+def both_trained(
+    settings: RegressionSettings, schedule: Schedule, seed: int, tasks: Tasks, unit: Unit, progress: Progress
+) -> dict[str, Any]:
     """Train both on the same problems and compare them."""
     device = tasks.x.device
     transformer = Transformer(settings, named_generator(seed, "weights/sine", device))
@@ -130,11 +130,11 @@ def one_seed(settings: Settings, plan: Plan, seed: int, tasks: Tasks, unit: Unit
     def measure() -> dict[str, float]:
         return {"loss": mean_loss(transformer, few), "meta_loss": mean_loss(meta, few)}
 
-    with progress.part(f"training, seed {seed}", plan.steps) as advance:
+    with progress.part(f"training, seed {seed}", schedule.steps) as advance:
         generator = named_generator(seed, "training/sine", device)
-        curve = train(both, loss, measure, plan, unit, generator, advance)
+        curve = train(both, loss, measure, schedule, unit, generator, advance)
     own, other = losses(transformer, tasks), losses(meta, tasks)
-    near = functions_alike(transformer, meta, tasks.first(GRID_TASKS), SineTasks().half_width)
+    near = function_similarity(transformer, meta, tasks.first(GRID_TASKS), SineTasks().half_width)
     return {
         "loss": float(own.mean()),
         "meta": {"reference_loss": float(other.mean()), "rate": meta.rate.item(), **paired(own, other), **near},
@@ -142,10 +142,10 @@ def one_seed(settings: Settings, plan: Plan, seed: int, tasks: Tasks, unit: Unit
     }
 
 
-def functions_alike(one: Predictor, other: Predictor, tasks: Tasks, half_width: float) -> dict[str, float]:
+def function_similarity(one: Predictor, other: Predictor, tasks: Tasks, half_width: float) -> dict[str, float]:
     """Mean |ŷ − ŷ'| and cosine of the two predicted functions on a grid of inputs, averaged over problems.
 
-    The slope of one input has no direction to compare, so here the functions themselves are.
+    The slope over one input has no direction, so the functions themselves are compared.
     """
     values: list[list[Tensor]] = [[], []]
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""The training of the regression lab: fresh problems at every step, a state that survives being killed.
+"""The training of the regression lab: new problems at every step, resumable.
 
-AdamW with β₂ = .98, no decay of weights, the global gradient norm clipped: von Oswald et al.'s settings. One thing is
-not theirs: the learning rate falls to 0 along a cosine, so that the end does not hang on the last few batches.
+AdamW with β₂ = .98, no weight decay, the global gradient norm clipped: von Oswald et al.'s settings. One thing differs:
+the learning rate falls to 0 along a cosine, so that the result does not depend on the last few batches.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from dualview.io.errors import UserError
 from dualview.io.progress import Advance
-from dualview.lab.harness import Unit, capture, restore
 from dualview.lab.problems import Distribution, Tasks
+from dualview.lab.units import Unit, capture, restore
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How one training goes."""
+class Schedule:
+    """The hyper-parameters of one training."""
 
     distribution: Distribution
     steps: int
@@ -30,10 +30,10 @@ class Plan:
     lr: float
     clip: float
     points: int = 50
-    """How often it is evaluated on the way."""
+    """How often it is evaluated during training."""
 
     def to_json(self) -> dict[str, float]:
-        """The numbers of it, defaults filled in: part of what tells one training's state from another's."""
+        """Its numbers, defaults filled in: part of the key of a training's saved state."""
         return {"steps": self.steps, "batch_size": self.batch_size, "lr": self.lr, "clip": self.clip}
 
     def measured(self, step: int) -> bool:
@@ -49,14 +49,16 @@ def train(
     model: nn.Module,
     loss: Callable[[Tasks], Float[Tensor, ""]],
     measure: Callable[[], dict[str, float]],
-    plan: Plan,
+    schedule: Schedule,
     unit: Unit,
     generator: torch.Generator,
     advance: Advance,
 ) -> dict[str, list[float]]:
-    """Train in place; the curves of what `measure` gives, with their `step`. Each of the model's children is clipped
-    by itself, so that two models may be trained on the same problems without touching each other."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=plan.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    """Train in place and return the curves of `measure`'s values, with their `step`.
+
+    Each child of the model has its own gradient clipping, so that two models can be trained together, independently.
+    """
+    optimiser = torch.optim.AdamW(model.parameters(), lr=schedule.lr, betas=(0.9, 0.98), weight_decay=0.0)
     generators = {"tasks": generator}
     curve: dict[str, list[float]] = {}
     done = 0
@@ -64,19 +66,19 @@ def train(
         info = restore(state, model, optimiser, generators)
         done, curve = info["step"], info["curve"]
     advance(done)
-    for step in range(done, plan.steps):
+    for step in range(done, schedule.steps):
         if step == 0:
             _note(curve, 0, measure())
-        optimiser.param_groups[0]["lr"] = plan.rate(step)
+        optimiser.param_groups[0]["lr"] = schedule.rate(step)
         optimiser.zero_grad()
-        loss(plan.distribution.draw(generator, plan.batch_size)).backward()
+        loss(schedule.distribution.draw(generator, schedule.batch_size)).backward()
         for part in model.children():
-            nn.utils.clip_grad_norm_(part.parameters(), plan.clip)
+            nn.utils.clip_grad_norm_(part.parameters(), schedule.clip)
         optimiser.step()
-        if plan.measured(step + 1):
+        if schedule.measured(step + 1):
             _note(curve, step + 1, measure())
         advance(1)
-        last = step + 1 == plan.steps
+        last = step + 1 == schedule.steps
         unit.save(lambda at=step + 1: capture(model, optimiser, generators, step=at, curve=curve), now=last)
     return curve
 
@@ -86,7 +88,7 @@ def _note(curve: dict[str, list[float]], step: int, values: dict[str, float]) ->
         if not math.isfinite(value) and step == 0:
             raise UserError(
                 f"Before any training {name} is {value}: these problems' numbers are too large; "
-                "give a smaller --noise or, of the linear task, --input-range."
+                "give a smaller --noise or, for the linear task, --input-range."
             )
         if not math.isfinite(value):
             raise UserError(f"The training diverged: {name} is {value} after {step} steps; give a lower --lr.")

@@ -1,19 +1,19 @@
-"""Is it the attention sink? What that explanation of the damage of signed values predicts, and which of it holds.
+"""Is it the attention sink? What that explanation of the damage of signed values predicts, and what of it holds.
 
-The explanation: models read their first token a great deal and take little from it. Signing at a scale that is not the
-token's own blows its small value up, and that is what breaks. It predicts, for every scale that inflates it (one
-constant, a constant for each head, the sequence's mean), G being the loss in nats that a treatment takes away:
+The explanation: models attend strongly to their first token and take little from it. Signing at a scale that is not the
+token's own inflates its small value, and that is what breaks. It predicts, for every scale that inflates it (one
+constant, a constant for each head, the sequence's mean), with G the reduction of the loss in nats by a treatment:
 
-    attention   the first token gets far more attention than if all were read evenly: FAR times as much
+    attention   the first token gets far more attention than an even share: FAR times as much
     value       its value is smaller than the others'
-    helps       sparing it (its value as it was) helps:                                   G_sink > 0
+    helps       sparing it (keeping its value) helps:                                     G_sink > 0
     own scale   where nothing is inflated, sparing it helps much less:                    G_sink(token) < ½ G_sink
     another     sparing another token does not help, or much less:                        G_other ≤ 0 or < ½ G_sink
-    zeroed      zeroing it, which takes away the inflation too, helps about as much:      G_zeroed > ½ G_sink
+    zeroed      zeroing it, which removes the inflation too, helps about as much:         G_zeroed > ½ G_sink
 
-The first, second, third and fifth say that there is a sink and that it matters; without any of them the explanation
+The first, second, third and fifth say that there is a sink and that it matters; if one of them fails, the explanation
 does not hold. The other two say that it matters because it is inflated: with both it holds, with one it holds in part,
-with neither it does not hold. An inequality is taken to hold if the 95 % interval of its two sides' difference, over
+with neither it does not hold. An inequality holds if the 95 % bootstrap interval of its two sides' difference, over
 pieces of text, is on one side of 0.
 """
 
@@ -27,11 +27,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from dualview.metrics.statistics import generator
+from dualview.lab.summaries import mean_is_positive
 
 INFLATING = ("sequence", "head", "constant")
 FAR = 5.0
-_DRAWS = 4999
 
 Gain = Float[np.ndarray, " row"]
 
@@ -46,7 +45,7 @@ class Prediction:
 
 
 def explain(found: Sequence[Mapping[str, Any]], layers: Mapping[str, Any]) -> dict[str, Any]:
-    """The predictions one by one, the verdict, and all of it in words."""
+    """Each prediction, the verdict, and a sentence."""
     losses = {(each["scale"], each["spared"]): np.array(each["rows"]) for each in found}
     if len(losses["none", "nothing"]) < 2:
         return _untested("one piece of text gives no interval")
@@ -62,7 +61,7 @@ def explain(found: Sequence[Mapping[str, Any]], layers: Mapping[str, Any]) -> di
 
 
 def verdict_of(holds: Mapping[str, bool]) -> str:
-    """From the six predictions to one of three verdicts."""
+    """One of three verdicts from the six predictions."""
     if not all(holds[name] for name in ("attention", "value", "helps", "another")):
         return "does not hold"
     return ("does not hold", "holds in part", "holds")[holds["own scale"] + holds["zeroed"]]
@@ -104,20 +103,20 @@ def _of_sparing(losses: Mapping[tuple[str, str], Gain]) -> list[Prediction]:
     cost = losses["none", "sink zeroed"].mean() - losses["none", "nothing"].mean()
     where = "at the sequence's mean, a constant for each head and one constant as scale"
     return [
-        Prediction("helps", all(map(_above_0, sink.values())), f"sparing it gains {_nats(sink)} nats {where}"),
+        Prediction("helps", all(map(_positive, sink.values())), f"sparing it gains {_nats(sink)} nats {where}"),
         Prediction(
             "own scale",
-            all(_above_0(0.5 * each - own) for each in sink.values()),
+            all(_positive(0.5 * each - own) for each in sink.values()),
             f"at the token's own scale, where nothing is inflated, sparing it gains {own.mean():.2f}",
         ),
         Prediction(
             "another",
-            all(not _above_0(other[scale]) or _above_0(0.5 * sink[scale] - other[scale]) for scale in INFLATING),
+            all(not _positive(other[scale]) or _positive(0.5 * sink[scale] - other[scale]) for scale in INFLATING),
             f"sparing another token gains {_nats(other)}",
         ),
         Prediction(
             "zeroed",
-            all(_above_0(zeroed[scale] - 0.5 * sink[scale]) for scale in INFLATING),
+            all(_positive(zeroed[scale] - 0.5 * sink[scale]) for scale in INFLATING),
             f"zeroing it, which takes away the inflation as well, gains {_nats(zeroed)} "
             f"(and costs {cost:.2f} in the model as it is)",
         ),
@@ -129,7 +128,5 @@ def _nats(gains: Mapping[str, Gain]) -> str:
     return f"{first}, {second} and {third}"
 
 
-def _above_0(values: Gain) -> bool:
-    """Whether the 95 % interval of the mean, from resampled rows, lies above 0."""
-    picks = generator(0, "sink explanation").integers(0, len(values), size=(_DRAWS, len(values)))
-    return bool(np.quantile(values[picks].mean(1), 0.025) > 0)
+def _positive(values: Gain) -> bool:
+    return mean_is_positive(values, "sink explanation")

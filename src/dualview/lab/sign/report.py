@@ -1,4 +1,4 @@
-"""What the sign lab's conditions say: the damage of each scale, what sparing a token recovers, tables and figures."""
+"""The sign lab's summary, tables and figures: the damage of each scale, and what sparing a token recovers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from jaxtyping import Float
 from dualview.lab.formatting import between, number
 from dualview.lab.harness import LabResult, Table
 from dualview.lab.sign.explanation import explain
-from dualview.metrics.statistics import generator, query_interval
+from dualview.lab.summaries import ratio_of_means
+from dualview.metrics.statistics import query_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Found = Mapping[str, Any]
+Measured = Mapping[str, Any]
+"""What was measured under one condition."""
 
 SCALES = {
     "none": "values as they are",
@@ -28,11 +30,10 @@ SCALES = {
     "token": "each token's own mean",
 }
 SPARED = ("nothing", "sink", "sink zeroed", "another token")
-_DRAWS = 4999
 
 
-def summarise(found: Sequence[Found], layers: Found) -> dict[str, Any]:
-    """Damage, what each sparing recovers of it, and what that says of the sink explanation."""
+def summarise(found: Sequence[Measured], layers: Measured) -> dict[str, Any]:
+    """What each sparing recovers of the damage, and whether the sink explanation holds."""
     by = {(each["scale"], each["spared"]): each for each in found}
     original = by["none", "nothing"]
     recovered = {
@@ -46,51 +47,40 @@ def summarise(found: Sequence[Found], layers: Found) -> dict[str, Any]:
 
 
 def _explained(result: LabResult) -> str:
-    """The verdict on the sink, from the numbers, so that a file says the same whenever it was written."""
+    """The verdict on the sink, computed from the numbers, so that old files show the same sentence."""
     return explain(result.results["conditions"], result.results["sink"])["sentence"]
 
 
-def _losses(found: Found) -> Float[np.ndarray, " row"]:
+def _losses(found: Measured) -> Float[np.ndarray, " row"]:
     return np.array(found["rows"])
 
 
-def _recovered(original: Found, signed: Found, spared: Found, name: str) -> dict[str, Any]:
+def _recovered(original: Measured, signed: Measured, spared: Measured, name: str) -> dict[str, Any]:
     """(L_signed − L_spared) / (L_signed − L_original): 0, sparing the token does nothing; 1, it undoes the signing.
 
-    The interval resamples the pieces of text, the same ones on all three sides.
+    The interval is a bootstrap over pieces of text, the same ones on all three sides.
     """
     before, damaged, after = (_losses(each) for each in (original, signed, spared))
-    return _ratio(damaged - after, damaged - before, name)
+    return ratio_of_means(damaged - after, damaged - before, name)
 
 
-def _gap(by: Mapping[tuple[str, str], Found]) -> dict[str, Any]:
-    """How much of what separates each scale from the token's own is gone once both spare the sink.
+def _gap(by: Mapping[tuple[str, str], Measured]) -> dict[str, Any]:
+    """The part of the difference between each scale and the token's own that disappears when both spare the sink.
 
     1 − (L_scale − L_token with the sink spared) / (L_scale − L_token): 1, the sink is the whole difference between the
-    two scales; 0, it is no part of it.
+    two scales; 0, none of it.
     """
     closed: dict[str, Any] = {}
     for scale in list(SCALES)[1:-1]:
         apart = _losses(by[scale, "nothing"]) - _losses(by["token", "nothing"])
         left = _losses(by[scale, "sink"]) - _losses(by["token", "sink"])
-        closed[scale] = _ratio(apart - left, apart, f"gap/{scale}")
+        closed[scale] = ratio_of_means(apart - left, apart, f"gap/{scale}")
     return closed
-
-
-def _ratio(part: Float[np.ndarray, " row"], whole: Float[np.ndarray, " row"], name: str) -> dict[str, Any]:
-    """mean(part) / mean(whole), with a 95 % interval from resampled rows."""
-    if abs(float(whole.mean())) < 1e-12:
-        return {"value": None, "ci": None}
-    picks = generator(0, name).integers(0, len(part), size=(_DRAWS, len(part)))
-    below = whole[picks].mean(1)
-    steady = len(part) > 1 and bool((np.sign(below) == np.sign(whole.mean())).all())
-    ci = [float(x) for x in np.quantile(part[picks].mean(1) / below, [0.025, 0.975])] if steady else None
-    return {"value": float(part.mean() / whole.mean()), "ci": ci}
 
 
 def tables(result: LabResult) -> list[Table]:
     """Every condition, and the sink by layer."""
-    found: Sequence[Found] = result.results["conditions"]
+    found: Sequence[Measured] = result.results["conditions"]
     first = found[0]
     rows = [_row(each, result.results["recovered"]) for each in found]
     chance = first["chance"]
@@ -98,16 +88,16 @@ def tables(result: LabResult) -> list[Table]:
     note = (
         f"{result.provenance['model']}; {settings['rows']} pieces of {settings['length']} tokens of "
         f"{', '.join(result.results['text']['source'])}; {settings['task']}, {first['shots_used'][0]} demonstrations, "
-        f"{len(first['right'][0])} queries, {len(first['icl'])} draws, chance {chance:.3f}. Intervals: 95 %, over "
-        "pieces of text and over queries (averaged over draws). Recovered: of the loss that signing at that scale "
-        f"costs, the part that sparing the token undoes.\n{_explained(result)}"
+        f"{len(first['right'][0])} queries, {len(first['icl'])} draws, chance {chance:.3f}. 95 % intervals: bootstrap "
+        "over pieces of text, and over queries (averaged over draws). Recovered: the part of the loss due to signing "
+        f"at that scale that sparing the token undoes.\n{_explained(result)}"
     )
     columns = ["scale", "spared", "perplexity", "95 % interval", "recovered", "95 % interval"]
     columns += ["accuracy", "95 % interval", "zero-shot"]
     return [Table("sign: attention on the signs of the values", columns, rows, note), _layers_table(result)]
 
 
-def _row(each: Found, recovered: Mapping[str, Any]) -> list[str]:
+def _row(each: Measured, recovered: Mapping[str, Any]) -> list[str]:
     inside = query_interval(_losses(each), seed=0, name="loss")
     right = np.array(each["right"]).mean(0)
     around = query_interval(right, seed=0, name="accuracy")
@@ -160,7 +150,7 @@ def figures(result: LabResult) -> dict[str, Figure]:
     note = (
         f"{result.provenance['model']}, {result.settings['calibration']} pieces of {result.settings['length']} tokens."
     )
-    title = "A token that is read much and says little"
+    title = "A token with much attention and a small value"
     return {
         "sign-sink": curves(series, title, "layer", "", note, references={"read evenly": sink["even"]}),
         "sign-loss": _loss_figure(result),
@@ -197,5 +187,5 @@ def _loss_figure(result: LabResult) -> Figure:
         )
     axes.set_xticks(range(len(SCALES)), [title.replace(" ", "\n", 1) for title in SCALES.values()], fontsize=7.5)
     legend(axes)
-    small_print(figure, "Signed values, and one token spared", f"{_explained(result)} Bars: 95 % over text.")
+    small_print(figure, "Signed values, and one token spared", f"{_explained(result)} Bars: 95 % bootstrap over text.")
     return figure

@@ -1,12 +1,12 @@
-"""The sign exercise on a trained model: attention on α · sign(V), and is it the attention sink that breaks?
+"""Attention on α · sign(V) in a trained model: what breaks, and is it the attention sink?
 
     y_t = V' softmax(Kᵀ q_t / √d),        v'_i = α s sign(v_i)
 
-Sign gradient descent is no such attention (see `duality.theory.sign`), but one may still ask what a trained model
-makes of it. The scales: one constant for the whole model, one for each head (both the mean |v| of other text), the
-running mean of the sequence, and each token's own mean. Signing throws away 1 − 2/π of a Gaussian value's energy at
-any scale; what a constant loses on top, the explanation says, is that the sink's small value is blown up. What that
-predicts, and how it is tested, stands in `dualview.lab.sign.explanation`.
+Sign gradient descent is not such an attention (see `duality.theory.sign`); the lab asks what it does to a trained
+model. The scales: one constant for the whole model, one for each head (both the mean |v| of other text), the running
+mean of the sequence, and each token's own mean. Signing loses 1 − 2/π of a Gaussian value's energy at any scale. The
+explanation under test says that a constant also inflates the sink's small value. `dualview.lab.sign.explanation` has
+what that predicts and how it is tested.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.io.errors import UserError
-from dualview.io.progress import Progress, Silent
 from dualview.lab.gpt.corpus import read_source
 from dualview.lab.gpt.scoring import few_shot, prompts_of
 from dualview.lab.gpt.training import token_losses
-from dualview.lab.harness import LabResult, Unit, begin, finish, provenance
+from dualview.lab.harness import Findings, Job, lab
 from dualview.lab.settings import AtLeastOne, LabSettings, Positive
 from dualview.lab.sign.report import figures, summarise, tables
 from dualview.lab.sign.values import SINK, Muted, SinkReport, SparingSign, observe_sink, text_rows
@@ -47,12 +46,12 @@ __all__ = ["Settings", "figures", "sign", "tables"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(LabSettings):
+class SignSettings(LabSettings):
     """Options of `dualview lab sign`."""
 
     model: str = option("embedded", "embedded, a hub id, a folder, or a .gguf file")
     text: tuple[Path, ...] = option((), "text files (.txt, .xz, .gz) or folders; none: the embedded tasks' sentences")
-    max_text: Positive = option(5.0, "use at most so many million characters of the text")
+    max_text: Positive = option(5.0, "use at most this many million characters of the text")
     rows: AtLeastOne = option(16, "pieces of text to measure perplexity on, each from another document if possible")
     length: Annotated[int, Ge(16)] = option(256, "tokens of each")
     calibration: AtLeastOne = option(4, "pieces of other text from which constants and the sink's numbers are taken")
@@ -61,16 +60,24 @@ class Settings(LabSettings):
     shots: AtLeastOne = option(16, "demonstrations, as many as fit")
     n_queries: AtLeastOne = option(50, "queries")
     draws: AtLeastOne = option(2, "draws of demonstrations, from --seed on")
-    placebo: Annotated[int, Ge(1)] = option(8, "the token that is spared in the sink's place, counted from 0")
+    placebo: Annotated[int, Ge(1)] = option(8, "the token to spare instead of the sink, counted from 0")
 
     def __post_init__(self) -> None:
         if self.placebo >= self.length:
-            raise ValueError(f"placebo {self.placebo} must stand among the {self.length} tokens of a piece")
+            raise ValueError(f"placebo {self.placebo} must be one of the {self.length} tokens of a piece")
+
+    @property
+    def all_seeds(self) -> list[int]:
+        """One for each draw of demonstrations."""
+        return list(range(self.seed, self.seed + self.draws))
+
+
+Settings = SignSettings
 
 
 @dataclass(frozen=True)
-class Condition:
-    """One way of treating the values."""
+class SignCondition:
+    """One way of changing the values."""
 
     scale: str
     """none (values as they are), constant, head, sequence or token."""
@@ -78,16 +85,16 @@ class Condition:
     """nothing, sink (left as it is), sink zeroed, or another token."""
     variant: Variant | None
     constants: Float[np.ndarray, "layer kv_head"] | None = None
-    """α for each head, where it is not the variant's."""
+    """α for each head, where the variant has none."""
 
     @property
     def key(self) -> str:
         return f"{self.scale}/{self.spared}"
 
 
-def conditions(report: SinkReport, placebo: int) -> list[Condition]:
+def conditions(report: SinkReport, placebo: int) -> list[SignCondition]:
     """The model as it is, and every scale with nothing, the sink, or another token spared."""
-    made = [Condition("none", "nothing", None), Condition("none", "sink zeroed", Muted())]
+    made = [SignCondition("none", "nothing", None), SignCondition("none", "sink zeroed", Muted())]
     one = float(report.size.mean())
     scales: list[tuple[str, dict[str, Any], Any]] = [
         ("constant", {"scale": "constant", "alpha": one}, None),
@@ -97,16 +104,16 @@ def conditions(report: SinkReport, placebo: int) -> list[Condition]:
     ]
     for name, how, constants in scales:
         made += [
-            Condition(name, "nothing", Sign(**how), constants),
-            Condition(name, "sink", SparingSign(**how, spared=SINK), constants),
-            Condition(name, "sink zeroed", SparingSign(**how, spared=SINK, muted=True), constants),
-            Condition(name, "another token", SparingSign(**how, spared=placebo), constants),
+            SignCondition(name, "nothing", Sign(**how), constants),
+            SignCondition(name, "sink", SparingSign(**how, spared=SINK), constants),
+            SignCondition(name, "sink zeroed", SparingSign(**how, spared=SINK, muted=True), constants),
+            SignCondition(name, "another token", SparingSign(**how, spared=placebo), constants),
         ]
     return made
 
 
 @contextmanager
-def worn(model: PreTrainedModel, condition: Condition) -> Generator[None]:
+def applied(model: PreTrainedModel, condition: SignCondition) -> Generator[None]:
     """The model under a condition, for the length of a block."""
     if condition.variant is None:
         yield
@@ -124,45 +131,38 @@ def worn(model: PreTrainedModel, condition: Condition) -> Generator[None]:
         detach(model)
 
 
-def sign(
-    *,
-    out: Path | str | None = None,
-    json: Path | str | None = None,
-    progress: Progress | None = None,
-    **given: Any,
-) -> LabResult:
+@lab(SignSettings, tables, figures)
+def sign(job: Job[SignSettings]) -> Findings:
     """Sign the values of a trained model's attention: perplexity and in-context accuracy at four scales.
 
-    Then test the attention-sink explanation: how large the first token's value is and how much it is read, and what
-    sparing it (against sparing another token) recovers.
+    Then test the attention-sink explanation: how large the first token's value is and how much attention it gets, and
+    what sparing it (compared with sparing another token) recovers.
     """
-    settings, clock = begin(Settings, given, out, json, "sign")
-    progress = progress or Silent()
+    settings, progress = job.settings, job.progress
     task = load_task(settings.task, settings.data)
     source = read_source(settings.text, settings.max_text)
     with progress.part(f"loading {settings.model}", 1) as advance:
         lm = load_model(settings.model, device=settings.device)
         advance(1)
-    draws = range(settings.seed, settings.seed + settings.draws)
     asked = {"shots": settings.shots, "n_queries": settings.n_queries}
-    prompts = prompts_of(task, lm.tokenizer, lm.context, **asked, draws=draws)
+    prompts = prompts_of(task, lm.tokenizer, lm.context, **asked, draws=settings.all_seeds)
     rows, other = (
         _rows(lm, [d.text for d in source.documents if d.held_out == held_out], count, settings.length)
         for held_out, count in ((True, settings.rows), (False, settings.calibration))
     )
-    with progress.part("looking at the sink", 1) as advance:
+    with progress.part("measuring the sink", 1) as advance:
         report = observe_sink(lm, other)
         advance(1)
-    clock.lap("prepare")
-    todo = conditions(report, settings.placebo)
+    job.clock.lap("prepare")
     decides = {"text_sha256": source.digest, "weights_hash": lm.weights_hash}
-    units = [Unit.of(out, "sign", settings, lm.device, settings.seed, **decides, condition=each.key) for each in todo]
     found: list[dict[str, Any]] = []
+    todo = conditions(report, settings.placebo)
     with progress.part("signing", len(todo)) as advance:
-        for each, unit in zip(todo, units, strict=True):
-            found.append(unit.finished() or unit.finish(_measure(lm, each, rows, prompts)))
+        for each in todo:
+            unit = job.unit(settings.seed, lm.device, **decides, condition=each.key)
+            found.append(unit.once(lambda _unit, each=each: _measure(lm, each, rows, prompts)))
             advance(1)
-    clock.lap("measure")
+    job.clock.lap("measure")
     layers = report.to_json()
     results = {
         "text": {**source.about, "sha256": source.digest},
@@ -170,11 +170,8 @@ def sign(
         "sink": layers,
         **summarise(found, layers),
     }
-    where = provenance(
-        "sign", settings, clock, lm.device, model=lm.name, model_commit=lm.commit, weights_hash=lm.weights_hash
-    )
-    result = LabResult(lab="sign", settings=settings.to_json(), seeds=list(draws), results=results, provenance=where)
-    return finish(result, out=out, json=json, tables=tables, figures=figures, units=units)
+    facts = {"model": lm.name, "model_commit": lm.commit, "weights_hash": lm.weights_hash}
+    return Findings(results, facts, device=lm.device)
 
 
 def _rows(lm: LanguageModel, documents: Sequence[str], count: int, length: int) -> Int[Tensor, "row token"]:
@@ -190,12 +187,12 @@ def _rows(lm: LanguageModel, documents: Sequence[str], count: int, length: int) 
 
 
 def _measure(
-    lm: LanguageModel, condition: Condition, rows: Int[Tensor, "row token"], prompts: Sequence[PromptSet]
+    lm: LanguageModel, condition: SignCondition, rows: Int[Tensor, "row token"], prompts: Sequence[PromptSet]
 ) -> dict[str, Any]:
     """Perplexity on the rows and accuracy on the task, under one condition."""
-    with worn(lm.model, condition), torch.no_grad():
+    with applied(lm.model, condition), torch.no_grad():
         losses = [float(token_losses(cast(Any, lm.model), row[None]).double().mean()) for row in rows]
-        # Packed queries go through plain softmax attention, so a model with another one is run behind a cache.
+        # Packing assumes plain softmax attention; with signed values the queries run behind a key-value cache.
         asked = lm if condition.variant is None else replace(lm, slow_because="its values are signed")
         accuracy = few_shot(asked, "", prompts)
     icl = accuracy.icl.mean(1)

@@ -1,8 +1,8 @@
-"""Attention on signed values with one token spared, and what the attention sink looks like before.
+"""Attention on signed values with one token spared, and measurements of the attention sink.
 
-A trained model reads its first token a great deal and gets next to nothing from it: an attention sink (Xiao et al.
-2023, arXiv 2309.17453), whose value is small. sign(v) makes every value equally large, so it should be the sink above
-all that a constant scale ruins; a scale per token keeps it small.
+A trained model attends strongly to its first token and takes little from it: an attention sink (Xiao et al. 2023, arXiv
+2309.17453), with a small value. sign(v) makes every value equally large, so a constant scale should damage the sink
+most; a scale per token keeps it small.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dualview.variants.sign import Sign, running_mean, straight_through_sign
 from dualview.variants.softmax import Call, softmax_attention
 
 SINK = 0
-"""The first token of whatever is read."""
+"""The first token."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class SparingSign(Sign):
 
 @dataclass(frozen=True)
 class Muted(Sign):
-    """Plain softmax attention, one token's value made zero: what the model loses with its sink's value alone."""
+    """Plain softmax attention with one token's value set to zero: what the model loses without its sink's value."""
 
     spared: int = SINK
 
@@ -71,8 +71,8 @@ def _only(call: Call, token: int) -> Float[Tensor, "key 1"]:
 def text_rows(lm: LanguageModel, documents: Sequence[str], count: int, length: int) -> Int[Tensor, "row token"]:
     """Rows of `length` + 1 tokens, BOS first where the tokenizer puts one; fewer than `count` if the text is too short.
 
-    From every document its first piece before any second, documents in the order of a hash: as many of them as
-    possible, from all over the text.
+    The first piece of every document comes before any second one, documents in the order of a hash: so the rows come
+    from as many documents as possible, from all of the text.
     """
     head = [] if (bos := resolve_bos(lm.tokenizer, "auto")) is None else [bos]
     size = length + 1 - len(head)
@@ -94,11 +94,11 @@ class SinkReport:
     mass: Float[np.ndarray, " layer"]
     """How much of the attention it gets."""
     even: float
-    """What it would get if every token were read alike."""
+    """What it would get if all tokens got the same."""
     value: Float[np.ndarray, " layer"]
     """The norm of its value over the median norm of the others'."""
     share: Float[np.ndarray, " layer"]
-    """Its share a_0 ‖v_0‖ / Σ_i a_i ‖v_i‖ of what attention adds up. With all values of one size this would be
+    """Its share a_0 ‖v_0‖ / Σ_i a_i ‖v_i‖ of the attention's sum. With all values of one size this would be
     `mass`."""
     size: Float[np.ndarray, "layer kv_head"]
     """mean |v| over the other tokens and d: the constant that keeps a head's mean magnitude."""
@@ -109,7 +109,7 @@ class SinkReport:
 
 
 class _Observe:
-    """Runs the model's own attention and keeps the numbers of `SinkReport`, one row of the batch after the other."""
+    """Runs the model's own attention and keeps the numbers of `SinkReport`, row by row."""
 
     def __init__(self) -> None:
         self.layers: list[dict[str, Tensor]] = []
@@ -146,7 +146,7 @@ def _weights(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
 
 @torch.no_grad()
 def observe_sink(lm: LanguageModel, rows: Int[Tensor, "row token"]) -> SinkReport:
-    """Look at the first token of every row, in the model as it is."""
+    """Measure the first token of every row, in the model without variants."""
     passes: list[list[dict[str, Tensor]]] = []
     at = torch.arange(rows.shape[1] - 1, device=lm.device)
     for row in rows[:, :-1]:

@@ -1,0 +1,36 @@
+"""`dualview assets`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from dualview.io import terminal
+from dualview.io.errors import UserError
+
+
+def assets(
+    action: Annotated[Literal["list", "fetch", "verify", "clear"], typer.Argument(help="what to do")] = "list",
+) -> None:
+    """List, fetch or verify the embedded model and data.
+
+    Also list or clear the cached conversions of GGUF files.
+    """
+    from dualview import verbs
+    from dualview.report.terminal import asset_table, conversion_table
+
+    found = verbs.assets(action, say=terminal.say)
+    if action == "clear":
+        size = sum(each.size for each in found.conversions) / 1e6
+        print(f"removed {len(found.conversions)} cached conversions of GGUF files ({size:.0f} MB)")
+        return
+    terminal.show(asset_table(found.assets))
+    if found.conversions:
+        terminal.show(conversion_table(found.conversions))
+    if action == "verify" and not found.ready:
+        raise UserError("Some assets are missing or damaged; run `dualview assets fetch`.")
+
+
+def add(app: typer.Typer) -> None:
+    app.command()(assets)

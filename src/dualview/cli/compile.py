@@ -1,0 +1,36 @@
+"""`dualview compile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dualview.cli.options import given, json_option, with_options
+from dualview.io import terminal
+from dualview.io.json_files import is_stdout
+from dualview.io.progress import for_stream
+from dualview.options import COMPARISON_ONLY, RunOptions
+
+
+@with_options(RunOptions, without=COMPARISON_ONLY)
+def compile_(
+    *,
+    out: Annotated[Path, typer.Option(help="where to write the patch (safetensors)")],
+    json: Annotated[Path | None, json_option("its scores")] = None,
+    **options: Any,
+) -> None:
+    """Turn demonstrations into a patch of the weights.
+
+    It is scored on queries that it has not seen.
+    """
+    from dualview.analyses.compile import compile_patch
+
+    found = compile_patch(out=out, json=json, progress=for_stream(), **given(options))
+    if not is_stdout(json):
+        terminal.show(found.table())
+
+
+def add(app: typer.Typer) -> None:
+    app.command("compile")(compile_)

@@ -1,0 +1,26 @@
+"""`dualview tasks`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dualview.io import terminal
+
+
+def tasks(
+    names: Annotated[list[str] | None, typer.Argument(help="tasks or YAML files to check; none: list all")] = None,
+    data: Annotated[Path | None, typer.Option(help="check them against this folder of <task>/*.jsonl")] = None,
+) -> None:
+    """List the tasks, or check some: read every row and count labels."""
+    from dualview.report.terminal import task_check_table, task_table
+    from dualview.tasks.task import tasks as list_or_check
+
+    found: Any = list_or_check(names, data)
+    terminal.show(task_check_table(found) if names else task_table(found))
+
+
+def add(app: typer.Typer) -> None:
+    app.command()(tasks)

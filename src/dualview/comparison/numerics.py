@@ -1,0 +1,13 @@
+"""The version of dualview's numbers: what a stored cell depends on besides its inputs and the libraries.
+
+Raise `NUMERICS_VERSION` by one whenever a change can move a number of a run by more than rounding: a formula, a seed,
+a default, the order of a draw, which tokens or layers are read, a new or removed control. Add a line to the history,
+then run `python tests/golden/write.py`. A sweep recomputes every stored cell of an older version, so do not raise it
+for comments, names, new columns, messages or speed. `tests/golden` fails if numbers move and the version does not.
+
+History:
+
+1. The first explicit version. Cells stored before it hold a hash of the source code instead.
+"""
+
+NUMERICS_VERSION = 1

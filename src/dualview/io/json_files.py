@@ -1,0 +1,44 @@
+"""Where a verb's JSON goes: to a file, or with `-` to standard output."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dualview.io.atomic import must_be_writable, write_json
+from dualview.io.saving import save_somewhere
+
+Place = Path | str | None
+"""A file, `-` for standard output, or None for neither."""
+
+
+def is_stdout(place: Place) -> bool:
+    return str(place) == "-"
+
+
+def check_place(place: Place) -> None:
+    """Refuse a file that cannot be written, before any work is done."""
+    if place is not None and not is_stdout(place):
+        must_be_writable(Path(place))
+
+
+def save_json(place: Place, content: Any) -> None:
+    """Write `content`; to a temporary folder, with an error that names it, if the file cannot be written."""
+    if is_stdout(place):
+        print(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False))
+    elif place is not None:
+        save_somewhere([Path(place)], lambda file: write_json(file, content))
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: what is not finite is null, what is neither number nor text is written as text."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

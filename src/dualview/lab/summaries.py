@@ -1,0 +1,130 @@
+"""What the labs share when they summarise: means, paired differences with 95 % intervals, and curves with bands.
+
+Three kinds of 95 % interval are shown, each named where it is:
+
+    bootstrap over rows         one training or model; rows (queries, pieces or blocks of text, tasks) are resampled
+    Student over draws          mean ± t · standard error, one value for each training (`draw_interval`)
+    normal over problems        mean ± 1.96 standard errors, for thousands of independent problems
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy import special  # pyright: ignore[reportMissingTypeStubs]
+
+from dualview.metrics.statistics import draw_interval, generator, query_interval
+
+if TYPE_CHECKING:
+    from dualview.report.figures.curves import Curve
+
+DRAWS = 4999
+Values = Float[np.ndarray, " row"]
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean of the known values; None if there is none.
+
+    >>> mean([1.0, None, 2.0]), mean([None])
+    (1.5, None)
+    """
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
+    """A number over seeds: mean, standard deviation (of two or more) and the values."""
+    known = [value for value in values if value is not None]
+    spread = statistics.stdev(known) if len(known) > 1 else None
+    return {"mean": mean(known), "sd": spread, "values": list(values)}
+
+
+# ---------------------------------------------------------------------------------------------------------- intervals
+
+
+def normal_over_problems(gap: Values) -> list[float]:
+    """mean ± 1.96 standard errors of paired differences."""
+    half = 1.96 * float(gap.std(ddof=1)) / len(gap) ** 0.5
+    return [float(gap.mean()) - half, float(gap.mean()) + half]
+
+
+def student_over_trainings(gap: Values) -> dict[str, Any]:
+    """Student's 95 % interval and two-sided p of paired differences, one for each seed; null where all are equal."""
+    n, interval = len(gap), draw_interval(gap.tolist())
+    error = float(gap.std(ddof=1)) / math.sqrt(n)
+    if interval is None or not error > 0:
+        return {"ci": None, "p": None}
+    p = 2 * float(cast("Any", special).stdtr(n - 1, -abs(float(gap.mean())) / error))
+    return {"ci": interval.to_json(), "p": p}
+
+
+def over_trainings_or_rows(runs: Sequence[Values], name: str) -> dict[str, Any] | None:
+    """The mean of paired differences and its 95 % interval; `runs` has one array of differences for each seed.
+
+    Several seeds: Student over draws. One seed: bootstrap over rows.
+    """
+    if not runs:
+        return None
+    means = [float(run.mean()) for run in runs]
+    found = draw_interval(means) if len(runs) > 1 else query_interval(runs[0], seed=0, name=name)
+    return {
+        "mean": statistics.fmean(means),
+        "ci": None if found is None else found.to_json(),
+        "values": means,
+        "over": "seeds" if len(runs) > 1 else "text alone",
+    }
+
+
+def _resamples(name: str, rows: int) -> Int[np.ndarray, "draw row"]:
+    return generator(0, name).integers(0, rows, size=(DRAWS, rows))
+
+
+def ratio_of_means(part: Values, whole: Values, name: str) -> dict[str, Any]:
+    """mean(part) / mean(whole), with a 95 % bootstrap interval over rows; none if the denominator may change sign."""
+    if abs(float(whole.mean())) < 1e-12:
+        return {"value": None, "ci": None}
+    picks = _resamples(name, len(part))
+    below = whole[picks].mean(1)
+    steady = len(part) > 1 and bool((np.sign(below) == np.sign(whole.mean())).all())
+    ci = [float(x) for x in np.quantile(part[picks].mean(1) / below, [0.025, 0.975])] if steady else None
+    return {"value": float(part.mean() / whole.mean()), "ci": ci}
+
+
+def mean_is_positive(values: Values, name: str) -> bool:
+    """Whether the 95 % bootstrap interval of the mean over rows lies above 0."""
+    return bool(np.quantile(values[_resamples(name, len(values))].mean(1), 0.025) > 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- curves
+
+
+def range_curve(x: Sequence[float], runs: Sequence[Sequence[float | None]]) -> Curve:
+    """The mean over seeds at each x; with several seeds, a band from the lowest to the highest.
+
+    A value may be missing, and a run may be shorter than x: it diverged or was stopped.
+    """
+    from dualview.report.figures.curves import Curve
+
+    known = [[value for value in column if value is not None] for column in itertools.zip_longest(*runs)]
+    middle = [mean(column) for column in known]
+    if len(runs) == 1:
+        return Curve(x, middle)
+    return Curve(x, middle, [min(c, default=None) for c in known], [max(c, default=None) for c in known])
+
+
+def interval_curve(
+    x: Sequence[float], rows: Sequence[dict[str, Any]], show: Callable[[float], float] = lambda value: value
+) -> Curve:
+    """Each row's mean and, where every row has one, its 95 % interval as a band; `show` converts to the axis's unit."""
+    from dualview.report.figures.curves import Curve
+
+    middle = [None if row["mean"] is None else show(row["mean"]) for row in rows]
+    if any(row["ci"] is None for row in rows):
+        return Curve(x, middle)
+    return Curve(x, middle, [show(row["ci"][0]) for row in rows], [show(row["ci"][1]) for row in rows])

@@ -1,0 +1,42 @@
+"""The figures of the report, one function each, as matplotlib figures.
+
+Of one run:      `accuracy`, `sim_aou`, `sim_am`, `kendall`, `demo_mass`, `norm_curve`; `run_figures` draws all it has.
+Of one answer:   `attention` draws what `dualview.explain` found.
+Of many runs:    `accuracy_by_task`, `similarity_by_layer` and `similarity_against_norm`, of the runs of a store.
+Of the theory:   `sign_risk`. `curves` draws any series with bands.
+"""
+
+from __future__ import annotations
+
+from dualview.report.figures.curves import Curve, curves
+from dualview.report.figures.duality import sign_risk
+from dualview.report.figures.run import (
+    accuracy,
+    attention,
+    demo_mass,
+    kendall,
+    norm_curve,
+    run_figures,
+    sim_am,
+    sim_aou,
+)
+from dualview.report.figures.store import accuracy_by_task, similarity_against_norm, similarity_by_layer
+from dualview.report.figures.style import save
+
+__all__ = [
+    "Curve",
+    "accuracy",
+    "accuracy_by_task",
+    "attention",
+    "curves",
+    "demo_mass",
+    "kendall",
+    "norm_curve",
+    "run_figures",
+    "save",
+    "sign_risk",
+    "sim_am",
+    "sim_aou",
+    "similarity_against_norm",
+    "similarity_by_layer",
+]

@@ -1,0 +1,43 @@
+"""Records as an xarray dataset, for those who slice by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from dualview.io.errors import UserError
+from dualview.records.setting import Setting
+
+DIMS = {
+    "log_probs": ("query", "candidate"),
+    "h": ("query", "layer", "d_model"),
+    "m": ("query", "layer", "head", "key"),
+    "demo_mass": ("query", "layer", "head"),
+}
+
+
+def to_xarray(
+    gold: Int[np.ndarray, " query"],
+    settings: Mapping[str, Setting],
+    columns: Int[np.ndarray, " query"] | None,
+    meta: Mapping[str, object],
+) -> Any:
+    """One variable for each kind of array, with `setting` as its first dimension; NaN where a setting has none."""
+    try:
+        xr: Any = importlib.import_module("xarray")
+    except ImportError:
+        raise UserError("Records.to_xarray needs xarray; install it with: pip install 'dualview[xarray]'.") from None
+    variables: dict[str, Any] = {"gold": ("query", gold)}
+    if columns is not None:
+        variables["columns"] = ("query", columns, {"meaning": "m holds this many keys of the query, zeros after them"})
+    for name, dims in DIMS.items():
+        arrays = [getattr(setting, name) for setting in settings.values()]
+        known = next((array for array in arrays if array is not None), None)
+        if known is not None:
+            stacked = np.stack([np.full_like(known, np.nan) if array is None else array for array in arrays])
+            variables[name] = (("setting", *dims), stacked)
+    return xr.Dataset(variables, coords={"setting": list(settings)}, attrs=dict(meta))
