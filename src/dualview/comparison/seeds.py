@@ -32,7 +32,8 @@ class OverSeeds(BaseModel):
 
     mean: float | None
     ci: tuple[float, float] | None
-    """Student's interval over the seeds' values."""
+    ci_kind: str | None = None
+    """Always Student over draws: of the seeds' values."""
     values: list[float | None]
 
 
@@ -125,5 +126,6 @@ def _over(results: Sequence[Result], key: str, limits: tuple[float, float]) -> O
     return OverSeeds(
         mean=float(np.mean(defined)) if defined else None,
         ci=None if interval is None else (interval.low, interval.high),
+        ci_kind=None if interval is None else interval.kind,
         values=values,
     )

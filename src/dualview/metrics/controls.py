@@ -174,6 +174,7 @@ class MetricControls:
         result: dict[str, object] = {
             "value": self.value,
             "ci": None if self.ci is None else self.ci.to_json(),
+            "ci_kind": None if self.ci is None else self.ci.kind,
             "floors": {name: floor.value for name, floor in self.floors.items()},
             "floors_p": {name: floor.p for name, floor in self.floors.items()},
             "ceiling": self.ceiling,

@@ -141,6 +141,8 @@ class ControlPart(ResultPart):
 
     value: float | None
     ci: tuple[float, float] | None
+    ci_kind: str | None = None
+    """How the 95 % interval is computed: bootstrap over queries, or Wilson."""
     floors: Named
     floors_p: Named
     ceiling: float | None

@@ -1,12 +1,12 @@
-"""Intervals and p-values: one interval for each kind of data, sign flips, hypergeometric tails, corrections.
+"""Intervals and p-values: one 95 % interval for each kind of data, and the tests.
 
-- over the queries of one run: `query_interval`, the expanded-percentile bootstrap;
-- of a proportion: `wilson_interval`;
-- over draws (seeds, trainings): `draw_interval`, Student's.
+    bootstrap over queries   rows of one run (queries, pieces of text): `query_interval`, `ratio_interval`
+    Wilson                   a proportion: `wilson_interval`
+    Student over draws       independent draws (seeds, trainings, tasks, random problems): `draw_interval`
 
-Everything random takes a seed and a name: each named draw has its own generator, so that adding a control never
-changes another number. All queries of a run share one list of demonstrations and one fine-tuning, so an interval over
-queries is about *this* list and run only; `draw_interval` is about others too.
+Everything random takes a seed and a name: each named draw has its own generator, so a new control never changes another
+number. All queries of a run share one list of demonstrations and one fine-tuning, so an interval over queries holds for
+*this* list and run only. An interval over draws holds for other draws and the same queries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from dualview.metrics._scipy import hypergeometric_tail, normal_cdf, normal_quantile, student_quantile
+from dualview.metrics._scipy import hypergeometric_tail, normal_cdf, normal_quantile, student_cdf, student_quantile
 from dualview.metrics.cosine import defined_mean, ratio
 
 DRAWS = 1999
@@ -116,6 +116,18 @@ def query_interval(
     return _percentiles(means, _expanded_tail(level, table.shape[0]), level)
 
 
+def ratio_interval(
+    part: Float[np.ndarray, " query"], whole: Float[np.ndarray, " query"], *, name: str, level: float = 0.95
+) -> Interval | None:
+    """The same bootstrap for mean(part) / mean(whole); None where the resampled denominator changes sign."""
+    if part.size < 2:
+        return None
+    means = _resampled_layers(np.stack([part, whole], axis=1), generator(0, name), DRAWS)
+    if not (np.sign(means[:, 1]) == np.sign(whole.mean())).all():
+        return None
+    return _percentiles(means[:, 0] / means[:, 1], _expanded_tail(level, part.size), level)
+
+
 def paired_interval(
     after: Float[np.ndarray, " query *layer"],
     before: Float[np.ndarray, " query *layer"],
@@ -132,7 +144,7 @@ def paired_interval(
 def draw_interval(
     values: Sequence[float | None], limits: tuple[float, float] | None = None, *, level: float = 0.95
 ) -> Interval | None:
-    """Student's interval of the mean over draws (seeds, trainings): mean ± t_{n−1} s/√n.
+    """Student's interval of the mean over independent draws: mean ± t_{n−1} s/√n.
 
     Undefined values are left out; None with fewer than two. `limits` are the bounds of what the value can be
     (0 and 1 for an accuracy): the interval is cut there.
@@ -144,6 +156,12 @@ def draw_interval(
     half = student_quantile((1 + level) / 2, defined.size - 1) * float(defined.std(ddof=1)) / defined.size**0.5
     low, high = limits or (-np.inf, np.inf)
     return Interval(max(low, centre - half), min(high, centre + half), level, "Student over draws")
+
+
+def draw_p(values: Float[np.ndarray, " draw"]) -> float | None:
+    """Student's two-sided p that the mean over draws is 0; None with fewer than two draws, or where all are equal."""
+    spread = float(values.std(ddof=1)) if values.size > 1 else 0.0
+    return 2 * student_cdf(-abs(float(values.mean())) * values.size**0.5 / spread, values.size - 1) if spread else None
 
 
 def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | None:

@@ -48,7 +48,7 @@ class Records:
         return {name: setting for name, setting in self.settings.items() if name not in MAIN_SETTINGS}
 
     def to_xarray(self) -> Any:
-        """The arrays as an `xarray.Dataset` (extra `xarray`): setting, query, candidate, layer, head, key, d_model."""
+        """The arrays as an `xarray.Dataset` (extra `xarray`): setting, query, candidate, layer, head, …"""
         return to_xarray(self.gold, self.settings, self.columns, self.meta)
 
     @classmethod

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dualview.comparison.result import Result
-from dualview.metrics._scipy import student_quantile
+from dualview.metrics.statistics import draw_interval
 from dualview.report.catalogue import ANY, NUMBERS, Limits, at, limits
 from dualview.report.chart_data import NORM_KEYS, SETTING_NAMES, NormPoint, norm_points
 from dualview.report.published import SIX_TASKS, published_values
@@ -96,12 +96,10 @@ def mean_of(values: Iterable[float | None], within: Limits = ANY) -> Mean | None
     n = len(known)
     if n == 0:
         return None
-    mean = sum(known) / n
-    if n == 1:
-        return Mean(mean, None, None, 1)
-    spread = (sum((value - mean) ** 2 for value in known) / (n - 1)) ** 0.5
-    half = student_quantile(0.975, n - 1) * spread / n**0.5
-    return Mean(mean, within.cut(mean - half), within.cut(mean + half), n)
+    mean, found = sum(known) / n, draw_interval(known)
+    if found is None:
+        return Mean(mean, None, None, n)
+    return Mean(mean, within.cut(found.low), within.cut(found.high), n)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dualview.lab.summaries import student_over_trainings
+from dualview.lab.summaries import student_over_draws
 from dualview.metrics.statistics import holm
 
 LEVEL = 0.05
@@ -55,4 +55,4 @@ def compared(values: Sequence[float | None], reference: Sequence[float | None]) 
     own = np.array(values, dtype=np.float64)
     gap = own - np.array(reference, dtype=np.float64)
     row |= {"mean": float(own.mean()), "difference": float(gap.mean()), "seeds_lower": int((gap < 0).sum())}
-    return row | student_over_trainings(gap)
+    return row | student_over_draws(gap)
