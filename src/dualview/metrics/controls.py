@@ -1,7 +1,7 @@
-"""Every similarity between what it would be without any likeness (floors) and what ICL shares with itself (ceilings).
+"""The bounds of every similarity: floors (ICL and FT unrelated) and ceilings (ICL compared with itself).
 
-Floors come from the records alone (`dualview.metrics.nulls`) and from control settings recorded beside zsl, icl and
-ft. A control that stands in ICL's place gives the floor sim(control − zsl, ft − zsl), one in FT's place
+Floors come from the records alone (`dualview.metrics.nulls`) and from control settings recorded with zsl, icl and
+ft. A control in ICL's place gives the floor sim(control − zsl, ft − zsl), one in FT's place
 sim(icl − zsl, control − zsl). A ceiling compares ICL with itself: sim(icl − zsl, icl' − zsl), icl' the same
 demonstrations in another order, or other demonstrations. A whole other model (untrained) brings its own three
 settings, `<name>_zsl`, `<name>_icl` and `<name>_ft`.
@@ -37,7 +37,7 @@ from dualview.records import MAIN_SETTINGS, Records, Setting
 
 @dataclass(frozen=True)
 class Role:
-    """What a control setting is for: whose place it takes, and whether it bounds from below, above, or neither."""
+    """What a control setting is for: the place it takes, and whether it bounds from below, above, or neither."""
 
     place: Literal["icl", "ft"]
     bound: Literal["floor", "ceiling", "other"]

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 UNDEFINED_BELOW = 1e-4
-"""A cosine either of whose vectors is shorter than this fraction of the ZSL vector is rounding, hence undefined."""
+"""A cosine is undefined (rounding) if one of its vectors is shorter than this fraction of the ZSL vector."""
 
 Form = Literal["update", "normalised", "map"]
 """What is compared: `update` s − zsl; `normalised` s/‖s‖ − zsl/‖zsl‖; `map` s itself."""

@@ -1,4 +1,4 @@
-"""What is measured of one run, typed as it stands in the result file: every metric, its controls and the verdict.
+"""What is measured of one run, typed as in the result file: every metric, its controls and the verdict.
 
 `dualview run` adds where it came from (`comparison.result.Result`); `dualview metrics` recomputes exactly this from
 saved records. Keys that a later version adds are kept when a file is read and written again.

@@ -1,4 +1,4 @@
-"""What each setting predicts, and how far ICL repeats what fine-tuning mended."""
+"""What each setting predicts, and how many of fine-tuning's corrections ICL repeats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dualview.metrics.statistics import hypergeometric_p
 
 
 def predictions(log_probs: Float[np.ndarray, "query candidate"]) -> Int[np.ndarray, " query"]:
-    """The candidate with the highest score, ties to the lowest index; −1 (right for nobody) where all are NaN."""
+    """The candidate with the highest score, ties to the lowest index; −1 (never right) where all are NaN."""
     unusable = np.isnan(log_probs)
     best = np.argmax(np.where(unusable, -np.inf, log_probs), axis=1)
     return np.where(unusable.all(axis=1), -1, best).astype(np.int64)
@@ -34,10 +34,10 @@ def accuracy(log_probs: Float[np.ndarray, "query candidate"], gold: Int[np.ndarr
 class Rec2FTP:
     """Recall to fine-tuning predictions (Dai et al. 2212.10559, section 4.3), with what is needed to read it.
 
-    value = n_both / n_ft: of the queries that ZSL has wrong and FT right, the fraction ICL has right too. 1: ICL mends
-    all that FT mends; `chance`: what an ICL of the same accuracy on ZSL's errors reaches if its fixes had nothing to do
-    with FT's (about .7 in the paper's own runs, not 0). `p`: one-sided hypergeometric. `reverse`: of what ICL mended,
-    the fraction FT mended. None where there is nothing to divide by, with the `reason`.
+    value = n_both / n_ft: of the queries that ZSL has wrong and FT right, the fraction ICL has right too. 1: ICL fixes
+    all that FT fixes; `chance`: what an ICL of the same accuracy on ZSL's errors reaches if its fixes had nothing to do
+    with FT's (about .7 in the paper's own runs, not 0). `p`: one-sided hypergeometric. `reverse`: of what ICL fixed,
+    the fraction FT fixed too. None where there is nothing to divide by, with the `reason`.
     """
 
     value: float | None
@@ -67,7 +67,7 @@ def rec2ftp(
     n_both = int((by_icl & by_ft).sum())
     reason = None
     if n_ft == 0:
-        reason = "ZSL is right on every query" if n_wrong == 0 else "FT mends none of ZSL's errors"
+        reason = "ZSL is right on every query" if n_wrong == 0 else "FT fixes none of ZSL's errors"
     return Rec2FTP(
         value=n_both / n_ft if n_ft else None,
         n_ft=n_ft,

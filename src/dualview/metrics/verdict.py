@@ -25,7 +25,7 @@ that error sharper, not smaller, and every test over queries calls it real. `rot
 directions, so it also guards *contradicted*. It looks at what neither the mean nor the ZSL direction explains, for
 either would carry the other past a test of its own; and it takes the layers' chances for one, since layers that write
 into one residual stream may share their directions. An array that was not recorded is not tested, nor is a similarity
-that cannot be held against the shuffled query, the mean direction or rotations (no two queries have maps of the same
+that cannot be compared with the shuffled query, the mean direction or rotations (no two queries have maps of the same
 length, say), and the sentence says so; one of the two similarities is the least. A similarity that was recorded and is
 undefined everywhere fails; a control that is (a position shift, under rotary positions, changes nothing) is no floor
 to exceed.
@@ -33,8 +33,8 @@ to exceed.
 What it cannot say. Queries share one list of demonstrations and one fine-tuning run: the verdict is about that list
 and that run. Repeat it over seeds before believing it. It knows the floors that were run and no others: quick controls
 have neither random labels nor another task nor an untrained model, and a *supported* of theirs says so. Two settings
-that only shift zero-shot's answers towards one label, rightly, mend the same errors and pass. Where one label is most
-of the queries', a setting that has learnt may not beat it. And passing every floor shows likeness, not mechanism.
+that only shift zero-shot's answers towards one label, rightly, fix the same errors and pass. Where one label is most
+of the queries', a setting that has learnt may not beat it. And passing every floor shows similarity, not mechanism.
 """
 
 from __future__ import annotations
