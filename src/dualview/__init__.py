@@ -6,6 +6,7 @@ Names are loaded on first use, so that `import dualview` costs nothing.
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ _NAMES = {
 """Which module each public name comes from; `public=own` where it has another name there."""
 
 _HOME = {
-    public: (f"dualview.{module}", own or public)
+    public: (module, own or public)
     for module, names in _NAMES.items()
     for public, _, own in (name.partition("=") for name in names)
 }
@@ -130,12 +131,24 @@ display.register("Result", _renderer("result_html"))
 display.register("SeedsResult", _renderer("seeds_html"))
 
 
+def _import(module: str) -> Any:
+    """Import with the garbage collector off: nothing that torch and transformers define is garbage, and searching it
+    again and again takes a second."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(f"dualview.{module}")
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         module, own = _HOME[name]
-        return getattr(importlib.import_module(module), own)
+        return getattr(_import(module), own)
     if name in _PACKAGES:
-        return importlib.import_module(f"dualview.{name}")
+        return _import(name)
     raise AttributeError(f"module 'dualview' has no attribute {name!r}")
 
 

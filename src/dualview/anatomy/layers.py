@@ -7,8 +7,10 @@ whatever their layout (GPT-2's thirds, GPT-NeoX's interleaving, Falcon's groups)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -159,12 +161,13 @@ def _watch(model: PreTrainedModel, blocks: tuple[nn.Module, ...]) -> tuple[list[
         events.append(_Seen(module, (cut,)))
         return cut.clone()  # some architectures go on to change it in place
 
-    hooks = [m.register_forward_hook(leaf) for m in model.modules() if isinstance(m, nn.Linear | Conv1D)]
+    maps = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D)]
+    hooks = [m.register_forward_hook(leaf) for m in maps]
     hooks += [blocks[-1].register_forward_hook(left_last)]
     hooks += [m.register_forward_pre_hook(came_after) for m in model.modules()]
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), _unweighted(maps):
             run_forward(model, Inspect(), ids, torch.arange(8, device=model.device)[None], None, native=True)
     finally:
         for hook in hooks:
@@ -172,6 +175,28 @@ def _watch(model: PreTrainedModel, blocks: tuple[nn.Module, ...]) -> tuple[list[
     if not after:
         raise UserError("dualview found nothing that runs after the last block; it cannot follow the architecture.")
     return events, after[0]
+
+
+@contextmanager
+def _unweighted(maps: list[nn.Module]) -> Generator[None]:
+    """Let each linear map answer with random numbers of the right shape.
+
+    Which map feeds which head does not depend on the weights, and reading all of them is most of a pass over a few
+    tokens. A map with a `forward` of its own (layers spread over devices move their inputs there) keeps it.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(width: int, x: Tensor) -> Tensor:
+        return torch.randn((*x.shape[:-1], width), generator=generator).to(x)
+
+    replaced = [module for module in maps if "forward" not in vars(module)]
+    for module in replaced:
+        module.forward = partial(drawn, _width(module))
+    try:
+        yield
+    finally:
+        for module in replaced:
+            del module.forward
 
 
 def _sources(made: Tensor, maps: list[_Seen], names: dict[nn.Module, str]) -> tuple[Projection, ...]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from scipy import special, stats  # pyright: ignore[reportMissingTypeStubs]
+from scipy import special  # pyright: ignore[reportMissingTypeStubs]
 
 _special = cast("Any", special)
-_stats = cast("Any", stats)
 
 
 def hypergeometric_tail(at_least: int, population: int, successes: int, draws: int) -> float:
     """P(X ≥ at_least) for `draws` drawn without replacement from `population` of which `successes` count."""
-    return float(_stats.hypergeom.sf(at_least - 1, population, successes, draws))
+    # Imported here because scipy.stats takes half a second, which commands that test nothing need not wait for.
+    from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
+
+    return float(cast("Any", stats).hypergeom.sf(at_least - 1, population, successes, draws))
 
 
 def normal_cdf(x: float) -> float:
