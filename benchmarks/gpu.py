@@ -12,7 +12,7 @@ from common import must_agree, report, timed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dualview.models.loading import adopt
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from dualview.tasks.prompts import Query
 
 VOCAB, PREFIX, QUERIES = 50_272, 1_000, 872
@@ -39,7 +39,7 @@ def main() -> None:
         Query(tuple(int(t) for t in draw.integers(3, VOCAB, n)), ((11,), (12,)), 0)
         for n in draw.integers(14, 49, QUERIES)
     ]
-    how = Plan(prefix, 1, record=False)
+    how = PassPlan(prefix, 1, record=False)
 
     def ours() -> np.ndarray:
         return ask(lm, queries, how).settings[0].log_probs

@@ -58,7 +58,7 @@ def cell(chosen: argparse.Namespace, shape: str, dtype: str, controls: str) -> N
         whole = time.perf_counter() - start
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     stages: dict[str, float] = found["stages"]
-    statistics = stages["verdict"] + stages["metrics"]
+    statistics = stages["metrics"]
     passes = sum(stages[name] for name in PASSES)
     rate = found["pass_flops"] / passes / matrix_rate(dtype)
     stages["import and the rest"] = round(whole - sum(stages.values()), 3)

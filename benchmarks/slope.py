@@ -13,13 +13,13 @@ import numpy as np
 from common import embedded, prepared, report
 
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from dualview.tasks.prompts import Query
 
 QUERIES, REPEATS = 256, 8
 
 
-def pack_seconds(lm: LanguageModel, queries: tuple[Query, ...], how: Plan) -> list[float]:
+def pack_seconds(lm: LanguageModel, queries: tuple[Query, ...], how: PassPlan) -> list[float]:
     """How long each pack of a pass took."""
     ends = [time.perf_counter()]
     ask(lm, queries, how, progress=lambda _queries: ends.append(time.perf_counter()))

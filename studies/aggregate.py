@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from scipy import stats
 
 from dualview.io.errors import UserError
+from dualview.metrics.statistics import draw_interval, draw_p
 
 RESULTS = Path(__file__).parent / "results"
 SIX = {"sst2": "SST2", "sst5": "SST5", "mr": "MR", "subj": "Subj", "agnews": "AGNews", "cb": "CB"}
@@ -106,19 +106,13 @@ class Mean:
     value: float
     half: float | None
     n: int
+    p: float = float("nan")
+    """Of the two-sided test that the mean is 0 (Student)."""
 
     def show(self, digits: int = 3) -> str:
         if self.n == 0:
             return "–"
         return f"{self.value:.{digits}f}" + (f" ± {self.half:.{digits}f}" if self.half else "")
-
-    @property
-    def p(self) -> float:
-        """Of the two-sided test that the mean is 0 (Student)."""
-        if self.half is None:
-            return float("nan")
-        deviation = self.half / stats.t.ppf(0.975, self.n - 1)
-        return float(2 * stats.t.sf(abs(self.value) / deviation, self.n - 1))
 
     @property
     def above_zero(self) -> bool:
@@ -139,8 +133,9 @@ def over(values: pd.Series | np.ndarray | list[float]) -> Mean:
     known = known[np.isfinite(known)]
     if len(known) < 3:  # two draws give an interval that says nothing
         return Mean(float(known.mean()) if len(known) else float("nan"), None, len(known))
-    half = float(stats.t.ppf(0.975, len(known) - 1) * known.std(ddof=1) / np.sqrt(len(known)))
-    return Mean(float(known.mean()), half, len(known))
+    interval = draw_interval(known.tolist())
+    assert interval is not None
+    return Mean(float(known.mean()), (interval.high - interval.low) / 2, len(known), draw_p(known) or float("nan"))
 
 
 Means = Mapping[str, Mean]

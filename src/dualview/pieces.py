@@ -19,11 +19,11 @@ from typing import Literal
 import numpy as np
 
 from dualview.comparison.result import Result
-from dualview.learning.finetune import Loss, Params, Recipe, Rule, Tuned
+from dualview.learning.finetune import Loss, Params, Rule, TrainingRecipe, Tuned
 from dualview.learning.finetune import finetune as train
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing import At
-from dualview.models.scoring import Asked, Patch, Plan
+from dualview.models.scoring import Asked, PassPlan, Patch
 from dualview.models.scoring import ask as ask_model
 from dualview.records import Records
 from dualview.tasks.prompts import BosMode, PromptSet
@@ -78,7 +78,7 @@ def ask(
     record   keep attention's output, its logits and the mass on demonstrations, not only the scores
     """
     bare = prompts.zero_prefix
-    how = Plan(prompts.prefix if setting == "icl" else bare, len(bare), at=at, record=record)
+    how = PassPlan(prompts.prefix if setting == "icl" else bare, len(bare), at=at, record=record)
     return ask_model(lm, prompts.queries, how, patch.patch if isinstance(patch, Tuned) else patch)
 
 
@@ -93,7 +93,7 @@ def finetune(
     rule: Rule = "sgd",
 ) -> Tuned:
     """Train on the demonstrations, one step each; the model is not changed, the update is a patch for `ask`."""
-    recipe = Recipe(params=params, loss=loss, epochs=epochs, rule=rule)
+    recipe = TrainingRecipe(params=params, loss=loss, epochs=epochs, rule=rule)
     return train(lm, prompts.training_sequences, [lr], recipe)[0]
 
 

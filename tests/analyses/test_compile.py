@@ -18,7 +18,7 @@ from dualview.duality.on_model.feed_forward import feed_forwards
 from dualview.duality.on_model.shared_patch import ReusablePatch, load_patch, read_metadata, save_patch
 from dualview.io.errors import UserError
 from dualview.models.loading import adopt, load_model
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from dualview.tasks.prompts import Query
 from equivalence import tiny
 
@@ -65,7 +65,7 @@ def test_the_file_is_worn_as_it_was_fitted(compiled, place, lm):
         baselines=False,
     )
     assert again.path.read_bytes() == compiled.path.read_bytes()
-    how = Plan((1,), 1, record=False)
+    how = PassPlan((1,), 1, record=False)
     worn = ask(lm, query, how, patch).settings[0].log_probs
     assert np.isfinite(worn).all() and not np.allclose(worn, ask(lm, query, how).settings[0].log_probs)
     assert set(again.settings) == {"zsl", "icl", "patch"} and again.lr is None and again.task_vector_layer is None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dualview.anatomy.kernels import Part, Rule, attend, final_logits, merge, with_sinks
+from dualview.anatomy.kernels import AttentionPart, Rule, attend, final_logits, merge, with_sinks
 
 FAST = settings(max_examples=60, deadline=None)
 
@@ -33,7 +33,7 @@ class Case:
         shapes = [tuple(x.shape) for x in (self.q, self.k, self.v)]
         return f"Case({shapes}, softcap={self.rule.softcap}, alibi={self.rule.alibi}, {mask=}, causal={self.causal})"
 
-    def attend(self) -> Part:
+    def attend(self) -> AttentionPart:
         return attend(self.q, self.k, self.v, self.rule, causal=self.causal, allowed=self.allowed, key_at=self.key_at)
 
 
@@ -87,7 +87,7 @@ def problems(draw: st.DrawFn) -> Case:
     )
 
 
-def plain(case: Case) -> Part:
+def plain(case: Case) -> AttentionPart:
     """The definition, pair by pair."""
     batch, heads, queries, _ = case.q.shape
     keys, group = case.k.shape[2], heads // case.k.shape[1]
@@ -110,7 +110,7 @@ def plain(case: Case) -> Part:
                     total += math.exp(logit)
                 if total:
                     out[b, head, i], lse[b, head, i] = mass / total, math.log(total)
-    return Part(out, lse)
+    return AttentionPart(out, lse)
 
 
 def _may(allowed: Tensor | None, batch: int, i: int, j: int) -> bool:
@@ -121,7 +121,7 @@ def _may(allowed: Tensor | None, batch: int, i: int, j: int) -> bool:
     return bool(allowed[batch if allowed.shape[0] > 1 else 0, i, j])
 
 
-def close(a: Part, b: Part) -> None:
+def close(a: AttentionPart, b: AttentionPart) -> None:
     assert a.out.shape == b.out.shape and a.lse.shape == b.lse.shape
     torch.testing.assert_close(a.out, b.out, atol=1e-11, rtol=1e-11)
     torch.testing.assert_close(a.lse, b.lse, atol=1e-11, rtol=1e-11)
@@ -200,7 +200,7 @@ def test_no_key_in_sight() -> None:
 
 
 def test_a_sink_may_be_all_there_is() -> None:
-    blind = Part(torch.zeros(1, 2, 3, 4), torch.full((1, 2, 3), -math.inf))
+    blind = AttentionPart(torch.zeros(1, 2, 3, 4), torch.full((1, 2, 3), -math.inf))
     found = with_sinks(blind, torch.tensor([0.5, -1.0]))
     assert not found.out.any()
     assert torch.equal(found.lse[0, :, 0], torch.tensor([0.5, -1.0]))

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from dualview.models.loading import adopt
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from dualview.tasks.prompts import Query
 
 VOCAB = 61
@@ -84,14 +84,14 @@ def plain(model: PreTrainedModel, query: Query) -> list[float]:
 def test_scores_are_those_of_plain_passes(name: str) -> None:
     """Windows short enough to matter, a window that is in the configuration alone, and attention to chosen tokens."""
     model = build(name)
-    found = ask(adopt(model, None, name), QUERIES, Plan(PREFIX, 1, record=False)).settings[0].log_probs
+    found = ask(adopt(model, None, name), QUERIES, PassPlan(PREFIX, 1, record=False)).settings[0].log_probs
     np.testing.assert_allclose(found, [plain(model, query) for query in QUERIES], atol=1e-5)
 
 
 def test_the_mass_on_demonstrations_is_that_of_the_models_own_mask() -> None:
     """Doge adds a bias of its own making to its mask."""
     model = build("doge", eager=True)
-    found = ask(adopt(model, None, "doge"), QUERIES, Plan(PREFIX, 1)).settings[0].demo_mass
+    found = ask(adopt(model, None, "doge"), QUERIES, PassPlan(PREFIX, 1)).settings[0].demo_mass
     assert found is not None
     with torch.no_grad():
         maps = model(input_ids=torch.tensor([[*PREFIX, *QUERIES[1].ids]]), output_attentions=True).attentions

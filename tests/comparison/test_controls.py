@@ -13,17 +13,20 @@ import torch
 import dualview
 import zoo
 from close import assert_alike
-from dualview.comparison.controls.kendall import kendall, taps_of
+from dualview.comparison.controls.kendall import taps_of, token_scores
 from dualview.comparison.controls.settings import _random_labels, _random_text, reordered  # pyright: ignore[reportPrivateUsage]
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.seeds import compare_seeds, parse_seeds
-from dualview.learning.finetune import Recipe, finetune
+from dualview.learning.finetune import TrainingRecipe, finetune
 from dualview.learning.traces import trace_training
+from dualview.metrics.kendall import Kendall
+from dualview.metrics.recompute import recompute
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import adopt, load_model
-from dualview.models.scoring import Asked, Plan, ask
+from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import untrained
 from dualview.options import RunOptions
+from dualview.records import load_records, save_records
 from equivalence import tiny
 
 LR = 0.05
@@ -48,6 +51,35 @@ def prepared(lm: LanguageModel, task: Path) -> Prepared:
 def full(lm: LanguageModel, task: Path) -> dict[str, Any]:
     options = {"shots": 5, "n_queries": 12, "lr": LR, "lr_grid": (0.01, 0.05), "controls": "full"}
     return dualview.compare(model=lm, task=str(task), **options).to_json()
+
+
+@pytest.mark.parametrize("controls", ["full", "none"])
+def test_saved_records_give_every_number_again(lm: LanguageModel, task: Path, tmp_path: Path, controls: Any) -> None:
+    options: dict[str, Any] = {"shots": 5, "n_queries": 12, "lr": LR, "lr_grid": (LR,), "controls": controls}
+    found = dualview.compare(model=lm, task=str(task), **options)
+    assert found.records is not None
+    file = save_records(found.records, tmp_path / "records.safetensors")
+    again, whole = recompute(load_records(file)).to_json(), found.to_json()
+    assert {key: whole[key] for key in again if key != "warnings"} == {
+        k: v for k, v in again.items() if k != "warnings"
+    }
+    assert set(again["warnings"]) <= set(whole["warnings"])
+    named = {"kendall", "overlap", "controls", "verdict"} & set(whole)
+    assert named <= set(again) and (len(named) == 4) == (controls == "full")
+    if controls == "full":
+        assert again["kendall"]["dual_v"]["tau_token"] is not None and set(again["overlap"]) >= {"zsl", "ft"}
+
+
+def test_records_of_an_earlier_version_say_what_was_not_recorded(lm: LanguageModel, task: Path, tmp_path: Path) -> None:
+    """Such a file has neither the likeliest tokens nor the scores of the training tokens."""
+    found = dualview.compare(model=lm, task=str(task), shots=4, n_queries=8, lr=LR)
+    assert found.records is not None
+    bare = {name: replace(s, top_ids=None, top_probs=None) for name, s in found.records.settings.items()}
+    old = replace(found.records, settings=bare, token_scores=None, meta={})
+    again = recompute(load_records(save_records(old, tmp_path / "old.safetensors"))).to_json()
+    assert again["kendall"] is None and again["overlap"] == {}
+    assert {again["controls"][name]["reason"] for name in ("kendall_dual_v", "token_overlap")} == {"not recorded"}
+    assert again["sim_aou"] == found.to_json()["sim_aou"]
 
 
 FLOORS = {"gaussian", "shuffled_query", "mean_direction", "zsl_direction", "rotated", "icl_random_labels"}
@@ -147,10 +179,15 @@ def asked(prepared: Prepared) -> dict[str, Asked]:
     lm, prompts = prepared.lm, prepared.prompts
     taps = taps_of(lm.anatomy)
     special = len(prompts.zero_prefix)
-    bare = Plan(prompts.zero_prefix, special, taps=taps)
+    bare = PassPlan(prompts.zero_prefix, special, taps=taps)
     patch = finetune(lm, prompts.training_sequences, [LR])[0].patch
-    icl = ask(lm, prompts.queries, Plan(prompts.prefix, special, demo_logits=True))
+    icl = ask(lm, prompts.queries, PassPlan(prompts.prefix, special, demo_logits=True))
     return {"icl": icl, "ft": ask(lm, prompts.queries, bare, patch), "zsl": ask(lm, prompts.queries, bare)}
+
+
+def kendall(*given: Any) -> Kendall | None:
+    scores = token_scores(*given)
+    return None if scores is None else Kendall.of(scores)
 
 
 def slow_tau(x: np.ndarray, y: np.ndarray) -> float:
@@ -183,11 +220,11 @@ def test_kendall_against_a_slow_one(prepared: Prepared) -> None:
     passes = asked(prepared)
     icl, ft = passes["icl"], passes["ft"]
     lm, prompts = prepared.lm, prepared.prompts
-    found = kendall(lm, prompts, Recipe(), LR, passes, None)
+    found = kendall(lm, prompts, TrainingRecipe(), LR, passes, None)
     assert found is not None and icl.demo_logits is not None
     columns = [i for span in prompts.demo_spans for part in (span.template, span.label) for i in part]
     q_maps = [layer.projections["q"][0] for layer in lm.anatomy.layers]
-    [trace] = trace_training(lm, prompts.training_sequences, [LR], Recipe(), q_maps)
+    [trace] = trace_training(lm, prompts.training_sequences, [LR], TrainingRecipe(), q_maps)
     real = [t for t in range(len(trace.tokens.position)) if int(trace.tokens.position[t]) > 0]
     taps = {p.name: tap for p, tap in zip(taps_of(lm.anatomy), ft.tapped, strict=True)}
     for layer, parts in enumerate(lm.anatomy.layers):
@@ -209,11 +246,11 @@ def test_kendall_over_two_epochs(prepared: Prepared) -> None:
     passes = asked(prepared)
     icl, ft = passes["icl"], passes["ft"]
     lm, prompts = prepared.lm, prepared.prompts
-    found = kendall(lm, prompts, Recipe(epochs=2), LR, passes, None)
+    found = kendall(lm, prompts, TrainingRecipe(epochs=2), LR, passes, None)
     assert found is not None and icl.demo_logits is not None
     columns = [i for span in prompts.demo_spans for part in (span.template, span.label) for i in part]
     q_maps = [layer.projections["q"][0] for layer in lm.anatomy.layers]
-    [trace] = trace_training(lm, prompts.training_sequences, [LR], Recipe(epochs=2), q_maps)
+    [trace] = trace_training(lm, prompts.training_sequences, [LR], TrainingRecipe(epochs=2), q_maps)
     n = len(trace.tokens.position) // 2
     real = [t for t in range(n) if int(trace.tokens.position[t]) > 0]
     taps = {p.name: tap for p, tap in zip(taps_of(lm.anatomy), ft.tapped, strict=True)}
@@ -229,7 +266,7 @@ def test_kendall_over_two_epochs(prepared: Prepared) -> None:
 
 
 def test_only_values_trained_has_no_key_form(prepared: Prepared) -> None:
-    found = kendall(prepared.lm, prepared.prompts, Recipe(params="v"), LR, asked(prepared), None)
+    found = kendall(prepared.lm, prepared.prompts, TrainingRecipe(params="v"), LR, asked(prepared), None)
     assert found is not None and set(found.forms) == {"released", "released_lr0", "dual_v", "dual_v_lr0"}
 
 
@@ -239,11 +276,11 @@ def test_kendall_where_one_matrix_makes_q_k_and_v(prepared: Prepared, name: str)
     lm = adopt(zoo.make(name), prepared.lm.tokenizer, name)
     fused = replace(prepared, lm=lm)
     passes = asked(fused)
-    found = kendall(lm, prepared.prompts, Recipe(), LR, passes, None)
+    found = kendall(lm, prepared.prompts, TrainingRecipe(), LR, passes, None)
     assert found is not None and passes["icl"].demo_logits is not None
     columns = [i for span in prepared.prompts.demo_spans for part in (span.template, span.label) for i in part]
     q_maps = [layer.projections["q"][0] for layer in lm.anatomy.layers]
-    [trace] = trace_training(lm, prepared.prompts.training_sequences, [LR], Recipe(), q_maps)
+    [trace] = trace_training(lm, prepared.prompts.training_sequences, [LR], TrainingRecipe(), q_maps)
     real = [t for t in range(len(trace.tokens.position)) if int(trace.tokens.position[t]) > 0]
     x = passes["ft"].tapped[3].x[2]  # of layer 1, the same for q, k and v
     rows = q_maps[1].rows
@@ -263,7 +300,7 @@ def test_icl_reordered_is_kendalls_ceiling(prepared: Prepared) -> None:
     other = reordered(prompts, "reordered")
     again = ask(lm, prompts.queries, replace(prepared.in_context, prefix=other.prefix, demo_logits=True))
     passes = asked(prepared)
-    found = kendall(lm, prompts, Recipe(), LR, passes, again)
+    found = kendall(lm, prompts, TrainingRecipe(), LR, passes, again)
     assert found is not None and found.ceiling is not None
     assert again.demo_logits is not None and passes["icl"].demo_logits is not None
     ours, theirs = [], []

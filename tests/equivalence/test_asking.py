@@ -11,7 +11,7 @@ import torch
 import zoo
 from close import assert_close
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Asked, Plan, ask
+from dualview.models.scoring import Asked, PassPlan, ask
 from equivalence import cases, reference
 
 
@@ -37,7 +37,7 @@ def check(got: Asked, expected: tuple[dict[str, reference.Answer], ...], at: str
 @pytest.mark.parametrize("name", [*zoo.ZOO, *cases.MORE])
 def test_every_record_is_the_reference(name: str, at: str) -> None:
     for prefix, (ids, special) in cases.PREFIXES.items():
-        how = Plan(ids, special, at=at, demo_logits=True)  # pyright: ignore[reportArgumentType]
+        how = PassPlan(ids, special, at=at, demo_logits=True)  # pyright: ignore[reportArgumentType]
         check(ask(cases.lm(name), cases.QUERIES, how), cases.answers(name, prefix), at, cases.EXACT)
 
 
@@ -49,7 +49,7 @@ def test_the_slow_path_is_the_reference_too(name: str) -> None:
     ids, special = cases.PREFIXES["demos"]
     some = cases.QUERIES[:2]
     for at in ("prompt", "label0"):
-        got = ask(lm, some, Plan(ids, special, at=at, demo_logits=True))  # pyright: ignore[reportArgumentType]
+        got = ask(lm, some, PassPlan(ids, special, at=at, demo_logits=True))  # pyright: ignore[reportArgumentType]
         check(got, cases.answers(name, "demos")[:2], at, tolerance)
 
 
@@ -65,12 +65,12 @@ def test_only_architectures_that_mix_tokens_take_the_slow_path() -> None:
 def test_company_and_order_do_not_matter(name: str) -> None:
     lm = cases.lm(name)
     ids, special = cases.PREFIXES["demos"]
-    together = ask(lm, cases.QUERIES, Plan(ids, special)).settings[0]
+    together = ask(lm, cases.QUERIES, PassPlan(ids, special)).settings[0]
     for size in (1, 3):
-        apart = ask(lm, cases.QUERIES, Plan(ids, special, batch_size=size)).settings[0]
+        apart = ask(lm, cases.QUERIES, PassPlan(ids, special, batch_size=size)).settings[0]
         same(together, apart, range(len(cases.QUERIES)))
     order = [2, 0, 3, 1]
-    turned = ask(lm, [cases.QUERIES[i] for i in order], Plan(ids, special, batch_size=2)).settings[0]
+    turned = ask(lm, [cases.QUERIES[i] for i in order], PassPlan(ids, special, batch_size=2)).settings[0]
     same(together, turned, order)
 
 
@@ -88,7 +88,7 @@ def test_asking_leaves_the_model_as_it_was(name: str) -> None:
     ids = torch.tensor([cases.DEMOS])
     with torch.no_grad():
         first = model(ids, use_cache=False).logits
-        ask(cases.lm(name), cases.QUERIES, Plan(cases.DEMOS, 1))
+        ask(cases.lm(name), cases.QUERIES, PassPlan(cases.DEMOS, 1))
         second = model(ids, use_cache=False).logits
     assert_close(first, second)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -99,8 +99,8 @@ def test_asking_leaves_the_model_as_it_was(name: str) -> None:
 def test_without_records_the_scores_are_the_same(name: str) -> None:
     lm = cases.lm(name)
     for at in ("prompt", "label0"):
-        plain = ask(lm, cases.QUERIES, Plan(cases.DEMOS, 1, at=at, record=False)).settings[0]  # pyright: ignore
-        full = ask(lm, cases.QUERIES, Plan(cases.DEMOS, 1, at=at)).settings[0]  # pyright: ignore
+        plain = ask(lm, cases.QUERIES, PassPlan(cases.DEMOS, 1, at=at, record=False)).settings[0]  # pyright: ignore
+        full = ask(lm, cases.QUERIES, PassPlan(cases.DEMOS, 1, at=at)).settings[0]  # pyright: ignore
         assert plain.h is None and plain.m is None and plain.demo_mass is None
         assert cases.worst(np.exp(plain.log_probs), np.exp(full.log_probs)) < 1e-12
 
@@ -112,7 +112,7 @@ def test_a_shift_moves_the_query_and_nothing_else(name: str) -> None:
     positions = [*range(start), *range(start + shift, stop + shift)]
     with torch.no_grad():
         seen = reference.run(cases.twin(name), [*cases.DEMOS, *query.ids], positions)
-    got = ask(cases.lm(name), [query], Plan(cases.DEMOS, 1, shift=shift)).settings[0]
+    got = ask(cases.lm(name), [query], PassPlan(cases.DEMOS, 1, shift=shift)).settings[0]
     right = [float(seen.log_probs[-1, candidate[0]]) for candidate in query.candidates]
     assert cases.worst(got.log_probs[0], right) < cases.EXACT
     assert got.h is not None and got.m is not None
@@ -124,7 +124,7 @@ def test_a_shift_moves_the_query_and_nothing_else(name: str) -> None:
 def test_a_long_query_behind_a_window_sees_none_of_the_prefix() -> None:
     lm = cases.lm("mistral-window")
     assert lm.anatomy is not None
-    got = ask(lm, cases.QUERIES, Plan(cases.DEMOS, 1)).settings[0]
+    got = ask(lm, cases.QUERIES, PassPlan(cases.DEMOS, 1)).settings[0]
     assert got.demo_mass is not None
     assert len(cases.QUERIES[1].ids) > 7  # the window
     assert not got.demo_mass[1].any()
@@ -138,14 +138,14 @@ def test_alibi_of_odd_slopes_over_a_long_prefix(name: str) -> None:
     query = cases.QUERIES[1]
     answers = (reference.answer(cases.twin(name), prefix, 1, query.ids, query.candidates[:2]),)
     short = replace(query, candidates=query.candidates[:2])
-    got = ask(cases.lm(name), [short], Plan(prefix, 1, demo_logits=True))
+    got = ask(cases.lm(name), [short], PassPlan(prefix, 1, demo_logits=True))
     check(got, answers, "prompt", cases.EXACT)
 
 
 def test_one_prompt_is_all_special() -> None:
     """λ counts demonstrations only: a prefix that is nothing but BOS has none, though BOS draws attention."""
-    got = ask(cases.lm("llama"), cases.QUERIES, Plan((cases.BOS,), 1)).settings[0]
-    counted = ask(cases.lm("llama"), cases.QUERIES, Plan((cases.BOS,), 0)).settings[0]
+    got = ask(cases.lm("llama"), cases.QUERIES, PassPlan((cases.BOS,), 1)).settings[0]
+    counted = ask(cases.lm("llama"), cases.QUERIES, PassPlan((cases.BOS,), 0)).settings[0]
     assert got.demo_mass is not None and counted.demo_mass is not None
     assert not got.demo_mass.any()
     assert (counted.demo_mass > 0).all()

@@ -8,9 +8,9 @@ import torch
 
 import zoo
 from dualview.io.errors import UserError
-from dualview.learning.finetune import Recipe, Tuned, finetune
+from dualview.learning.finetune import TrainingRecipe, Tuned, finetune
 from dualview.learning.weight_patches import Deltas, Parameters
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from equivalence import cases, reference, training
 
 RATE = 0.03
@@ -51,7 +51,7 @@ def test_sgd_on_keys_and_values(name: str) -> None:
     right = training.train(cases.model(name), name, cases.SEQUENCES, RATE)
     check_projections(name, tuned, right, "kv")
     # And the tuned model answers as the trained copy does.
-    got = ask(cases.lm(name), cases.QUERIES[:2], Plan((cases.BOS,), 1), tuned.patch).settings[0]
+    got = ask(cases.lm(name), cases.QUERIES[:2], PassPlan((cases.BOS,), 1), tuned.patch).settings[0]
     assert got.h is not None and got.m is not None
     for i, query in enumerate(cases.QUERIES[:2]):
         answer = reference.answer(right.model, (cases.BOS,), 1, query.ids, query.candidates)["prompt"]
@@ -63,7 +63,7 @@ def test_sgd_on_keys_and_values(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_queries_too_with_the_labels_loss_for_two_epochs(name: str) -> None:
     some = cases.SEQUENCES[1:]
-    [tuned] = finetune(cases.lm(name), some, [RATE], Recipe("qkv", "label", epochs=2))
+    [tuned] = finetune(cases.lm(name), some, [RATE], TrainingRecipe("qkv", "label", epochs=2))
     right = training.train(cases.model(name), name, some, RATE, params="qkv", loss="label", epochs=2)
     assert len(tuned.losses) == 2 * len(some)
     check_projections(name, tuned, right, "qkv")
@@ -72,20 +72,20 @@ def test_queries_too_with_the_labels_loss_for_two_epochs(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_values_alone(name: str) -> None:
     some = cases.SEQUENCES[:1]
-    [tuned] = finetune(cases.lm(name), some, [RATE], Recipe("v"))
+    [tuned] = finetune(cases.lm(name), some, [RATE], TrainingRecipe("v"))
     check_projections(name, tuned, training.train(cases.model(name), name, some, RATE, params="v"), "v")
 
 
 def test_layer_by_layer_says_what_it_cannot_follow() -> None:
     """GPT-BigCode reshapes the final norm's output to the shape of the input, so it cannot carry all layers at once."""
     with pytest.raises(UserError, match="layer-causal fine-tuning cannot follow GPTBigCode"):
-        finetune(cases.lm("gpt_bigcode-mqa"), cases.SEQUENCES, [RATE], Recipe(rule="layer-causal"))
+        finetune(cases.lm("gpt_bigcode-mqa"), cases.SEQUENCES, [RATE], TrainingRecipe(rule="layer-causal"))
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if "bigcode" not in name])
 def test_layer_by_layer(name: str) -> None:
     some = cases.SEQUENCES[1:]
-    [tuned] = finetune(cases.lm(name), some, [RATE], Recipe(rule="layer-causal"))
+    [tuned] = finetune(cases.lm(name), some, [RATE], TrainingRecipe(rule="layer-causal"))
     right = training.train(cases.model(name), name, some, RATE, layer_causal=True)
     check_projections(name, tuned, right, "kv")
 
@@ -94,7 +94,7 @@ def test_layer_by_layer(name: str) -> None:
 def test_every_parameter(name: str) -> None:
     before = state(name)
     some = cases.SEQUENCES[1:]
-    [tuned] = finetune(cases.lm(name), some, [RATE], Recipe("all"))
+    [tuned] = finetune(cases.lm(name), some, [RATE], TrainingRecipe("all"))
     assert all(torch.equal(value, before[key]) for key, value in cases.model(name).state_dict().items())
     right = training.train(cases.model(name), name, some, RATE, params="all")
     assert isinstance(tuned.patch, Parameters)
@@ -102,7 +102,7 @@ def test_every_parameter(name: str) -> None:
         assert cases.worst(tuned.patch.values[key], value) < cases.EXACT, key
     assert cases.worst(tuned.losses, right.losses) < cases.EXACT
     query = cases.QUERIES[1]
-    got = ask(cases.lm(name), [query], Plan(cases.DEMOS, 1), tuned.patch).settings[0]
+    got = ask(cases.lm(name), [query], PassPlan(cases.DEMOS, 1), tuned.patch).settings[0]
     answer = reference.answer(right.model, cases.DEMOS, 1, query.ids, query.candidates)["prompt"]
     assert cases.worst(got.log_probs[0], answer.log_probs) < cases.EXACT
     assert all(torch.equal(value, before[key]) for key, value in cases.model(name).state_dict().items())

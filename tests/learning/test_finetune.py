@@ -19,10 +19,10 @@ import zoo
 from close import assert_close
 from dualview.io.errors import UserError
 from dualview.learning import finetune as module
-from dualview.learning.finetune import Recipe, Step, Training, Watch, finetune, steps_of, train
+from dualview.learning.finetune import Step, Training, TrainingRecipe, Watch, finetune, steps_of, train
 from dualview.learning.weight_patches import Deltas, Parameters
 from dualview.models.loading import adopt
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from dualview.tasks.prompts import TrainingSequence
 from equivalence import cases, training
 
@@ -75,7 +75,7 @@ def same_deltas(a: Deltas, b: Deltas, tolerance: float = 1e-12) -> None:
     "name", ["llama", "gpt2", "gemma2-softcap", "gpt_oss-sinks", "mixtral", "bloom", "lfm2-hybrid"]
 )
 def test_rates_together_are_rates_apart(name: str, rule) -> None:
-    lm, recipe = cases.lm(name), Recipe(rule=rule)
+    lm, recipe = cases.lm(name), TrainingRecipe(rule=rule)
     together = finetune(lm, cases.SEQUENCES, RATES, recipe)
     assert [tuned.lr for tuned in together] == list(RATES)
     for rate, tuned in zip(RATES, together, strict=True):
@@ -107,13 +107,13 @@ def test_a_huge_rate_with_finite_losses_is_as_finite_as_alone() -> None:
     [alone] = finetune(lm, cases.SEQUENCES, (0.01,))
     same_deltas(deltas(found[0].patch), deltas(alone.patch))
     assert all(math.isfinite(loss) for loss in found[1].losses)
-    scores = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), found[0].patch).settings[0].log_probs
-    right = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), alone.patch).settings[0].log_probs
+    scores = ask(lm, cases.QUERIES, PassPlan((cases.BOS,), 1), found[0].patch).settings[0].log_probs
+    right = ask(lm, cases.QUERIES, PassPlan((cases.BOS,), 1), alone.patch).settings[0].log_probs
     assert cases.worst(np.exp(scores), np.exp(right)) < 1e-12
 
 
 def test_training_everything_reports_divergence_too() -> None:
-    [tuned] = finetune(cases.lm("llama"), cases.SEQUENCES, [1e300], Recipe("all"))
+    [tuned] = finetune(cases.lm("llama"), cases.SEQUENCES, [1e300], TrainingRecipe("all"))
     assert tuned.status == "diverged"
     assert not math.isfinite(tuned.losses[-1])
 
@@ -134,13 +134,13 @@ def test_rate_zero_changes_nothing_and_a_negative_one_climbs() -> None:
     assert len(set(still.losses)) == 1
     assert down.losses[0] > down.losses[1] > down.losses[2]
     assert up.losses[0] < up.losses[1] < up.losses[2]
-    base = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1)).settings[0].log_probs
-    worn = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), still.patch).settings[0].log_probs
+    base = ask(lm, cases.QUERIES, PassPlan((cases.BOS,), 1)).settings[0].log_probs
+    worn = ask(lm, cases.QUERIES, PassPlan((cases.BOS,), 1), still.patch).settings[0].log_probs
     assert_close(base, worn)
 
 
 def test_steps_follow_the_prompts_order_again_each_epoch() -> None:
-    assert steps_of(cases.SEQUENCES, Recipe(epochs=2)) == [*cases.SEQUENCES, *cases.SEQUENCES]
+    assert steps_of(cases.SEQUENCES, TrainingRecipe(epochs=2)) == [*cases.SEQUENCES, *cases.SEQUENCES]
     lm = cases.lm("llama")
     [forward] = finetune(lm, cases.SEQUENCES, [0.03])
     [backward] = finetune(lm, cases.SEQUENCES[::-1], [0.03])
@@ -176,7 +176,7 @@ def test_a_narrow_model_can_be_trained_on_a_float32_copy(name: str, dtype: torch
     narrow = zoo.make(name, dtype=dtype)
     before = {key: value.clone() for key, value in narrow.state_dict().items()}
     lm = adopt(narrow, None, name)
-    [tuned] = finetune(lm, cases.SEQUENCES, [0.01], Recipe(precision="float32"))
+    [tuned] = finetune(lm, cases.SEQUENCES, [0.01], TrainingRecipe(precision="float32"))
     patch = deltas(tuned.patch)
     assert all(weight.dtype == torch.float32 for weight in patch.weights)
     assert narrow.dtype == dtype
@@ -187,11 +187,11 @@ def test_a_narrow_model_can_be_trained_on_a_float32_copy(name: str, dtype: torch
     wide = zoo.make(name, dtype=dtype).float()
     [same] = finetune(adopt(wide, None, name), cases.SEQUENCES, [0.01])
     same_deltas(patch, deltas(same.patch), tolerance=1e-7)
-    base = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1)).settings[0].log_probs
-    worn = ask(lm, cases.QUERIES, Plan((cases.BOS,), 1), patch).settings[0].log_probs
+    base = ask(lm, cases.QUERIES, PassPlan((cases.BOS,), 1)).settings[0].log_probs
+    worn = ask(lm, cases.QUERIES, PassPlan((cases.BOS,), 1), patch).settings[0].log_probs
     assert cases.worst(np.exp(base), np.exp(worn)) > 1e-6
     # Every parameter: the narrow model uses them in its own precision.
-    [everything] = finetune(lm, cases.SEQUENCES[:1], [0.01], Recipe("all"))
+    [everything] = finetune(lm, cases.SEQUENCES[:1], [0.01], TrainingRecipe("all"))
     assert isinstance(everything.patch, Parameters)
     assert all(value.dtype == dtype for value in everything.patch.values.values())
     assert all(torch.equal(value, before[key]) for key, value in narrow.state_dict().items())
@@ -203,7 +203,7 @@ def test_a_narrow_model_is_trained_without_a_copy(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = adopt(zoo.make(name, dtype=dtype), None, name)
-    [copied] = finetune(lm, cases.SEQUENCES, [0.01], Recipe(precision="float32"))
+    [copied] = finetune(lm, cases.SEQUENCES, [0.01], TrainingRecipe(precision="float32"))
     monkeypatch.setattr(module.copy, "deepcopy", lambda _: pytest.fail("the model was copied"))
     [tuned] = finetune(lm, cases.SEQUENCES, [0.01])
     patch = deltas(tuned.patch)
@@ -224,7 +224,7 @@ def test_training_takes_memory_for_the_changes_and_not_for_the_model() -> None:
         finetune(lm, cases.SEQUENCES, [0.01, 0.02])
     assert live.peak < 2 * changes + 0.5 * weights
     with LiveBytes() as copied:
-        finetune(lm, cases.SEQUENCES, [0.01, 0.02], Recipe(precision="float32"))
+        finetune(lm, cases.SEQUENCES, [0.01, 0.02], TrainingRecipe(precision="float32"))
     assert copied.peak > 2 * weights
 
 
@@ -233,7 +233,7 @@ def test_training_takes_memory_for_the_changes_and_not_for_the_model() -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2-bias", "mixtral"])
 def test_trainings_together_are_trainings_apart(name: str, loss: Any, rule: Any) -> None:
     """Rows that differ in rate, order, labels, lengths and number of steps."""
-    lm, recipe = cases.lm(name), Recipe(loss=loss, rule=rule, epochs=2)
+    lm, recipe = cases.lm(name), TrainingRecipe(loss=loss, rule=rule, epochs=2)
     shown = cases.SEQUENCES
     other = [TrainingSequence((*s.ids[:-1], (s.ids[-1] + 1) % 90), s.label_start) for s in shown]
     longer = [TrainingSequence((*s.ids, *s.ids[1:4]), s.label_start) for s in shown[:2]]
@@ -253,10 +253,10 @@ def test_lengths_are_not_mixed_where_positions_depend_on_them() -> None:
         Training(cases.SEQUENCES[::-1], 0.01),
         Training(cases.SEQUENCES, 0.02),
     ]
-    assert [len(batch) for batch in module.batches(lm, trainings, Recipe())] == [3]
+    assert [len(batch) for batch in module.batches(lm, trainings, TrainingRecipe())] == [3]
     scaled = replace(lm, slow_because="its positions are scaled by length")
-    assert [len(batch) for batch in module.batches(scaled, trainings, Recipe())] == [1, 1, 1]
-    assert [len(batch) for batch in module.batches(scaled, trainings[::2], Recipe())] == [2]
+    assert [len(batch) for batch in module.batches(scaled, trainings, TrainingRecipe())] == [1, 1, 1]
+    assert [len(batch) for batch in module.batches(scaled, trainings[::2], TrainingRecipe())] == [2]
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -math.inf])
@@ -267,10 +267,10 @@ def test_a_rate_must_be_a_number(rate: float) -> None:
 
 def test_there_must_be_an_epoch() -> None:
     with pytest.raises(UserError, match="--epochs"):
-        finetune(cases.lm("llama"), cases.SEQUENCES, [0.01], Recipe(epochs=0))
+        finetune(cases.lm("llama"), cases.SEQUENCES, [0.01], TrainingRecipe(epochs=0))
 
 
 def test_progress_counts_every_step_of_every_rate() -> None:
     seen: list[int] = []
-    finetune(cases.lm("gpt2"), cases.SEQUENCES, RATES, Recipe(epochs=2), seen.append)
+    finetune(cases.lm("gpt2"), cases.SEQUENCES, RATES, TrainingRecipe(epochs=2), seen.append)
     assert sum(seen) == len(RATES) * len(cases.SEQUENCES) * 2

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from dualview.io.errors import UserError
-from dualview.learning.finetune import Recipe, finetune
+from dualview.learning.finetune import TrainingRecipe, finetune
 from dualview.learning.weight_patches import Deltas, Linearised
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from equivalence import cases
 
 # RMSNorm is float32 inside a float64 model, which finite differences see: those architectures get a looser look.
 EXACT, ROUGH = 1e-5, 0.05
 NAMES = {"gpt2": EXACT, "opt": EXACT, "gpt_neox": EXACT, "llama": ROUGH, "gpt_oss-sinks": ROUGH}
 STEP = 1e-5
-HOW = Plan(cases.DEMOS, 1)
+HOW = PassPlan(cases.DEMOS, 1)
 
 
 def scaled(deltas: Deltas, by: float) -> Deltas:
@@ -49,7 +49,7 @@ def test_records_are_the_first_order_expansion(name: str) -> None:
 @pytest.mark.parametrize("name", ["opt", "gpt2"])
 def test_a_second_step_follows_the_linear_model(name: str) -> None:
     """The second loss is that of the expansion, and the second change its gradient, along a random direction."""
-    lm, lr, recipe = cases.lm(name), 0.05, Recipe(rule="linearised")
+    lm, lr, recipe = cases.lm(name), 0.05, TrainingRecipe(rule="linearised")
     first, second = (finetune(lm, cases.SEQUENCES[:n], [lr], recipe)[0] for n in (1, 2))
     assert isinstance(first.patch, Linearised) and isinstance(second.patch, Linearised)
     ids = torch.tensor([cases.SEQUENCES[1].ids])
@@ -81,4 +81,4 @@ def test_a_second_step_follows_the_linear_model(name: str) -> None:
 def test_what_has_no_tangents_is_told(name: str) -> None:
     """BLOOM's own GELU, and whatever keeps its own attention kernel."""
     with pytest.raises(UserError, match="linearised fine-tuning cannot follow"):
-        finetune(cases.lm(name), cases.SEQUENCES, [0.1], Recipe(rule="linearised"))
+        finetune(cases.lm(name), cases.SEQUENCES, [0.1], TrainingRecipe(rule="linearised"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dualview.learning.finetune import Recipe, Status, Tuned, finetune
-from dualview.learning.selection import Trial, best, judge_rates, status_of
-from dualview.models.scoring import Plan
+from dualview.learning.finetune import Status, TrainingRecipe, Tuned, finetune
+from dualview.learning.selection import SelectionTrial, best, judge_rates, status_of
+from dualview.models.scoring import PassPlan
 from equivalence import cases, reference, training
 
 
@@ -27,7 +27,7 @@ def tuned(status: Status = "ok") -> Tuned:
     ],
 )
 def test_the_best(trials: list[tuple[float, float | None]], index: int) -> None:
-    assert best([Trial(value, accuracy, "ok") for value, accuracy in trials]) == index
+    assert best([SelectionTrial(value, accuracy, "ok") for value, accuracy in trials]) == index
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_statuses(scores: list[list[float]], state: Status, status: Status) -> N
 @pytest.mark.parametrize("params", ["kv", "all"])
 def test_rates_are_judged_as_whole_models(params) -> None:
     lm, rates = cases.lm("llama"), (0.003, 1.0, 1e300)
-    found = finetune(lm, cases.SEQUENCES, rates, Recipe(params))
-    trials = judge_rates(lm, found, cases.QUERIES, Plan((cases.BOS,), 1))
+    found = finetune(lm, cases.SEQUENCES, rates, TrainingRecipe(params))
+    trials = judge_rates(lm, found, cases.QUERIES, PassPlan((cases.BOS,), 1))
     assert [trial.value for trial in trials] == list(rates)
     for rate, trial in zip(rates[:2], trials, strict=False):
         twin = training.train(cases.model("llama"), "llama", cases.SEQUENCES, rate, params=params).model

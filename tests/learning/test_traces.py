@@ -7,7 +7,7 @@ import torch
 
 import zoo
 from dualview.learning import finetune as module
-from dualview.learning.finetune import Recipe, finetune
+from dualview.learning.finetune import TrainingRecipe, finetune
 from dualview.learning.traces import TrainingTrace, trace_training
 from dualview.learning.weight_patches import Deltas
 from dualview.models.loading import adopt
@@ -17,7 +17,9 @@ RATES = (0.03, 0.0)
 TOKENS = sum(len(sequence.ids) for sequence in cases.SEQUENCES)
 
 
-def traced(name: str, recipe: Recipe = Recipe(), rates: tuple[float, ...] = RATES) -> list[TrainingTrace]:
+def traced(
+    name: str, recipe: TrainingRecipe = TrainingRecipe(), rates: tuple[float, ...] = RATES
+) -> list[TrainingTrace]:
     lm = cases.lm(name)
     return trace_training(lm, cases.SEQUENCES, rates, recipe, lm.anatomy.projections(("q",)))
 
@@ -38,9 +40,9 @@ def check_sums(trace: TrainingTrace) -> None:
 @pytest.mark.parametrize("rule", ["sgd", "layer-causal"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "falcon-groups", "mixtral", "lfm2-hybrid"])
 def test_factors_add_up_to_the_update(name: str, rule) -> None:
-    trained, still = traced(name, Recipe(rule=rule))
+    trained, still = traced(name, TrainingRecipe(rule=rule))
     check_sums(trained)
-    [alone] = finetune(cases.lm(name), cases.SEQUENCES, [RATES[0]], Recipe(rule=rule))
+    [alone] = finetune(cases.lm(name), cases.SEQUENCES, [RATES[0]], TrainingRecipe(rule=rule))
     assert cases.worst(trained.tuned.losses, alone.losses) < 1e-12
     # At a rate of 0 nothing moves, and the signals are those of a rate of 1 at the base weights: the first step's
     # differ from the trained run's by the rate alone.
@@ -53,7 +55,7 @@ def test_factors_add_up_to_the_update(name: str, rule) -> None:
 
 
 def test_tokens_say_where_each_row_comes_from() -> None:
-    [trace] = traced("llama", Recipe(epochs=2), rates=(0.01,))
+    [trace] = traced("llama", TrainingRecipe(epochs=2), rates=(0.01,))
     lengths = [len(sequence.ids) for sequence in cases.SEQUENCES]
     where = [(e * 3 + d, d, t) for e in range(2) for d, n in enumerate(lengths) for t in range(n)]
     tokens = trace.tokens
@@ -85,7 +87,7 @@ def queries_while_training(name: str, params: str, rate: float) -> list[torch.Te
 
 @pytest.mark.parametrize("params", ["kv", "qkv"])
 def test_taps_are_as_they_were_during_training(params) -> None:
-    trained, still = traced("llama", Recipe(params))
+    trained, still = traced("llama", TrainingRecipe(params))
     for tapped, right in zip(trained.tapped, queries_while_training("llama", params, RATES[0]), strict=True):
         assert cases.worst(tapped, right) < cases.EXACT
     for tapped, right in zip(still.tapped, queries_while_training("llama", params, 0.0), strict=True):
@@ -105,5 +107,5 @@ def test_rates_too_many_for_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_narrow_model_is_tapped_while_it_trains_and_not_before() -> None:
     lm = adopt(zoo.make("llama", dtype=torch.bfloat16), None, "llama")
-    [trace] = trace_training(lm, cases.SEQUENCES, (0.01,), Recipe(), lm.anatomy.projections(("q",)))
+    [trace] = trace_training(lm, cases.SEQUENCES, (0.01,), TrainingRecipe(), lm.anatomy.projections(("q",)))
     assert {len(tapped) for tapped in trace.tapped} == {TOKENS}

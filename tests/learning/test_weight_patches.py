@@ -11,7 +11,7 @@ import zoo
 from close import assert_close, is_close
 from dualview.anatomy.layers import Projection
 from dualview.learning.weight_patches import Deltas, Parameters
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from equivalence import cases, reference
 
 
@@ -43,11 +43,11 @@ def written_into(name: str, change: Deltas, rate: int):
 def test_several_changes_side_by_side_are_several_models(name: str) -> None:
     lm = cases.lm(name)
     change = random_deltas(lm.anatomy.projections(("k", "v")), rates=3)
-    found = ask(lm, cases.QUERIES[:2], Plan(cases.DEMOS, 1), change)
+    found = ask(lm, cases.QUERIES[:2], PassPlan(cases.DEMOS, 1), change)
     assert len(found.settings) == change.rows == 3
     for rate, setting in enumerate(found.settings):
         twin = written_into(name, change, rate)
-        [single] = ask(lm, cases.QUERIES[:2], Plan(cases.DEMOS, 1), change.pick(rate)).settings
+        [single] = ask(lm, cases.QUERIES[:2], PassPlan(cases.DEMOS, 1), change.pick(rate)).settings
         for i, query in enumerate(cases.QUERIES[:2]):
             right = reference.answer(twin, cases.DEMOS, 1, query.ids, query.candidates)["prompt"]
             n = len(query.candidates)

@@ -11,17 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualview.io.errors import UserError
-from dualview.metrics.predictions import (
-    TopK,
-    accuracy,
-    order_sensitivity,
-    overlap_cosine,
-    prediction_warnings,
-    predictions,
-    rec2ftp,
-    token_overlap,
-    top_k,
-)
+from dualview.metrics.overlap import TopK, overlap_cosine, token_overlap, top_k
+from dualview.metrics.predictions import accuracy, order_sensitivity, prediction_warnings, predictions, rec2ftp
 from dualview.metrics.statistics import hypergeometric_p
 
 
@@ -81,7 +72,7 @@ def test_rec2ftp_equals_counting_by_hand(seed: int, n: int, candidates: int) -> 
 def test_nothing_mended_has_its_reason() -> None:
     wrong, right = np.array([[0.0, -1.0]] * 3), np.array([[-1.0, 0.0]] * 3)
     gold = np.array([1, 1, 1])
-    assert rec2ftp(gold, wrong, right, wrong).reason == "FT mends none of ZSL's errors"
+    assert rec2ftp(gold, wrong, right, wrong).reason == "FT fixes none of ZSL's errors"
     assert rec2ftp(gold, right, right, right).reason == "ZSL is right on every query"
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.statistics import (
     benjamini_hochberg,
+    draw_interval,
     generator,
     holm,
     paired_interval,
     query_interval,
-    seed_interval,
     sign_flip_p,
     wilson_interval,
 )
@@ -67,35 +67,25 @@ def test_wilson_covers_a_planted_overlap(overlap: float, n: int) -> None:
     assert wilson_interval(n, n).high == pytest.approx(1.0) and wilson_interval(n, n).low < 0.99
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-@pytest.mark.parametrize(("of_seeds", "of_queries"), [(0.1, 0.02), (0.02, 0.4), (0.1, 0.4)])
-def test_seed_interval_covers_the_mean_over_seeds_and_queries(seeds: int, of_seeds: float, of_queries: float) -> None:
-    """Seeds and queries each have their own part in the value: the interval covers whichever of them varies most."""
-    rng, covered, runs = np.random.default_rng(0), 0, 400
-    for _ in range(runs):
-        own = 0.3 + of_seeds * rng.normal(size=seeds)
-        queries = of_queries * rng.normal(size=(60, 1))
-        interval = seed_interval([centre + queries + 0.1 * rng.normal(size=(60, 2)) for centre in own])
-        covered += interval.low <= 0.3 <= interval.high
-    assert 0.92 < covered / runs <= 1.0
+@pytest.mark.parametrize("draws", [2, 3, 5])
+def test_draw_interval_covers_the_mean_over_draws(draws: int) -> None:
+    rng, runs = np.random.default_rng(0), 2000
+    found = [draw_interval((0.3 + 0.1 * rng.normal(size=draws)).tolist()) for _ in range(runs)]
+    assert np.mean([each.low <= 0.3 <= each.high for each in found]) == pytest.approx(0.95, abs=0.02)
 
 
-def test_seed_interval_where_seeds_agree_is_that_of_the_queries() -> None:
-    right = (np.random.default_rng(0).random(200) < 0.63).astype(float)
-    single = query_interval(right, seed=0)
-    for k in (2, 3, 5):
-        interval = seed_interval([right] * k)
-        assert interval.low == pytest.approx(single.low, abs=0.01) and interval.high == pytest.approx(
-            single.high, abs=0.01
-        )
-    assert seed_interval([right]) is None
-
-
-def test_seed_interval_of_unequal_runs_is_students_where_queries_agree() -> None:
-    runs = [np.full(4, 0.2), np.full(9, 0.4), np.full(6, 0.3)]
-    interval = seed_interval(runs)
+def test_draw_interval_is_students_and_leaves_out_what_is_undefined() -> None:
+    interval = draw_interval([0.2, None, 0.4, 0.3, float("nan")])
     half = 4.302652729749464 * 0.1 / 3**0.5
     assert (interval.low, interval.high) == (pytest.approx(0.3 - half), pytest.approx(0.3 + half))
+    assert draw_interval([0.2, None]) is None and draw_interval([]) is None
+    assert draw_interval([0.0, 1.0], (0.0, 1.0)).to_json() == [0.0, 1.0]
+
+
+def test_an_interval_names_its_method() -> None:
+    values = np.random.default_rng(0).normal(size=30)
+    found = [query_interval(values, seed=0), wilson_interval(3, 9), draw_interval([1.0, 2.0])]
+    assert [each.kind for each in found] == ["bootstrap over queries", "Wilson", "Student over draws"]
 
 
 def test_undefined_values_are_left_out() -> None:

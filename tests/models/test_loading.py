@@ -14,7 +14,7 @@ from transformers import BertConfig, BertLMHeadModel, Phi3Config, Phi3ForCausalL
 import zoo
 from dualview.io.errors import UserError
 from dualview.models.loading import adopt, load_model, pick_device
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from dualview.tasks.prompts import Query
 from equivalence import cases, tiny
 
@@ -37,8 +37,8 @@ def test_a_folder(folder: Path) -> None:
     assert narrow.dtype == torch.float32, "single precision unless asked otherwise"
     query = cases.QUERIES[0]
     low = type(query)(tuple(t % 30 for t in query.ids), ((3,), (4,)), 0)
-    a = ask(lm, [low], Plan((1,), 1)).settings[0].log_probs
-    b = ask(narrow, [low], Plan((1,), 1)).settings[0].log_probs
+    a = ask(lm, [low], PassPlan((1,), 1)).settings[0].log_probs
+    b = ask(narrow, [low], PassPlan((1,), 1)).settings[0].log_probs
     assert cases.worst(a, b) < 1e-5
 
 
@@ -165,7 +165,7 @@ def test_positions_scaled_by_length_are_not_shared_across_the_turn() -> None:
     whole = replace(lm, slow_because="for comparison")
     queries = [Query(tuple(range(3, 11)), ((5,), (6,)), 0)]
     for prefix in (4, 12, 20):
-        how = Plan(tuple(range(20, 20 + prefix)), 0)
+        how = PassPlan(tuple(range(20, 20 + prefix)), 0)
         mine, theirs = (ask(model, queries, how).settings[0] for model in (lm, whole))
         assert abs(mine.log_probs - theirs.log_probs).max() < 1e-9
     assert [lm.shares_prefix(prefix, 8) for prefix in (4, 12, 20)] == [True, False, True]

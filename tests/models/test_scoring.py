@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dualview.anatomy import kernels as attention
-from dualview.models.scoring import TOP_K, Plan, ask
+from dualview.models.scoring import TOP_K, PassPlan, ask
 from equivalence import cases, reference
 
 SLOW_AND_FAST = ["llama", "gpt2", "gptj", "lfm2-hybrid"]
@@ -19,14 +19,14 @@ SLOW_AND_FAST = ["llama", "gpt2", "gptj", "lfm2-hybrid"]
 @pytest.mark.parametrize("at", ["prompt", "label0"])
 @pytest.mark.parametrize("name", SLOW_AND_FAST)
 def test_the_likeliest_tokens_after_the_prompt(name: str, at) -> None:
-    top = ask(cases.lm(name), cases.QUERIES, Plan(cases.DEMOS, 1, at=at)).top
-    assert top is not None
+    top = ask(cases.lm(name), cases.QUERIES, PassPlan(cases.DEMOS, 1, at=at)).settings[0]
+    assert top.top_ids is not None and top.top_probs is not None
     for i, query in enumerate(cases.QUERIES):
         with torch.no_grad():
             right = reference.run(cases.twin(name), [*cases.DEMOS, *query.ids]).log_probs[-1]
         order = sorted(range(len(right)), key=lambda token: -float(right[token]))[:TOP_K]
-        assert top.ids[i].tolist() == order
-        assert cases.worst(top.probs[i], torch.exp(right[order])) < 1e-6  # kept in single precision
+        assert top.top_ids[i].tolist() == order
+        assert cases.worst(top.top_probs[i], torch.exp(right[order])) < 1e-6  # kept in single precision
 
 
 def tapped(name: str, query: Any, module: str, rows: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +52,7 @@ def test_taps_hold_what_went_through_each_projection(name: str, turned: bool) ->
     if turned:
         taps = taps[::-1]  # whoever asks for taps need not know in which order they run
     some = cases.QUERIES[:2]
-    got = ask(lm, some, Plan(cases.DEMOS, 1, taps=taps))
+    got = ask(lm, some, PassPlan(cases.DEMOS, 1, taps=taps))
     assert len(got.tapped) == len(taps)
     for tap, kept in zip(taps, got.tapped, strict=True):
         for i, query in enumerate(some):
@@ -65,8 +65,8 @@ def test_taps_hold_what_went_through_each_projection(name: str, turned: bool) ->
 def test_details_are_kept_of_the_first_queries_alone(name: str) -> None:
     lm = cases.lm(name)
     taps = lm.anatomy.projections(("v",))
-    whole = ask(lm, cases.QUERIES, Plan(cases.DEMOS, 1, demo_logits=True, taps=taps))
-    part = ask(lm, cases.QUERIES, Plan(cases.DEMOS, 1, demo_logits=True, taps=taps, detailed=2, batch_size=1))
+    whole = ask(lm, cases.QUERIES, PassPlan(cases.DEMOS, 1, demo_logits=True, taps=taps))
+    part = ask(lm, cases.QUERIES, PassPlan(cases.DEMOS, 1, demo_logits=True, taps=taps, detailed=2, batch_size=1))
     assert whole.demo_logits is not None and part.demo_logits is not None
     assert part.demo_logits.shape[0] == 2 and part.tapped[0].x.shape[0] == 2
     assert cases.worst(part.demo_logits, whole.demo_logits[:2]) < 1e-12
@@ -94,22 +94,22 @@ def test_no_map_is_ever_built(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(attention, "_LOGITS_AT_ONCE", 512)  # a slice of queries at a time, small enough for this prefix
     prefix = (cases.BOS, *cases.tokens(90, 30))
     with Maps(len(prefix)) as watch:
-        ask(cases.lm(name), cases.QUERIES[:1], Plan(prefix, 1))
+        ask(cases.lm(name), cases.QUERIES[:1], PassPlan(prefix, 1))
     assert watch.seen == []
 
 
 def test_nobody_asked() -> None:
-    got = ask(cases.lm("llama"), [], Plan(cases.DEMOS, 1, record=False))
+    got = ask(cases.lm("llama"), [], PassPlan(cases.DEMOS, 1, record=False))
     assert got.settings[0].log_probs.shape == (0, 0)
 
 
 def test_progress_counts_every_query() -> None:
     for name in ("llama", "lfm2-hybrid"):
         seen: list[int] = []
-        ask(cases.lm(name), cases.QUERIES, Plan(cases.DEMOS, 1, batch_size=1), progress=seen.append)
+        ask(cases.lm(name), cases.QUERIES, PassPlan(cases.DEMOS, 1, batch_size=1), progress=seen.append)
         assert sum(seen) == len(cases.QUERIES)
 
 
 def test_scores_are_float64_whatever_the_model() -> None:
-    got = ask(cases.lm("llama"), cases.QUERIES, Plan((), 0)).settings[0]
+    got = ask(cases.lm("llama"), cases.QUERIES, PassPlan((), 0)).settings[0]
     assert got.log_probs.dtype == np.float64 and got.h is not None and got.h.dtype == np.float64

@@ -11,7 +11,7 @@ import torch
 import dualview
 from close import assert_close, assert_same_weights
 from dualview.models.loading import load_model
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from dualview.tasks.prompts import Query
 from dualview.variants import Augmented, Momentum, Sign, attach, detach
 from equivalence import tiny
@@ -42,19 +42,19 @@ def by_hand(model: torch.nn.Module, query: Query) -> list[float]:
 )
 def test_a_variant_that_is_put_on_later_counts(folder: Path, variant: object) -> None:
     lm = load_model(str(folder), dtype="float64", device="cpu")
-    plain = ask(lm, QUERIES, Plan(PREFIX, 1)).settings[0].log_probs
+    plain = ask(lm, QUERIES, PassPlan(PREFIX, 1)).settings[0].log_probs
     attach(lm.model, variant)
     with torch.no_grad():
         for parameter in lm.model.parameters():
             if parameter.requires_grad:  # the adapters start at nothing
                 parameter.add_(0.1)
     assert lm.fast == isinstance(variant, Augmented)
-    worn = ask(lm, QUERIES, Plan(PREFIX, 1)).settings[0].log_probs
+    worn = ask(lm, QUERIES, PassPlan(PREFIX, 1)).settings[0].log_probs
     assert abs(worn - np.array([by_hand(lm.model, query) for query in QUERIES])).max() < 1e-6  # float32 norms
     assert abs(worn - plain).max() > 1e-3
     detach(lm.model)
     assert lm.fast
-    assert abs(ask(lm, QUERIES, Plan(PREFIX, 1)).settings[0].log_probs - plain).max() < 1e-12
+    assert abs(ask(lm, QUERIES, PassPlan(PREFIX, 1)).settings[0].log_probs - plain).max() < 1e-12
 
 
 def test_the_comparison_says_that_a_variant_is_worn(folder: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_saved_variant_is_read_with_the_model(folder: Path, tmp_path: Path) ->
     lm.model.save_pretrained(tmp_path)
     lm.tokenizer.save_pretrained(tmp_path)
     read = load_model(str(tmp_path), dtype="float64", device="cpu")
-    found, wanted = (ask(each, QUERIES, Plan(PREFIX, 1)).settings[0].log_probs for each in (read, lm))
+    found, wanted = (ask(each, QUERIES, PassPlan(PREFIX, 1)).settings[0].log_probs for each in (read, lm))
     assert_same_weights(read.model, lm.model)
     assert_close(found, wanted)
     assert "momentum" in (read.whole_because or "")

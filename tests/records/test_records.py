@@ -48,14 +48,14 @@ def test_every_spelling_is_the_same_record() -> None:
     wanted = Records(np.array(GOLD), {name: Setting(**fields) for name, fields in data.items()})
     logs, h, m = ({name: fields[what] for name, fields in data.items()} for what in ("log_probs", "h", "m"))
     flat = {"gold": GOLD} | {f"{what}_{name}": a for name, f in data.items() for what, a in f.items()}
-    dotted = {"labels": GOLD} | {f"{name}.{what}": a for name, f in data.items() for what, a in f.items()}
+    dotted = {"gold": GOLD} | {f"{name}.{what}": a for name, f in data.items() for what, a in f.items()}
     suffixed = {"gold": GOLD} | {f"{name}_{what}": a for name, f in data.items() for what, a in f.items()}
     spellings = [
         {"gold": GOLD, **data},
         {"gold": GOLD, "settings": data},
         {"gold": np.array(GOLD), "log_probs": logs, "h": h, "m": m},
         {"gold": GOLD, **logs, "h": h, "m": m},
-        {"gold": GOLD, "logp": logs, "h": list(h.values()), "m": tuple(m.values())},
+        {"gold": GOLD, "log_probs": logs, "h": list(h.values()), "m": tuple(m.values())},
         {"gold": GOLD, **{name: wanted[name] for name in data}},
         flat,
         dotted,

@@ -39,7 +39,7 @@ from dualview.io.saving import save_somewhere
 from dualview.learning.finetune import Status, Tuned
 from dualview.metrics.predictions import accuracy, predictions
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Patch, Plan, ask, compute_prefix
+from dualview.models.scoring import PassPlan, Patch, ask, compute_prefix
 from dualview.options import COMPARISON_ONLY, RunOptions, refuse_options
 from dualview.tasks.prompts import Query, encode_queries, prompts_hash
 from dualview.tasks.sampling import selection_rows
@@ -240,7 +240,7 @@ class _Work:
             advance(len(fitted))
 
     def ask(self, queries: Sequence[Query], prefix: Sequence[int], patch: Patch | None = None) -> Scores:
-        how = Plan(tuple(prefix), len(self.bare), record=False, batch_size=self.prepared.options.batch_size)
+        how = PassPlan(tuple(prefix), len(self.bare), record=False, batch_size=self.prepared.options.batch_size)
         return ask(self.lm, queries, how, patch).settings[0].log_probs
 
     def fit(self, ridges: tuple[float, ...]) -> tuple[tuple[RidgeTrial, ...], list[ReusablePatch]]:

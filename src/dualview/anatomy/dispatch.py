@@ -33,7 +33,7 @@ FAST = "dualview"
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """The arguments of one layer's attention, as the architecture passed them."""
 
     module: nn.Module
@@ -54,7 +54,7 @@ class Call:
 class Strategy(Protocol):
     """What a pass does at each attention; layers come in the order in which the model runs them."""
 
-    def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]: ...
+    def attend(self, layer: int, call: AttentionCall) -> Float[Tensor, "batch query head d_value"]: ...
 
 
 class Unsupported(Exception):
@@ -133,7 +133,7 @@ def _watched(
         unknown = (*unknown, "attention_mask")
     mask = attention_mask if native is not None and attention_mask is not None and attention_mask.dim() == 4 else None
     guessed = rule.window is not None and window_is_unstated(getattr(module, "config", None), kwargs)
-    call = Call(module, query, key, value, rule, native, mask, unknown, guessed)
+    call = AttentionCall(module, query, key, value, rule, native, mask, unknown, guessed)
     out = turn.strategy.attend(turn.layer, call)
     turn.layer += 1
     return out, None

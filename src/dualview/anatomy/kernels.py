@@ -58,7 +58,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Part:
+class AttentionPart:
     """Attention over some of the keys: the output over them alone, and the log of their softmax mass."""
 
     out: Float[Tensor, "batch head query d_value"]
@@ -74,7 +74,7 @@ def attend(
     causal: bool = False,
     allowed: Bool[Tensor, "*batch_or_1 query key"] | None = None,
     key_at: Int[Tensor, "*batch_or_1 key"] | None = None,
-) -> Part:
+) -> AttentionPart:
     """Softmax attention and its log-sum-exp; heads of a group share their key and value head.
 
     A query that sees no key gets a zero output and a log-sum-exp of −∞, so that merging leaves it out.
@@ -97,28 +97,28 @@ def attend(
     if not bool(blind.any()):
         return part
     blind = blind.view(-1, 1, blind.shape[-1])
-    return Part(
+    return AttentionPart(
         part.out.masked_fill(blind[..., None], 0.0),
         part.lse.masked_fill(blind, -torch.inf),
     )
 
 
-def merge(first: Part, second: Part) -> Part:
+def merge(first: AttentionPart, second: AttentionPart) -> AttentionPart:
     """The two parts' softmaxes as one: each output weighted by its share of the mass."""
     lse = torch.logaddexp(first.lse, second.lse)
     weight = torch.exp(first.lse - lse).to(first.out.dtype)[..., None]
-    return Part(torch.lerp(second.out, first.out, weight), lse)
+    return AttentionPart(torch.lerp(second.out, first.out, weight), lse)
 
 
-def with_sinks(part: Part, sinks: Float[Tensor, " head"] | None) -> Part:
+def with_sinks(part: AttentionPart, sinks: Float[Tensor, " head"] | None) -> AttentionPart:
     """Let each head's sink take its share of the mass; it adds nothing to the output."""
     if sinks is None:
         return part
     lse = torch.logaddexp(part.lse, sinks.to(part.lse.dtype)[None, :, None])
-    return Part(part.out * torch.exp(part.lse - lse).to(part.out.dtype)[..., None], lse)
+    return AttentionPart(part.out * torch.exp(part.lse - lse).to(part.out.dtype)[..., None], lse)
 
 
-def by_token(part: Part) -> Float[Tensor, "batch query head d_value"]:
+def by_token(part: AttentionPart) -> Float[Tensor, "batch query head d_value"]:
     """The output as architectures expect it, contiguous: some of them view it in another shape."""
     return part.out.transpose(1, 2).contiguous()
 
@@ -148,9 +148,9 @@ def _bias(
     return bias
 
 
-# Kernels: (q, k, v, rule, bias, causal) -> Part. The compiled ones are torch's own but not public, because the public
+# Kernels: (q, k, v, rule, bias, causal) -> AttentionPart. The compiled ones are torch's own but private: the public
 # function does not return the log-sum-exp; `_portable` needs only matmul; it is their fallback and their reference.
-Kernel = Callable[[Tensor, Tensor, Tensor, Rule, Tensor | None, bool], Part]
+Kernel = Callable[[Tensor, Tensor, Tensor, Rule, Tensor | None, bool], AttentionPart]
 
 
 def _kernel_for(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Kernel:
@@ -164,7 +164,7 @@ def _kernel_for(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Kernel:
     return _portable
 
 
-def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> Part:
+def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> AttentionPart:
     if bias is not None and causal:
         return _causal_slices(q, k, v, rule, bias)
     if bias is not None:
@@ -172,22 +172,22 @@ def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None,
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # pyright: ignore
         q, k, v, 0.0, causal and bias is None, attn_mask=bias, scale=rule.scale
     )
-    return Part(out, lse)
+    return AttentionPart(out, lse)
 
 
-def _causal_slices(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor) -> Part:
+def _causal_slices(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor) -> AttentionPart:
     """Causal and biased: the two become one mask, made for a slice of queries at a time."""
     rows = max(1, _LOGITS_AT_ONCE // (q.shape[0] * q.shape[1] * k.shape[2]))
-    parts: list[Part] = []
+    parts: list[AttentionPart] = []
     for start in range(0, q.shape[2], rows):
         some = slice(start, start + rows)
         own = bias if bias.shape[2] == 1 else bias[:, :, some]
         own = own.masked_fill(_later(q[:, :, some], k, start), -torch.inf)
         parts.append(_cpu_flash(q[:, :, some], k, v, rule, own, False))
-    return Part(torch.cat([part.out for part in parts], 2), torch.cat([part.lse for part in parts], 2))
+    return AttentionPart(torch.cat([part.out for part in parts], 2), torch.cat([part.lse for part in parts], 2))
 
 
-def _cuda_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> Part:
+def _cuda_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> AttentionPart:
     groups = q.shape[1] // k.shape[1]
     if groups > 1 and causal:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -196,10 +196,10 @@ def _cuda_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None
         folded, k, v, 0.0, causal, scale=rule.scale
     )
     out, lse = found[0], found[1][..., : folded.shape[2]]
-    return Part(out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3]))
+    return AttentionPart(out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3]))
 
 
-def _portable(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> Part:
+def _portable(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> AttentionPart:
     """The definition, a slice of queries at a time."""
     batch, heads, queries, _ = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
@@ -224,7 +224,7 @@ def _portable(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, 
         out = weights.reshape(batch, kv_heads, -1, keys) @ v
         outs.append(out.reshape(batch, heads, piece.shape[2], v.shape[-1]))
         lses.append(lse)
-    return Part(torch.cat(outs, 2), torch.cat(lses, 2))
+    return AttentionPart(torch.cat(outs, 2), torch.cat(lses, 2))
 
 
 def _later(q: Tensor, k: Tensor, start: int) -> Bool[Tensor, "query key"]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from dualview.anatomy.dispatch import Call, run_forward
+from dualview.anatomy.dispatch import AttentionCall, run_forward
 from dualview.anatomy.hooks import hooked
 from dualview.anatomy.kernels import attend
 from dualview.io.errors import UserError
@@ -148,7 +148,7 @@ def _watch(model: PreTrainedModel, blocks: tuple[nn.Module, ...]) -> tuple[list[
             after.append(module)
 
     class Inspect:
-        def attend(self, layer: int, call: Call) -> Tensor:
+        def attend(self, layer: int, call: AttentionCall) -> Tensor:
             events.append(_Seen(call.module, (call.q, call.k, call.v), is_attention=True))
             if call.native is not None:
                 return call.native()

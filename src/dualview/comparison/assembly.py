@@ -13,7 +13,7 @@ from dualview.comparison.provenance import finished
 from dualview.comparison.result import SCHEMA, Result
 from dualview.io.clock import Clock
 from dualview.learning.selection import status_of
-from dualview.metrics.summary import compute_metrics, plain
+from dualview.metrics.summary import plain
 from dualview.records import Records, Setting
 from dualview.tasks.prompts import Query
 
@@ -22,18 +22,16 @@ def assemble(
     prepared: Prepared,
     learnt: FineTuning,
     records: Records,
-    extra: dict[str, Any],
+    found: dict[str, Any],
     known: dict[str, Any],
     clock: Clock,
     *,
     selection_rows: int,
 ) -> Result:
-    """The result of one comparison: its metrics, what else was found (`extra`), and its provenance (`known`)."""
+    """The result of one comparison: everything measured (`found`) and its provenance (`known`)."""
     prompts = prepared.prompts
-    measured = compute_metrics(records).to_json()
     ft = _ft_part(prepared, learnt, records["ft"])
-    warnings = [*_run_warnings(prepared, ft), *measured.pop("warnings")]  # pyright: ignore
-    clock.lap("metrics")
+    warnings = [*_run_warnings(prepared, ft), *found["warnings"]]
     return Result.model_validate(
         {
             "schema": SCHEMA,
@@ -45,8 +43,7 @@ def assemble(
                 "n_queries": len(prompts.queries),
                 "labels": list(prepared.task.labels),
             },
-            **measured,
-            **extra,
+            **found,
             "ft": ft,
             "selection": {
                 "rows": selection_rows,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.progress import Advance, Progress
-from dualview.learning.finetune import Recipe, Training, Tuned, batches, finetune, steps_of
-from dualview.learning.selection import Trial, best, judge_rates
+from dualview.learning.finetune import Training, TrainingRecipe, Tuned, batches, finetune, steps_of
+from dualview.learning.selection import SelectionTrial, best, judge_rates
 from dualview.learning.training_step import Rule
 from dualview.options import RunOptions
 
@@ -18,7 +18,7 @@ class FineTuning:
     """The fine-tuned model that is reported, and how its learning rate was chosen."""
 
     tuned: Tuned
-    trials: list[Trial]
+    trials: list[SelectionTrial]
     grid: Sequence[Tuned] = ()
     """Every rate that was tried, where the controls need them."""
 
@@ -37,7 +37,7 @@ def fine_tune(prepared: Prepared, progress: Progress) -> FineTuning:
             grid = train_grid(prepared, options.ft_rule, advance)
         trials = _judged(prepared, grid, progress)
         return FineTuning(grid[best(trials)], trials, grid)
-    trials: list[Trial] = []
+    trials: list[SelectionTrial] = []
     kept: dict[float, Tuned] = {}
     with progress.part(what, steps) as advance:
         for batch in _rate_batches(prepared, options.ft_rule):
@@ -49,7 +49,7 @@ def fine_tune(prepared: Prepared, progress: Progress) -> FineTuning:
     return FineTuning(next(iter(kept.values())), trials)
 
 
-def _judged(prepared: Prepared, tuned: Sequence[Tuned], progress: Progress) -> list[Trial]:
+def _judged(prepared: Prepared, tuned: Sequence[Tuned], progress: Progress) -> list[SelectionTrial]:
     selection = selection_queries(prepared)
     with progress.part("choosing the learning rate", len(selection)) as advance:
         return judge_rates(prepared.lm, tuned, selection, prepared.zero_shot, advance)
@@ -60,7 +60,7 @@ def train_grid(prepared: Prepared, rule: Rule, advance: Advance | None = None) -
     options = prepared.options
     recipe = replace(recipe_of(options), rule=rule)
     key = (prepared.prompts.training_sequences, options.lr_grid, recipe, options.batch_size)
-    return prepared.recall(f"trained by {rule}", key, lambda: _train(prepared, options.lr_grid, rule, advance))
+    return prepared.cache(f"trained by {rule}", key, lambda: _train(prepared, options.lr_grid, rule, advance))
 
 
 def _train(prepared: Prepared, rates: Sequence[float], rule: Rule, advance: Advance | None) -> list[Tuned]:
@@ -80,5 +80,5 @@ def _rate_batches(prepared: Prepared, rule: Rule) -> list[list[float]]:
     return [[training.rate for training in batch] for batch in batches(prepared.lm, trainings, recipe)]
 
 
-def recipe_of(options: RunOptions) -> Recipe:
-    return Recipe(options.ft_params, options.ft_loss, options.epochs, options.ft_rule, options.ft_precision)
+def recipe_of(options: RunOptions) -> TrainingRecipe:
+    return TrainingRecipe(options.ft_params, options.ft_loss, options.epochs, options.ft_rule, options.ft_precision)

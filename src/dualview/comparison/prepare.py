@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dualview.comparison.cache import Recall, afresh
+from dualview.comparison.cache import PassCache, no_cache
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
 from dualview.learning.calibration import calibration_queries
-from dualview.learning.selection import Trial, best
+from dualview.learning.selection import SelectionTrial, best
 from dualview.metrics.predictions import accuracy
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from dualview.models.untrained import redrawn
 from dualview.options import SEEDS, SELECTION_ROWS, RunOptions
 from dualview.tasks.prompts import PromptSet, Query, build_prompts, encode_queries, resolve_bos
@@ -35,29 +35,29 @@ class Prepared:
     demos: Sequence[Row]
     """All requested demonstrations; the prompts hold those that fit."""
     prompts: PromptSet
-    seed_trials: list[Trial] = field(default_factory=list[Trial])
-    recall: Recall = afresh
+    seed_trials: list[SelectionTrial] = field(default_factory=list[SelectionTrial])
+    cache: PassCache = no_cache
 
     @property
-    def zero_shot(self) -> Plan:
+    def zero_shot(self) -> PassPlan:
         bare = self.prompts.zero_prefix
-        return Plan(bare, len(bare), at=self.options.at, batch_size=self.options.batch_size)
+        return PassPlan(bare, len(bare), at=self.options.at, batch_size=self.options.batch_size)
 
     @property
-    def in_context(self) -> Plan:
+    def in_context(self) -> PassPlan:
         special = len(self.prompts.zero_prefix)
-        return Plan(self.prompts.prefix, special, at=self.options.at, batch_size=self.options.batch_size)
+        return PassPlan(self.prompts.prefix, special, at=self.options.at, batch_size=self.options.batch_size)
 
 
 def prepare(
     options: RunOptions,
     lm: LanguageModel | None = None,
     progress: Progress | None = None,
-    recall: Recall = afresh,
+    cache: PassCache = no_cache,
 ) -> Prepared:
     """Read the task and the model, choose the demonstrations, and make every prompt."""
     progress = progress or Silent()
-    task = recall("task", (options.task, options.data), lambda: load_task(options.task, options.data))
+    task = cache("task", (options.task, options.data), lambda: load_task(options.task, options.data))
     asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
     given = read_rows(task, options.demos) if options.demos else None
     if given is None and options.seed != "auto":
@@ -65,11 +65,11 @@ def prepare(
     lm = lm or load(options, progress)
     if given is not None:
         seed = None if options.demos else int(options.seed)
-        return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked), recall=recall)
-    trials = _seed_trials(options, lm, task, progress, recall)
+        return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked), cache=cache)
+    trials = _seed_trials(options, lm, task, progress, cache)
     seed = SEEDS[best(trials)]
     given = sample_demos(task, seed, options.shots)
-    return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked), trials, recall)
+    return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked), trials, cache)
 
 
 def load(options: RunOptions, progress: Progress) -> LanguageModel:
@@ -120,22 +120,24 @@ def _content_free(options: RunOptions, lm: LanguageModel, task: Task, rows: Sequ
     return calibration_queries(task, lm, encode_queries(task, lm.tokenizer, rows))
 
 
-def _seed_trials(options: RunOptions, lm: LanguageModel, task: Task, progress: Progress, recall: Recall) -> list[Trial]:
+def _seed_trials(
+    options: RunOptions, lm: LanguageModel, task: Task, progress: Progress, cache: PassCache
+) -> list[SelectionTrial]:
     """ICL accuracy of each seed's demonstrations on the selection rows."""
     rows = _fitting(options, lm, task)
     drawn = {seed: _prompts(options, lm, task, sample_demos(task, seed, options.shots), rows) for seed in SEEDS}
 
-    def tried() -> list[Trial]:
-        trials: list[Trial] = []
+    def tried() -> list[SelectionTrial]:
+        trials: list[SelectionTrial] = []
         with progress.part("choosing the seed", len(SEEDS) * len(rows)) as advance:
             for seed, prompts in drawn.items():
-                how = Plan(prompts.prefix, len(prompts.zero_prefix), record=False, batch_size=options.batch_size)
+                how = PassPlan(prompts.prefix, len(prompts.zero_prefix), record=False, batch_size=options.batch_size)
                 scores = ask(lm, prompts.queries, how, progress=advance).settings[0].log_probs
                 gold = np.array([query.gold for query in prompts.queries])
-                trials.append(Trial(seed, accuracy(scores, gold), "ok"))
+                trials.append(SelectionTrial(seed, accuracy(scores, gold), "ok"))
         return trials
 
-    return recall("seed trials", (tuple(drawn.values()), options.batch_size), tried)
+    return cache("seed trials", (tuple(drawn.values()), options.batch_size), tried)
 
 
 def selection_queries(prepared: Prepared) -> tuple[Query, ...]:

@@ -12,7 +12,7 @@ from dualview.comparison.frame import frame_of
 from dualview.io.atomic import write_json
 from dualview.io.display import as_html
 from dualview.io.errors import UserError, first_problem
-from dualview.metrics.measured import Measured, PerLayer, ResultPart
+from dualview.metrics.measured import LayerRow, Measured, ResultPart
 from dualview.records import Records
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class FineTuningPart(ResultPart):
     epochs: int
     steps: int
     final_loss: float | None
-    losses: PerLayer | None = None
+    losses: LayerRow | None = None
     """Of every step."""
     status: str
 

@@ -11,10 +11,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 
 from dualview.comparison.assembly import assemble
-from dualview.comparison.controls.kendall import kendall, taps_of
-from dualview.comparison.controls.sensitivity import norm_curve, order_report, overlap_controls, overlap_report
+from dualview.comparison.controls.kendall import taps_of, token_scores
+from dualview.comparison.controls.sensitivity import norm_curve, order_report
 from dualview.comparison.controls.settings import RULE_CONTROLS, control_settings, full_controls
 from dualview.comparison.finetuning import FineTuning, fine_tune, recipe_of, train_grid
 from dualview.comparison.prepare import Prepared, prepare, selection_queries
@@ -25,12 +26,11 @@ from dualview.io.progress import Progress, Silent
 from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.finetune import Tuned
 from dualview.learning.training_step import Rule
-from dualview.metrics.controls import MetricControls
-from dualview.metrics.verdict import judge
+from dualview.metrics import recompute
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Asked, Plan, ask
+from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.options import RunOptions
-from dualview.records import Records, Setting
+from dualview.records import Records, Setting, TokenScores
 
 
 def run(options: RunOptions, *, lm: LanguageModel | None = None, progress: Progress | None = None) -> Result:
@@ -42,17 +42,17 @@ def run(options: RunOptions, *, lm: LanguageModel | None = None, progress: Progr
 
 
 def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Clock | None = None) -> Result:
-    """Ask and train the model, and put together what was found."""
+    """Ask and train the model, build the records, and compute every number from them."""
     progress, clock = progress or Silent(), clock or Clock()
     options, lm, queries = prepared.options, prepared.lm, prepared.prompts.queries
-    known = provenance(prepared)  # first: whatever fails in it must not cost the work
+    known = provenance(prepared)  # first: a failure here must not cost the work
 
-    def asking(name: str, how: Plan, patch: Any = None) -> Asked:
+    def asking(name: str, how: PassPlan, patch: Any = None) -> Asked:
         def ask_all() -> Asked:
             with progress.part(f"{name}: asking {len(queries)} queries", len(queries)) as advance:
                 return ask(lm, queries, how, patch, advance)
 
-        found = ask_all() if patch is not None else prepared.recall(name, _pass_key(prepared, how), ask_all)
+        found = ask_all() if patch is not None else prepared.cache(name, _pass_key(prepared, how), ask_all)
         clock.lap(name)
         return found
 
@@ -76,16 +76,14 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
         gold=np.array([query.gold for query in queries]),
         settings={**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings},
         columns=passes["zsl"].columns,
-        meta={"task": prepared.task.name, "model": lm.name},
+        meta={"task": prepared.task.name, "model": lm.name, "controls": options.controls},
+        token_scores=controlled.token_scores,
     )
-    extra: dict[str, Any] = dict(controlled.report)
-    if watched:
-        verdict = judge(records)
-        verdict = replace(verdict, by_metric={**verdict.by_metric, **controlled.judged})
-        extra |= {"controls": verdict.controls_json(), "verdict": verdict.to_json()}
-        clock.lap("verdict")
+    measured = recompute.measure(records, threads=torch.get_num_threads())
+    clock.lap("metrics")
+    found: dict[str, Any] = {**measured.to_json(), **controlled.report}
     if options.calibrate:
-        extra["calibrated"] = {
+        found["calibrated"] = {
             "accuracy": calibrated_accuracy(
                 prepared.task,
                 lm,
@@ -99,13 +97,13 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
             )
         }
     rows = len(selection_queries(prepared)) if "auto" in (options.lr, options.seed) else 0
-    result = assemble(prepared, learnt, records, extra, known, clock, selection_rows=rows)
+    result = assemble(prepared, learnt, records, found, known, clock, selection_rows=rows)
     result._records = records  # pyright: ignore[reportPrivateUsage]
     result._asked = AskedPrompts(prepared.prompts, lm.tokenizer)  # pyright: ignore[reportPrivateUsage]
     return result
 
 
-def _pass_key(prepared: Prepared, how: Plan) -> Hashable:
+def _pass_key(prepared: Prepared, how: PassPlan) -> Hashable:
     """What decides a pass at the base weights."""
     watched = prepared.options.controls != "none"
     return how.prefix, prepared.prompts.queries, how.at, how.batch_size, watched
@@ -113,12 +111,11 @@ def _pass_key(prepared: Prepared, how: Plan) -> Hashable:
 
 @dataclass(frozen=True)
 class Controlled:
-    """The controls' settings, and what else they found, by the result's key."""
+    """The controls' settings, the scores of the training tokens, and reports by the result's key."""
 
     settings: dict[str, Setting] = field(default_factory=dict[str, Setting])
     report: dict[str, Any] = field(default_factory=dict[str, Any])
-    judged: dict[str, MetricControls] = field(default_factory=dict[str, MetricControls])
-    """Metrics beside those of the records, with their intervals, floors and ceilings."""
+    token_scores: TokenScores | None = None
 
 
 def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked], progress: Progress) -> Controlled:
@@ -133,11 +130,8 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
     report: dict[str, Any] = {}
     again = made.passes.get("icl_reordered")
     with progress.part("attention to training tokens", 1) as advance:
-        ranks = kendall(prepared.lm, prepared.prompts, recipe, lr, passes, again)
-        report["kendall"] = None if ranks is None else ranks.to_json()
+        tokens = token_scores(prepared.lm, prepared.prompts, recipe, lr, passes, again)
         advance(1)
-    judged = overlap_controls(passes, again) | ({} if ranks is None else ranks.controls())
-    report["overlap"] = overlap_report({**passes, **({} if again is None else {"icl_reordered": again})})
     report["controls_skipped"], report["controls_trained"] = made.skipped, made.trained
     if full is not None:
         with progress.part("order sensitivity and step size", 2) as advance:
@@ -147,4 +141,4 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
             grids = {rule: grid(rule) for rule in rules}
             report["norm_curve"] = norm_curve(prepared, grids, passes["zsl"], passes["icl"])
             advance(1)
-    return Controlled(made.settings, report, judged)
+    return Controlled(made.settings, report, tokens)

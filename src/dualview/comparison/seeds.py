@@ -1,4 +1,4 @@
-"""The same comparison over several draws of demonstrations: one seed proves nothing."""
+"""The same comparison over several draws of demonstrations."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from dualview.io.atomic import write_json
 from dualview.io.display import as_html
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
-from dualview.metrics.predictions import correct
-from dualview.metrics.statistics import seed_interval
-from dualview.metrics.summary import compute_metrics
+from dualview.metrics.measured import limits_of
+from dualview.metrics.statistics import draw_interval
 from dualview.options import RunOptions, seeds_in
-from dualview.records import Records
 
 if TYPE_CHECKING:
     from dualview.models.language_model import LanguageModel
@@ -35,7 +33,8 @@ class OverSeeds(BaseModel):
 
     mean: float | None
     ci: tuple[float, float] | None
-    """Both seeds and queries are taken as draws from many; Rec2FTP's is over seeds alone."""
+    ci_kind: str | None = None
+    """Always Student over draws: of the seeds' values."""
     values: list[float | None]
 
 
@@ -95,49 +94,35 @@ def compare_seeds(
         raise UserError("--seeds draws demonstrations, so it does not go with --demos.")
     progress = progress or Silent()
     results: list[Result] = []
-    arrays: dict[str, list[np.ndarray]] = {}
     for seed in seeds:
         lm = lm or prepare(replace(options, seed=seed), progress=progress).lm
         result = run(replace(options, seed=seed), lm=lm, progress=progress)
         if on_result is not None:
             on_result(seed, result)
-        assert result.records is not None
-        for key, array in _per_query(result.records).items():
-            arrays.setdefault(key, []).append(array)
         results.append(result)
-    summary = {key: _over(key, results, runs) for key, runs in arrays.items()}
-    summary["rec2ftp.value"] = _over("rec2ftp.value", results, None)
+    summary = {key: _over(results, key) for key in NUMBERS}
     verdicts = Counter(result.verdict.overall for result in results if result.verdict is not None)
     found = {"seeds": list(seeds), "summary": summary, "verdicts": dict(verdicts), "results": results}
     return SeedsResult.model_validate(found)
 
 
-def _per_query(records: Records) -> dict[str, np.ndarray]:
-    """Each number's value for every query (and layer), by the result's key."""
-    measured = compute_metrics(records)
-    found = {
-        f"accuracy.{name}": correct(records[name].log_probs, records.gold).astype(np.float64)
-        for name in ("zsl", "icl", "ft")
-    }
-    layered = {
-        "sim_aou.raw": measured.sim_aou_raw,
-        "sim_aou.normalised": measured.sim_aou_normalised,
-        "sim_am.before": measured.sim_am_before,
-        "sim_am.after": measured.sim_am_after,
-        "sim_am.delta": measured.sim_am_delta,
-        "update_norm.icl": measured.update_norm_icl,
-        "update_norm.ft": measured.update_norm_ft,
-    }
-    return found | {key: part.per_query for key, part in layered.items() if part is not None}
+NUMBERS = (
+    *(f"accuracy.{name}" for name in ("zsl", "icl", "ft")),
+    *(f"sim_aou.{name}" for name in ("raw", "normalised")),
+    *(f"sim_am.{name}" for name in ("before", "after", "delta")),
+    *(f"update_norm.{name}" for name in ("icl", "ft")),
+    "rec2ftp.value",
+)
+"""What is summarised over seeds."""
 
 
-def _over(key: str, results: Sequence[Result], runs: list[np.ndarray] | None) -> OverSeeds:
-    outer, inner = key.split(".")
-    values: list[Any] = [getattr(getattr(result, outer), inner) for result in results]
+def _over(results: Sequence[Result], key: str) -> OverSeeds:
+    values = [result.number(key) for result in results]
     defined = [value for value in values if value is not None]
-    interval = seed_interval([np.array([value]) for value in defined] if runs is None else runs)
+    interval = draw_interval(values, limits_of(key))
     return OverSeeds(
         mean=float(np.mean(defined)) if defined else None,
         ci=None if interval is None else (interval.low, interval.high),
+        ci_kind=None if interval is None else interval.kind,
         values=values,
     )

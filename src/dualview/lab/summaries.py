@@ -1,31 +1,24 @@
 """What the labs share when they summarise: means, paired differences with 95 % intervals, and curves with bands.
 
-Four kinds of 95 % interval are shown, each named where it is:
+The 95 % intervals are those of `dualview.metrics.statistics`, one for each kind of data:
 
-    bootstrap over rows         one training or model; rows (queries, pieces or blocks of text, tasks) are resampled
-    Student over trainings      mean ± t · standard error, one value for each seed
-    Student over trainings      the same with the rows' own standard error added at right angles
-      and rows                  (`metrics.statistics.seed_interval`)
-    normal over problems        mean ± 1.96 standard errors, for thousands of independent problems
+    bootstrap over queries      one training or model; rows (queries, pieces or blocks of text, tasks) are resampled
+    Student over draws          one value for each training, or for each of many random problems
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
-from scipy import special  # pyright: ignore[reportMissingTypeStubs]
+from jaxtyping import Float
 
-from dualview.metrics._scipy import student_quantile
-from dualview.metrics.statistics import generator, query_interval, seed_interval
+from dualview.metrics.statistics import draw_interval, draw_p, query_interval, ratio_interval
 from dualview.report.figures.curves import Curve
 
-DRAWS = 4999
 Values = Float[np.ndarray, " row"]
 
 
@@ -49,32 +42,21 @@ def over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------- intervals
 
 
-def normal_over_problems(gap: Values) -> list[float]:
-    """mean ± 1.96 standard errors of paired differences."""
-    half = 1.96 * float(gap.std(ddof=1)) / len(gap) ** 0.5
-    return [float(gap.mean()) - half, float(gap.mean()) + half]
-
-
-def student_over_trainings(gap: Values) -> dict[str, Any]:
-    """Student's 95 % interval and two-sided p of paired differences, one for each seed; null where all are equal."""
-    n, middle = len(gap), float(gap.mean())
-    error = float(gap.std(ddof=1)) / math.sqrt(n)
-    if not error > 0:
-        return {"ci": None, "p": None}
-    half = student_quantile(0.975, n - 1) * error
-    p = 2 * float(cast("Any", special).stdtr(n - 1, -abs(middle) / error))
-    return {"ci": [middle - half, middle + half], "p": p}
+def student_over_draws(gap: Values) -> dict[str, Any]:
+    """Student's 95 % interval and two-sided p of paired differences, one for each draw; null where all are equal."""
+    interval, p = draw_interval(gap.tolist()), draw_p(gap)
+    return {"ci": None if interval is None or p is None else interval.to_json(), "p": p}
 
 
 def over_trainings_or_rows(runs: Sequence[Values], name: str) -> dict[str, Any] | None:
     """The mean of paired differences and its 95 % interval; `runs` has one array of differences for each seed.
 
-    Several seeds: Student over trainings and rows. One seed: bootstrap over rows.
+    Several seeds: Student over draws. One seed: bootstrap over rows.
     """
     if not runs:
         return None
-    found = seed_interval(runs) if len(runs) > 1 else query_interval(runs[0], seed=0, name=name)
     means = [float(run.mean()) for run in runs]
+    found = draw_interval(means) if len(runs) > 1 else query_interval(runs[0], seed=0, name=name)
     return {
         "mean": statistics.fmean(means),
         "ci": None if found is None else found.to_json(),
@@ -83,24 +65,18 @@ def over_trainings_or_rows(runs: Sequence[Values], name: str) -> dict[str, Any] 
     }
 
 
-def _resamples(name: str, rows: int) -> Int[np.ndarray, "draw row"]:
-    return generator(0, name).integers(0, rows, size=(DRAWS, rows))
-
-
 def ratio_of_means(part: Values, whole: Values, name: str) -> dict[str, Any]:
     """mean(part) / mean(whole), with a 95 % bootstrap interval over rows; none if the denominator may change sign."""
     if abs(float(whole.mean())) < 1e-12:
         return {"value": None, "ci": None}
-    picks = _resamples(name, len(part))
-    below = whole[picks].mean(1)
-    steady = len(part) > 1 and bool((np.sign(below) == np.sign(whole.mean())).all())
-    ci = [float(x) for x in np.quantile(part[picks].mean(1) / below, [0.025, 0.975])] if steady else None
-    return {"value": float(part.mean() / whole.mean()), "ci": ci}
+    found = ratio_interval(part, whole, name=name)
+    return {"value": float(part.mean() / whole.mean()), "ci": None if found is None else found.to_json()}
 
 
 def mean_is_positive(values: Values, name: str) -> bool:
     """Whether the 95 % bootstrap interval of the mean over rows lies above 0."""
-    return bool(np.quantile(values[_resamples(name, len(values))].mean(1), 0.025) > 0)
+    found = query_interval(values, seed=0, name=name)
+    return found is not None and found.low > 0
 
 
 # ------------------------------------------------------------------------------------------------------------- curves

@@ -16,7 +16,7 @@ from scipy.special import log_softmax, logsumexp  # pyright: ignore[reportMissin
 
 from dualview.metrics.predictions import accuracy
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Patch, Plan, ask
+from dualview.models.scoring import PassPlan, Patch, ask
 from dualview.records import Setting
 from dualview.tasks.prompts import CONTENT_FREE, Query, content_free_queries
 from dualview.tasks.task import Task
@@ -27,7 +27,7 @@ def calibrated_accuracy(
     lm: LanguageModel,
     queries: Sequence[Query],
     settings: Mapping[str, Setting],
-    ways: Mapping[str, tuple[Plan, Patch | None]],
+    ways: Mapping[str, tuple[PassPlan, Patch | None]],
 ) -> dict[str, float]:
     """Accuracy of each setting after calibration, each by its own answers to the content-free queries."""
     gold = np.array([query.gold for query in queries])

@@ -44,7 +44,7 @@ _DELTA_BYTES = 1 << 31
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How to fine-tune; what is shown and the learning rate are each row's own."""
 
     params: Params = "kv"
@@ -108,7 +108,7 @@ def finetune(
     lm: LanguageModel,
     sequences: Sequence[TrainingSequence],
     rates: Sequence[float],
-    recipe: Recipe = Recipe(),
+    recipe: TrainingRecipe = TrainingRecipe(),
     progress: Callable[[int], None] | None = None,
     watch: Watch | None = None,
 ) -> list[Tuned]:
@@ -119,7 +119,7 @@ def finetune(
 def train(
     lm: LanguageModel,
     trainings: Sequence[Training],
-    recipe: Recipe = Recipe(),
+    recipe: TrainingRecipe = TrainingRecipe(),
     progress: Callable[[int], None] | None = None,
     watch: Watch | None = None,
 ) -> list[Tuned]:
@@ -142,7 +142,7 @@ def train(
     return tuned if wide is lm else [replace(t, patch=_moved(t.patch, lm)) for t in tuned]
 
 
-def batches(lm: LanguageModel, trainings: Sequence[Training], recipe: Recipe) -> list[Sequence[Training]]:
+def batches(lm: LanguageModel, trainings: Sequence[Training], recipe: TrainingRecipe) -> list[Sequence[Training]]:
     """The trainings, in order, in batches that fit in memory."""
     longest = max(len(sequence.ids) for training in trainings for sequence in training.sequences)
     layers = len(lm.anatomy.blocks) if recipe.rule == "layer-causal" else 1
@@ -163,12 +163,12 @@ def batches(lm: LanguageModel, trainings: Sequence[Training], recipe: Recipe) ->
     return list(found)
 
 
-def steps_of(sequences: Sequence[TrainingSequence], recipe: Recipe) -> list[TrainingSequence]:
+def steps_of(sequences: Sequence[TrainingSequence], recipe: TrainingRecipe) -> list[TrainingSequence]:
     """The order of the steps: the prompt's, again for each epoch."""
     return [sequence for _ in range(recipe.epochs) for sequence in sequences]
 
 
-def _projections(lm: LanguageModel, recipe: Recipe) -> tuple[Projection, ...]:
+def _projections(lm: LanguageModel, recipe: TrainingRecipe) -> tuple[Projection, ...]:
     projections = lm.anatomy.projections(ROLES_OF[recipe.params])
     if not projections:
         raise UserError(f"dualview found no {recipe.params} projections to train in {lm.name}.")
@@ -178,7 +178,7 @@ def _projections(lm: LanguageModel, recipe: Recipe) -> tuple[Projection, ...]:
 def _train_batch(
     lm: LanguageModel,
     trainings: Sequence[Training],
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     progress: Callable[[int], None] | None,
     watch: Watch | None,
 ) -> list[Tuned]:
@@ -220,7 +220,7 @@ class _Batch:
     """Several trainings as rows of one batch: their changes so far, and the step that moves them on."""
 
     def __init__(
-        self, lm: LanguageModel, rates: Sequence[float], recipe: Recipe, taps: tuple[Projection, ...] = ()
+        self, lm: LanguageModel, rates: Sequence[float], recipe: TrainingRecipe, taps: tuple[Projection, ...] = ()
     ) -> None:
         self.lm, self.recipe, self.taps = lm, recipe, taps
         self.exact = torch.promote_types(lm.dtype, torch.float32)
@@ -276,7 +276,7 @@ def _finite(losses: Float[Tensor, " row"], signals: Sequence[Float[Tensor, "row 
 
 
 def _train_parameters(
-    lm: LanguageModel, training: Training, recipe: Recipe, progress: Callable[[int], None] | None
+    lm: LanguageModel, training: Training, recipe: TrainingRecipe, progress: Callable[[int], None] | None
 ) -> Tuned:
     """SGD on every parameter of the model, on a copy of them."""
     values = {name: p.detach().clone().requires_grad_() for name, p in lm.model.named_parameters()}
@@ -302,7 +302,7 @@ def _train_parameters(
     )
 
 
-def differentiable(lm: LanguageModel, recipe: Recipe) -> LanguageModel:
+def differentiable(lm: LanguageModel, recipe: TrainingRecipe) -> LanguageModel:
     """The model to differentiate: itself, or a float32 copy of a narrower one, if asked for or if the weights
     themselves are trained (half precision would round most steps away)."""
     if lm.dtype in (torch.float32, torch.float64) or (recipe.precision == "model" and recipe.params != "all"):

@@ -12,7 +12,7 @@ from dualview.learning.finetune import Status, Tuned
 from dualview.learning.weight_patches import Deltas
 from dualview.metrics.predictions import accuracy, predictions
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from dualview.records import Setting
 from dualview.tasks.prompts import Query
 
@@ -20,7 +20,7 @@ _COPY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Trial:
+class SelectionTrial:
     """One candidate's accuracy on the selection rows."""
 
     value: float
@@ -29,13 +29,13 @@ class Trial:
 
 
 def judge_rates(
-    lm: LanguageModel, tuned: Sequence[Tuned], queries: Sequence[Query], how: Plan, advance: Advance | None = None
-) -> list[Trial]:
+    lm: LanguageModel, tuned: Sequence[Tuned], queries: Sequence[Query], how: PassPlan, advance: Advance | None = None
+) -> list[SelectionTrial]:
     """Zero-shot accuracy of each fine-tuned model on the selection rows, all of one batch together."""
     gold = np.array([query.gold for query in queries])
     asked = ask_each(lm, queries, replace(how, record=False, demo_logits=False), tuned, advance)
     return [
-        Trial(t.lr, None if t.status == "diverged" else accuracy(s.log_probs, gold), status_of(t, s.log_probs))
+        SelectionTrial(t.lr, None if t.status == "diverged" else accuracy(s.log_probs, gold), status_of(t, s.log_probs))
         for t, s in zip(tuned, asked, strict=True)
     ]
 
@@ -47,14 +47,14 @@ def status_of(tuned: Tuned, log_probs: np.ndarray) -> Status:
     return "collapsed" if len(log_probs) > 1 and len(np.unique(predictions(log_probs))) == 1 else "ok"
 
 
-def best(trials: Sequence[Trial]) -> int:
+def best(trials: Sequence[SelectionTrial]) -> int:
     """The index of the highest accuracy; ties to the smaller value; diverged trials only if there is no other."""
     order = sorted(range(len(trials)), key=lambda i: trials[i].value)
     return max(order, key=lambda i: -1.0 if trials[i].accuracy is None else (trials[i].accuracy or 0.0))
 
 
 def ask_each(
-    lm: LanguageModel, queries: Sequence[Query], how: Plan, tuned: Sequence[Tuned], advance: Advance | None = None
+    lm: LanguageModel, queries: Sequence[Query], how: PassPlan, tuned: Sequence[Tuned], advance: Advance | None = None
 ) -> list[Setting]:
     """The queries asked of each fine-tuned model: as rows of one batch, where there is room for them."""
     patches = [t.patch for t in tuned]

@@ -16,7 +16,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.anatomy.layers import Projection
-from dualview.learning.finetune import Recipe, Step, Training, Tuned, Watch, batches, differentiable, steps_of, train
+from dualview.learning.finetune import (
+    Step,
+    Training,
+    TrainingRecipe,
+    Tuned,
+    Watch,
+    batches,
+    differentiable,
+    steps_of,
+    train,
+)
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import TrainingSequence
@@ -56,7 +66,7 @@ def trace_training(
     lm: LanguageModel,
     sequences: Sequence[TrainingSequence],
     rates: Sequence[float],
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     taps: Sequence[Projection] = (),
     progress: Callable[[int], None] | None = None,
 ) -> list[TrainingTrace]:
@@ -75,7 +85,7 @@ def trace_training(
 def _trace_batch(
     lm: LanguageModel,
     trainings: Sequence[Training],
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     taps: tuple[Projection, ...],
     progress: Callable[[int], None] | None,
 ) -> list[TrainingTrace]:

@@ -33,5 +33,9 @@ def normal_quantile(p: float) -> float:
     return float(_special.ndtri(p))
 
 
+def student_cdf(t: float, degrees: int) -> float:
+    return float(_special.stdtr(degrees, t))
+
+
 def student_quantile(p: float, degrees: int) -> float:
     return float(_special.stdtrit(degrees, p))

@@ -1,7 +1,7 @@
-"""Every similarity between what it would be without any likeness (floors) and what ICL shares with itself (ceilings).
+"""The bounds of every similarity: floors (ICL and FT unrelated) and ceilings (ICL compared with itself).
 
-Floors come from the records alone (`dualview.metrics.nulls`) and from control settings recorded beside zsl, icl and
-ft. A control that stands in ICL's place gives the floor sim(control − zsl, ft − zsl), one in FT's place
+Floors come from the records alone (`dualview.metrics.nulls`) and from control settings recorded with zsl, icl and
+ft. A control in ICL's place gives the floor sim(control − zsl, ft − zsl), one in FT's place
 sim(icl − zsl, control − zsl). A ceiling compares ICL with itself: sim(icl − zsl, icl' − zsl), icl' the same
 demonstrations in another order, or other demonstrations. A whole other model (untrained) brings its own three
 settings, `<name>_zsl`, `<name>_icl` and `<name>_ft`.
@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 
 from dualview.metrics._scipy import normal_cdf
 from dualview.metrics.cosine import Form, layer_means, overall_mean, similarity_table
+from dualview.metrics.measured import LayerBounds
 from dualview.metrics.nulls import Floor, RecordFloors, record_floors
 from dualview.metrics.predictions import correct, rec2ftp
 from dualview.metrics.statistics import (
@@ -36,7 +37,7 @@ from dualview.records import MAIN_SETTINGS, Records, Setting
 
 @dataclass(frozen=True)
 class Role:
-    """What a control setting is for: whose place it takes, and whether it bounds from below, above, or neither."""
+    """What a control setting is for: the place it takes, and whether it bounds from below, above, or neither."""
 
     place: Literal["icl", "ft"]
     bound: Literal["floor", "ceiling", "other"]
@@ -87,34 +88,23 @@ SIMILARITIES: Mapping[str, Similarity] = {
 
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
-LayerRow = list[float | None]
 
 
-@dataclass(frozen=True)
-class PerLayer:
-    """One similarity layer by layer: its quantiles over queries, and every floor's and ceiling's mean."""
-
-    quantiles: Mapping[str, LayerRow]
-    floors: Mapping[str, LayerRow]
-    ceilings: Mapping[str, LayerRow]
-
-    @classmethod
-    def of(
-        cls,
-        values: Float[np.ndarray, "query layer"],
-        floors: Mapping[str, Float[np.ndarray, "query layer"]],
-        ceilings: Mapping[str, Float[np.ndarray, "query layer"]],
-    ) -> PerLayer:
-        columns = [layer[np.isfinite(layer)] for layer in values.T]
-        quantiles = {
+def layer_bounds(
+    values: Float[np.ndarray, "query layer"],
+    floors: Mapping[str, Float[np.ndarray, "query layer"]],
+    ceilings: Mapping[str, Float[np.ndarray, "query layer"]],
+) -> LayerBounds:
+    """One similarity layer by layer: its quantiles over queries, and the mean of every floor and ceiling."""
+    columns = [layer[np.isfinite(layer)] for layer in values.T]
+    return LayerBounds(
+        quantiles={
             name: [float(np.quantile(column, at)) if column.size else None for column in columns]
             for name, at in QUANTILES.items()
-        }
-        means = [
-            {name: [plain(mean) for mean in layer_means(table)] for name, table in group.items()}
-            for group in (floors, ceilings)
-        ]
-        return cls(quantiles, *means)
+        },
+        floors={name: [plain(mean) for mean in layer_means(table)] for name, table in floors.items()},
+        ceilings={name: [plain(mean) for mean in layer_means(table)] for name, table in ceilings.items()},
+    )
 
 
 @dataclass(frozen=True)
@@ -144,7 +134,7 @@ class MetricControls:
     p_per_layer: Float[np.ndarray, " layer"] | None = None
     below_p: float | None = None
     reason: str | None = None
-    per_layer: PerLayer | None = None
+    per_layer: LayerBounds | None = None
 
     @classmethod
     def over_queries(
@@ -184,6 +174,7 @@ class MetricControls:
         result: dict[str, object] = {
             "value": self.value,
             "ci": None if self.ci is None else self.ci.to_json(),
+            "ci_kind": None if self.ci is None else self.ci.kind,
             "floors": {name: floor.value for name, floor in self.floors.items()},
             "floors_p": {name: floor.p for name, floor in self.floors.items()},
             "ceiling": self.ceiling,
@@ -199,12 +190,12 @@ class MetricControls:
             corrected["benjamini_hochberg"] = benjamini_hochberg(self.p_per_layer)
             result["p_per_layer"] = {name: [plain(p) for p in values] for name, values in corrected.items()}
         if self.per_layer is not None:
-            result["per_layer"] = vars(self.per_layer)
+            result["per_layer"] = self.per_layer.model_dump()
         return result
 
 
 @dataclass(frozen=True)
-class Options:
+class ControlOptions:
     """Seed and sizes of every random draw."""
 
     seed: int = 0
@@ -216,9 +207,9 @@ LEAST_DEFINED = 0.5
 """A control that changes nothing but rounding has a cosine here and there; what those few say is no floor."""
 
 
-def compute_controls(records: Records, options: Options | None = None) -> Mapping[str, MetricControls]:
+def compute_controls(records: Records, options: ControlOptions | None = None) -> Mapping[str, MetricControls]:
     """Interval, floors, ceilings and p-values of accuracy gains, Rec2FTP and every similarity the records allow."""
-    options = options or Options()
+    options = options or ControlOptions()
     results = {f"accuracy_{name}": accuracy_gain(records, name, options) for name in ("icl", "ft")}
     results["rec2ftp"] = rec2ftp_controls(records, options)
     for array in ("h", "m"):
@@ -234,7 +225,7 @@ def compute_controls(records: Records, options: Options | None = None) -> Mappin
     return results
 
 
-def accuracy_gain(records: Records, name: str, options: Options) -> MetricControls:
+def accuracy_gain(records: Records, name: str, options: ControlOptions) -> MetricControls:
     """How much more often a setting is right than zero-shot, with the interval of the paired difference."""
     right = {which: correct(records[which].log_probs, records.gold).astype(np.float64) for which in ("zsl", name)}
     metric = f"accuracy_{name}"
@@ -244,7 +235,7 @@ def accuracy_gain(records: Records, name: str, options: Options) -> MetricContro
     return MetricControls(metric, float((right[name] - right["zsl"]).mean()), interval)
 
 
-def rec2ftp_controls(records: Records, options: Options) -> MetricControls:
+def rec2ftp_controls(records: Records, options: ControlOptions) -> MetricControls:
     """Rec2FTP against its chance level and with each control in ICL's or FT's place."""
 
     def of(zsl: Setting, icl: Setting, ft: Setting) -> float | None:
@@ -264,7 +255,9 @@ def rec2ftp_controls(records: Records, options: Options) -> MetricControls:
     )
 
 
-def similarity_controls(records: Records, name: str, from_records: RecordFloors, options: Options) -> MetricControls:
+def similarity_controls(
+    records: Records, name: str, from_records: RecordFloors, options: ControlOptions
+) -> MetricControls:
     """One similarity with its interval, every floor's p-value, and its ceilings."""
     values, floors, bounds = from_records.value, dict(from_records.floors), _Bounds()
     ceilings: dict[str, np.ndarray] = {}
@@ -294,11 +287,13 @@ def similarity_controls(records: Records, name: str, from_records: RecordFloors,
         p_per_layer=from_records.tests["shuffled_query"].p_per_layer,
         below_p=None if value is None or rotated is None else normal_cdf(value / rotated.whole),
         reason=None if value is not None else "undefined for every query",
-        per_layer=PerLayer.of(values, {name: f.per_query for name, f in floors.items() if name != "rotated"}, ceilings),
+        per_layer=layer_bounds(
+            values, {name: f.per_query for name, f in floors.items() if name != "rotated"}, ceilings
+        ),
     )
 
 
-def _floor_p(metric: str, name: str, floor: Floor, from_records: RecordFloors, options: Options) -> float | None:
+def _floor_p(metric: str, name: str, floor: Floor, from_records: RecordFloors, options: ControlOptions) -> float | None:
     """The floor's own null where it has one (permutations, rotations), else sign flips of the per-query excess."""
     if name in from_records.tests:
         return from_records.tests[name].p

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _THREADS = 8  # each holds some ten arrays of one layer in double precision
 
 UNDEFINED_BELOW = 1e-4
-"""A cosine either of whose vectors is shorter than this fraction of the ZSL vector is rounding, hence undefined."""
+"""A cosine is undefined (rounding) if one of its vectors is shorter than this fraction of the ZSL vector."""
 
 Form = Literal["update", "normalised", "map"]
 """What is compared: `update` s − zsl; `normalised` s/‖s‖ − zsl/‖zsl‖; `map` s itself."""

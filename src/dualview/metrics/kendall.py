@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from dualview.io.errors import UserError
+from dualview.metrics.controls import MetricControls
 from dualview.metrics.cosine import layer_means, overall_mean
+from dualview.metrics.summary import plain
+from dualview.records import TokenScores
 
 
 def kendall(
@@ -21,11 +26,7 @@ def kendall(
     NaN where either side is constant or not finite. Dai et al. (2212.10559) print tau-a and compute tau-b; without
     ties the two agree. O(n log n), all rows at once: about a third of the time of a call of scipy's for each row.
     """
-    rows_x, rows_y = (np.asarray(side, dtype=np.float64).reshape(-1, side.shape[-1]) for side in (x, y))
-    usable = np.isfinite(rows_x).all(axis=1) & np.isfinite(rows_y).all(axis=1)
-    taus = np.full(len(rows_x), np.nan)
-    taus[usable] = _tau_b(_dense_ranks(rows_x[usable]), _dense_ranks(rows_y[usable]))
-    return taus.reshape(x.shape[:-1])
+    return Ranked.of(x, 1).tau(Ranked.of(y, 1))
 
 
 def _tau_b(x: Int[np.ndarray, "row item"], y: Int[np.ndarray, "row item"]) -> Float[np.ndarray, " row"]:
@@ -150,10 +151,8 @@ class RankAgreement:
             "recall_demo_chance": self.recall_demo_chance,
         }
         for name in ("tau_token", "tau_demo", "recall_token", "recall_demo"):
-            mean = overall_mean(getattr(self, name))
-            result[name] = None if np.isnan(mean) else mean
-        by_layer = layer_means(self.tau_token)
-        result["tau_token_per_layer"] = [None if np.isnan(tau) else float(tau) for tau in by_layer]
+            result[name] = plain(overall_mean(getattr(self, name)))
+        result["tau_token_per_layer"] = [plain(tau) for tau in layer_means(self.tau_token)]
         return result
 
 
@@ -185,7 +184,7 @@ class RankedTokens:
     def agreement(self, other: RankedTokens) -> RankAgreement:
         """Kendall's tau and top-k recall between two rules.
 
-        Caveat: W_Q is never trained, so the released q·q form hardly depends on fine-tuning: read it beside its
+        Caveat: W_Q is never trained, so the released q·q form hardly depends on fine-tuning: compare it with its
         control at a learning rate of 0.
         """
         return RankAgreement(
@@ -211,3 +210,50 @@ def rank_agreement(
         RankedTokens.of(scores, demo_of_token, top_tokens=top_tokens, top_demos=top_demos) for scores in (icl, ft)
     )
     return ours.agreement(theirs)
+
+
+@dataclass(frozen=True)
+class Kendall:
+    """Agreement of ICL with each form of fine-tuning's attention, by name; `…_lr0` are the controls."""
+
+    forms: Mapping[str, RankAgreement]
+    ceiling: RankAgreement | None
+    """ICL's own attention to the same tokens, with the demonstrations in another order."""
+    tokens: int
+    queries: int
+
+    @classmethod
+    def of(cls, scores: TokenScores, threads: int = 1) -> Kendall:
+        """Rank the recorded scores of every rule and compare each with ICL's."""
+        ours = RankedTokens.of(scores.by_rule["icl"], scores.demo)
+        others = {name: given for name, given in scores.by_rule.items() if name != "icl"}
+
+        def agreement(given: Float[np.ndarray, "query layer token"]) -> RankAgreement:
+            return ours.agreement(RankedTokens.of(given, scores.demo))
+
+        with ThreadPoolExecutor(threads) as pool:  # nearly all the time is sorting, which releases the GIL
+            forms = dict(zip(others, pool.map(agreement, others.values()), strict=True))
+        return cls(forms, forms.pop("icl_reordered", None), len(scores.demo), len(scores.by_rule["icl"]))
+
+    def controls(self) -> dict[str, MetricControls]:
+        """Each form's tau by token, between its control at a learning rate of 0 and ICL with itself."""
+        ceiling = None if self.ceiling is None else plain(overall_mean(self.ceiling.tau_token))
+        return {
+            f"kendall_{name}": MetricControls.over_queries(
+                f"kendall_{name}",
+                agreement.tau_token,
+                {"lr0": self.forms[f"{name}_lr0"].tau_token},
+                {"icl_reordered": ceiling},
+            )
+            for name, agreement in self.forms.items()
+            if f"{name}_lr0" in self.forms
+        }
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "value": None if "dual_v" not in self.forms else self.forms["dual_v"].to_json()["tau_token"],
+            **{name: agreement.to_json() for name, agreement in self.forms.items()},
+            **({} if self.ceiling is None else {"icl_reordered": self.ceiling.to_json()}),
+            "tokens": self.tokens,
+            "queries": self.queries,
+        }

@@ -1,4 +1,4 @@
-"""What is measured of one run, typed as it stands in the result file: every metric, its controls and the verdict.
+"""What is measured of one run, typed as in the result file: every metric, its controls and the verdict.
 
 `dualview run` adds where it came from (`comparison.result.Result`); `dualview metrics` recomputes exactly this from
 saved records. Keys that a later version adds are kept when a file is read and written again.
@@ -6,11 +6,12 @@ saved records. Keys that a later version adds are kept when a file is read and w
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PerLayer = list[float | None]
+LayerRow = list[float | None]
 """One number a layer; null where it is undefined."""
 Named = dict[str, float | None]
 CONTROL_OF = {
@@ -25,6 +26,24 @@ CONTROL_OF = {
     "overlap.ft.token_overlap": "token_overlap",
 }
 """The name of a number's controls, by its dotted key in the result file."""
+_LIMITS = {
+    "accuracy": (0.0, 1.0),
+    "rec2ftp": (0.0, 1.0),
+    "overlap": (0.0, 1.0),
+    "sim_aou": (-1.0, 1.0),
+    "sim_am": (-1.0, 1.0),
+    "kendall": (-1.0, 1.0),
+    "update_norm": (0.0, math.inf),
+}
+
+
+def limits_of(key: str) -> tuple[float, float]:
+    """The least and the largest value that a number can have, by its dotted key.
+
+    >>> limits_of("accuracy.icl"), limits_of("sim_am.delta")
+    ((0.0, 1.0), (-1.0, 1.0))
+    """
+    return _LIMITS.get(key.partition(".")[0], (-math.inf, math.inf))
 
 
 class ResultPart(BaseModel):
@@ -66,10 +85,10 @@ class Rec2FTPPart(ResultPart):
 class SimAOUPart(ResultPart):
     raw: float | None
     normalised: float | None
-    raw_per_layer: PerLayer | None
-    normalised_per_layer: PerLayer | None
+    raw_per_layer: LayerRow | None
+    normalised_per_layer: LayerRow | None
     noise_floor: float | None = None
-    noise_floor_per_layer: PerLayer | None = None
+    noise_floor_per_layer: LayerRow | None = None
     undefined: dict[str, Undefined | None] | None = None
     reason: dict[str, str | None] | None = None
 
@@ -78,9 +97,9 @@ class SimAMPart(ResultPart):
     before: float | None
     after: float | None
     delta: float | None
-    before_per_layer: PerLayer | None
-    after_per_layer: PerLayer | None
-    delta_per_layer: PerLayer | None
+    before_per_layer: LayerRow | None
+    after_per_layer: LayerRow | None
+    delta_per_layer: LayerRow | None
     undefined: dict[str, Undefined | None] | None = None
     reason: dict[str, str | None] | None = None
 
@@ -88,16 +107,16 @@ class SimAMPart(ResultPart):
 class UpdateNormPart(ResultPart):
     icl: float | None
     ft: float | None
-    icl_per_layer: PerLayer | None = None
-    ft_per_layer: PerLayer | None = None
+    icl_per_layer: LayerRow | None = None
+    ft_per_layer: LayerRow | None = None
 
 
 class DemoMassPart(ResultPart):
     """λ: the softmax mass on the demonstrations."""
 
     mean: float | None
-    per_layer: PerLayer
-    per_head: Annotated[list[PerLayer], Field(min_length=1)]
+    per_layer: LayerRow
+    per_head: Annotated[list[LayerRow], Field(min_length=1)]
     """Of each layer, its heads'."""
 
 
@@ -108,7 +127,7 @@ class RankPart(ResultPart):
     tau_demo: float | None
     recall_token: float | None
     recall_demo: float | None
-    tau_token_per_layer: PerLayer
+    tau_token_per_layer: LayerRow
 
 
 class KendallPart(ResultPart):
@@ -136,9 +155,9 @@ class OverlapPart(ResultPart):
 class LayerBounds(ResultPart):
     """Layer by layer: the spread over queries, and each floor and ceiling."""
 
-    quantiles: dict[str, PerLayer]
-    floors: dict[str, PerLayer]
-    ceilings: dict[str, PerLayer]
+    quantiles: dict[str, LayerRow]
+    floors: dict[str, LayerRow]
+    ceilings: dict[str, LayerRow]
 
     @model_validator(mode="after")
     def _of_one_length(self) -> LayerBounds:
@@ -153,6 +172,8 @@ class ControlPart(ResultPart):
 
     value: float | None
     ci: tuple[float, float] | None
+    ci_kind: str | None = None
+    """How the 95 % interval is computed: bootstrap over queries, or Wilson."""
     floors: Named
     floors_p: Named
     ceiling: float | None
@@ -162,7 +183,7 @@ class ControlPart(ResultPart):
     p: float | None
     below_p: float | None = None
     reason: str | None = None
-    p_per_layer: dict[str, PerLayer] | None = None
+    p_per_layer: dict[str, LayerRow] | None = None
     per_layer: LayerBounds | None = None
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What a similarity would be without any likeness of ICL to FT, computed from the records alone.
+"""What a similarity would be if ICL and FT were unrelated, computed from the records alone.
 
 Floors, each with the per-query excess of the similarity over it:
 
@@ -8,9 +8,9 @@ Floors, each with the per-query excess of the similarity over it:
 - `mean_direction`: the part of the similarity owed to the mean update over queries; the excess is what is left once
   the mean direction is removed from both sides.
 - `rotated` (for updates): what FT does to each query beyond its mean update and beside the ZSL direction, turned as a
-  whole in a random way. This keeps every relation between queries, and so tells likeness from the chance alignment of
-  directions that many queries share in part, which no number of queries averages away. Its excess is the likeness
-  once mean and ZSL direction are both gone: either of them would carry the other past a test of its own.
+  whole in a random way. This keeps every relation between queries, and so separates similarity from the chance
+  alignment of directions that many queries share in part, which no number of queries averages away. Its excess is the
+  similarity once mean and ZSL direction are both gone: either of them would carry the other past its own test.
 - `noise` (for normalised outputs): the analytic noise floor of each query and layer.
 - `before` (for maps): the similarity of ICL's map to the map before fine-tuning.
 - `zsl_direction`: the part owed to the direction of the ZSL vector. Both updates start there, so two settings that

@@ -1,4 +1,4 @@
-"""What each setting predicts, and how far ICL repeats what fine-tuning mended."""
+"""What each setting predicts, and how many of fine-tuning's corrections ICL repeats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dualview.metrics.statistics import hypergeometric_p
 
 
 def predictions(log_probs: Float[np.ndarray, "query candidate"]) -> Int[np.ndarray, " query"]:
-    """The candidate with the highest score, ties to the lowest index; −1 (right for nobody) where all are NaN."""
+    """The candidate with the highest score, ties to the lowest index; −1 (never right) where all are NaN."""
     unusable = np.isnan(log_probs)
     best = np.argmax(np.where(unusable, -np.inf, log_probs), axis=1)
     return np.where(unusable.all(axis=1), -1, best).astype(np.int64)
@@ -34,10 +34,10 @@ def accuracy(log_probs: Float[np.ndarray, "query candidate"], gold: Int[np.ndarr
 class Rec2FTP:
     """Recall to fine-tuning predictions (Dai et al. 2212.10559, section 4.3), with what is needed to read it.
 
-    value = n_both / n_ft: of the queries that ZSL has wrong and FT right, the fraction ICL has right too. 1: ICL mends
-    all that FT mends; `chance`: what an ICL of the same accuracy on ZSL's errors reaches if its fixes had nothing to do
-    with FT's (about .7 in the paper's own runs, not 0). `p`: one-sided hypergeometric. `reverse`: of what ICL mended,
-    the fraction FT mended. None where there is nothing to divide by, with the `reason`.
+    value = n_both / n_ft: of the queries that ZSL has wrong and FT right, the fraction ICL has right too. 1: ICL fixes
+    all that FT fixes; `chance`: what an ICL of the same accuracy on ZSL's errors reaches if its fixes had nothing to do
+    with FT's (about .7 in the paper's own runs, not 0). `p`: one-sided hypergeometric. `reverse`: of what ICL fixed,
+    the fraction FT fixed too. None where there is nothing to divide by, with the `reason`.
     """
 
     value: float | None
@@ -67,7 +67,7 @@ def rec2ftp(
     n_both = int((by_icl & by_ft).sum())
     reason = None
     if n_ft == 0:
-        reason = "ZSL is right on every query" if n_wrong == 0 else "FT mends none of ZSL's errors"
+        reason = "ZSL is right on every query" if n_wrong == 0 else "FT fixes none of ZSL's errors"
     return Rec2FTP(
         value=n_both / n_ft if n_ft else None,
         n_ft=n_ft,
@@ -113,39 +113,3 @@ def order_sensitivity(log_probs: Float[np.ndarray, "permutation query candidate"
     spread: np.ndarray = candidate_distribution(log_probs).std(axis=0)
     exists = np.isfinite(log_probs).any(axis=0)
     return ratio(np.where(exists, spread, 0.0).sum(axis=-1), exists.sum(axis=-1).astype(np.float64))
-
-
-@dataclass(frozen=True)
-class TopK:
-    """The k likeliest next tokens of each query, likeliest first."""
-
-    ids: Int[np.ndarray, "query k"]
-    probs: Float[np.ndarray, "query k"]
-
-
-def top_k(distribution: Float[np.ndarray, "query vocab"], k: int = 10) -> TopK:
-    """The k likeliest tokens, ties to the lowest id."""
-    if not 0 < k <= distribution.shape[1]:
-        raise UserError(f"top-k: k is {k}, but the vocabulary has {distribution.shape[1]} tokens.")
-    ids = np.argsort(-distribution.astype(np.float64), axis=1, kind="stable")[:, :k]
-    return TopK(ids.astype(np.int64), np.take_along_axis(distribution, ids, axis=1).astype(np.float64))
-
-
-def token_overlap(a: TopK, b: TopK) -> Float[np.ndarray, " query"]:
-    """|top-k ∩ top-k| / k (Shen et al.): 1 the same tokens, 0 none in common. Order and probabilities do not count."""
-    return (a.ids[:, :, None] == b.ids[:, None, :]).any(axis=2).mean(axis=1, dtype=np.float64)
-
-
-def overlap_cosine(a: TopK, b: TopK) -> Float[np.ndarray, " query"]:
-    """Overlap cosine similarity (Shen et al.): Σ_O p_a p_b / √(Σ_O p_a² · Σ_O p_b² · (k − |O|)), O the shared tokens.
-
-    0 when no token is shared. NaN (null) when all are: the published denominator is then 0. It is a cosine divided by
-    √(k − |O|), so its largest value depends on the overlap itself: read it beside `token_overlap`.
-    """
-    same = (a.ids[:, :, None] == b.ids[:, None, :]).astype(np.float64)
-    shared_a, shared_b = same.any(axis=2), same.any(axis=1)
-    product = np.einsum("qi,qij,qj->q", a.probs, same, b.probs)
-    squares = (np.where(shared_a, a.probs, 0.0) ** 2).sum(axis=1) * (np.where(shared_b, b.probs, 0.0) ** 2).sum(axis=1)
-    shared, k = shared_a.sum(axis=1), a.ids.shape[1]
-    values = ratio(product, np.sqrt(squares * (k - shared)))
-    return np.where(shared == 0, 0.0, values)

@@ -1,28 +1,58 @@
-"""`dualview metrics`: every number of a run again, from its records, without a model."""
+"""Every number that records determine: what `dualview run` reports and `dualview metrics` recomputes, by one path."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from dualview.io.json_files import Place, check_place, save_json
+from dualview.metrics.controls import MetricControls
+from dualview.metrics.kendall import Kendall
 from dualview.metrics.measured import Measured
-from dualview.metrics.summary import compute_metrics
+from dualview.metrics.overlap import overlap_controls, overlap_report
+from dualview.metrics.summary import NOT_RECORDED, compute_metrics
 from dualview.metrics.verdict import judge
-from dualview.records import as_records
+from dualview.records import Records, as_records
 
 
 def recompute(records: object, *, json: Place = None) -> Measured:
-    """Every metric from records, with controls and the verdict where the records hold control settings.
+    """Every metric from records, with controls and the verdict where the run had controls.
 
     records   a records.safetensors file, `Records`, a result with its records in memory, or a mapping of arrays
     json      a file for the numbers, or "-" for standard output
     """
     check_place(json)
-    kept = as_records(records)
-    found: dict[str, Any] = compute_metrics(kept).to_json()
-    if kept.controls:
-        verdict = judge(kept)
-        found |= {"controls": verdict.controls_json(), "verdict": verdict.to_json()}
-    measured = Measured.model_validate(found)
+    measured = measure(as_records(records))
     save_json(json, measured.to_json())
     return measured
+
+
+def measure(records: Records, *, threads: int = 1) -> Measured:
+    """Every metric; with its controls and the verdict where control settings were run."""
+    found = compute_metrics(records).to_json()
+    if has_controls(records):
+        found |= _with_controls(records, threads)
+    return Measured.model_validate(found)
+
+
+def has_controls(records: Records) -> bool:
+    """Whether the run asked for controls; records that do not say so have them if they hold any other setting."""
+    asked = records.meta.get("controls")
+    return bool(records.controls) if asked is None else asked != "none"
+
+
+def _with_controls(records: Records, threads: int) -> dict[str, object]:
+    extra = overlap_controls(records)
+    ranks = None if records.token_scores is None else Kendall.of(records.token_scores, threads)
+    if ranks is not None:
+        extra |= ranks.controls()
+    elif not extra:  # records of an earlier version, or built from arrays
+        missing = ("token_overlap", "kendall_dual_v")
+        extra = {name: MetricControls(name, None, reason=NOT_RECORDED) for name in missing}
+    verdict = judge(records)
+    verdict = replace(verdict, by_metric={**verdict.by_metric, **extra})
+    return {
+        "kendall": None if ranks is None else ranks.to_json(),
+        "overlap": overlap_report(records),
+        "controls": verdict.controls_json(),
+        "verdict": verdict.to_json(),
+    }

@@ -1,4 +1,4 @@
-"""How alike ICL and FT look at the query's own tokens: SimAM, and the attention mass on the demonstrations."""
+"""SimAM: do ICL and FT attend to the query's own tokens in the same way? And λ, the mass on demonstrations."""
 
 from __future__ import annotations
 

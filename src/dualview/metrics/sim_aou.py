@@ -1,4 +1,4 @@
-"""How alike ICL and FT change what attention writes: SimAOU, its noise floor, and the size of the changes."""
+"""SimAOU: do ICL and FT change the attention output in the same way? With its noise floor and update norms."""
 
 from __future__ import annotations
 

@@ -1,20 +1,24 @@
-"""Intervals and p-values: bootstrap over queries and seeds, sign flips, hypergeometric tails, corrections.
+"""Intervals and p-values: one 95 % interval for each kind of data, and the tests.
 
-Everything random takes a seed and a name: each named draw has its own generator, so that adding a control never
-changes another number. Queries are the sampling unit throughout. All queries share one demonstration list and one
-fine-tuning run, so an interval over queries speaks about *this* list and run only; `seed_interval` is the one that
-speaks about others.
+    bootstrap over queries   rows of one run (queries, pieces of text): `query_interval`, `ratio_interval`
+    Wilson                   a proportion: `wilson_interval`
+    Student over draws       independent draws (seeds, trainings, tasks, random problems): `draw_interval`
+
+Everything random takes a seed and a name: each named draw has its own generator, so a new control never changes another
+number. All queries of a run share one list of demonstrations and one fine-tuning, so an interval over queries holds for
+*this* list and run only. An interval over draws holds for other draws and the same queries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 
-from dualview.metrics._scipy import hypergeometric_tail, normal_cdf, normal_quantile, student_quantile
+from dualview.metrics._scipy import hypergeometric_tail, normal_cdf, normal_quantile, student_cdf, student_quantile
 from dualview.metrics.cosine import defined_mean, ratio
 
 DRAWS = 1999
@@ -23,13 +27,17 @@ DRAWS = 1999
 _CHUNK = 2_000_000
 
 
+Kind = Literal["bootstrap over queries", "Wilson", "Student over draws"]
+
+
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval."""
+    """A confidence interval, and the name of the method: one for each kind of data."""
 
     low: float
     high: float
     level: float = 0.95
+    kind: Kind = "bootstrap over queries"
 
     def to_json(self) -> list[float]:
         return [self.low, self.high]
@@ -108,6 +116,18 @@ def query_interval(
     return _percentiles(means, _expanded_tail(level, table.shape[0]), level)
 
 
+def ratio_interval(
+    part: Float[np.ndarray, " query"], whole: Float[np.ndarray, " query"], *, name: str, level: float = 0.95
+) -> Interval | None:
+    """The same bootstrap for mean(part) / mean(whole); None where the resampled denominator changes sign."""
+    if part.size < 2:
+        return None
+    means = _resampled_layers(np.stack([part, whole], axis=1), generator(0, name), DRAWS)
+    if not (np.sign(means[:, 1]) == np.sign(whole.mean())).all():
+        return None
+    return _percentiles(means[:, 0] / means[:, 1], _expanded_tail(level, part.size), level)
+
+
 def paired_interval(
     after: Float[np.ndarray, " query *layer"],
     before: Float[np.ndarray, " query *layer"],
@@ -121,35 +141,27 @@ def paired_interval(
     return query_interval(after - before, seed=seed, name=name, draws=draws, level=level)
 
 
-def seed_interval(runs: Sequence[Float[np.ndarray, " _query *_layer"]], *, level: float = 0.95) -> Interval | None:
-    """Interval of the mean over several runs (demonstration seeds), both runs and queries being draws from many.
+def draw_interval(
+    values: Sequence[float | None], limits: tuple[float, float] | None = None, *, level: float = 0.95
+) -> Interval | None:
+    """Student's interval of the mean over independent draws: mean ± t_{n−1} s/√n.
 
-    mean ± √(t²_{k−1} s²_runs/k + t²_{n−1} s²_queries/n): Student's interval over the runs' means, and over the queries'
-    (each query's over the runs that share it), put together at right angles. What is the run's and the query's at once
-    is in both, so that it is rather too wide. Runs over the same number of queries are taken to share them; others
-    have their own. None with fewer than two runs: one run says nothing about another list of demonstrations.
+    Undefined values are left out; None with fewer than two. `limits` are the bounds of what the value can be
+    (0 and 1 for an accuracy): the interval is cut there.
     """
-    if len(runs) < 2:
+    defined = np.array([value for value in values if value is not None and np.isfinite(value)], dtype=np.float64)
+    if defined.size < 2:
         return None
-    tables = [_as_table(run) for run in runs]
-    means = np.array([defined_mean(defined_mean(table, axis=0), axis=0) for table in tables], dtype=np.float64)
-    by_query = [defined_mean(table, axis=1) for table in tables]
-    if len({column.shape for column in by_query}) == 1:
-        terms = [_mean_error(means), _mean_error(defined_mean(np.stack(by_query), axis=0))]
-    else:
-        own = [_mean_error(column) for column in by_query]
-        terms = [_mean_error(means), *((error / len(runs) ** 2, free) for error, free in own)]
-    if np.isnan(means).all():
-        return None
-    half = sum(student_quantile((1 + level) / 2, free) ** 2 * error for error, free in terms) ** 0.5
-    centre = float(np.nanmean(means))
-    return Interval(centre - half, centre + half, level)
+    centre = float(defined.mean())
+    half = student_quantile((1 + level) / 2, defined.size - 1) * float(defined.std(ddof=1)) / defined.size**0.5
+    low, high = limits or (-np.inf, np.inf)
+    return Interval(max(low, centre - half), min(high, centre + half), level, "Student over draws")
 
 
-def _mean_error(values: Float[np.ndarray, " n"]) -> tuple[float, int]:
-    """The squared standard error of a mean, and its degrees of freedom; 0 and 1 where a single value has none."""
-    values = values[~np.isnan(values)]
-    return (float(values.var(ddof=1)) / values.size, values.size - 1) if values.size > 1 else (0.0, 1)
+def draw_p(values: Float[np.ndarray, " draw"]) -> float | None:
+    """Student's two-sided p that the mean over draws is 0; None with fewer than two draws, or where all are equal."""
+    spread = float(values.std(ddof=1)) if values.size > 1 else 0.0
+    return 2 * student_cdf(-abs(float(values.mean())) * values.size**0.5 / spread, values.size - 1) if spread else None
 
 
 def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | None:
@@ -162,7 +174,7 @@ def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | N
     z, p = normal_quantile((1 + level) / 2), successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
-    return Interval(max(0.0, centre - half), min(1.0, centre + half), level)
+    return Interval(max(0.0, centre - half), min(1.0, centre + half), level, "Wilson")
 
 
 def hypergeometric_p(n_both: int, n_ft: int, n_icl: int, n_wrong: int) -> float | None:

@@ -95,7 +95,7 @@ class Metrics:
         return [plain(value) for value in noise_floor(sizes[0], sizes[1])]
 
     def to_json(self) -> dict[str, object]:
-        """The contract's keys as plain numbers and nulls, with reasons and counts beside them."""
+        """The contract's keys as plain numbers and nulls, with reasons and counts."""
         return {
             "accuracy": dict(self.accuracy),
             "rec2ftp": self.rec2ftp.to_json(),

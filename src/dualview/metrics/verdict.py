@@ -25,7 +25,7 @@ that error sharper, not smaller, and every test over queries calls it real. `rot
 directions, so it also guards *contradicted*. It looks at what neither the mean nor the ZSL direction explains, for
 either would carry the other past a test of its own; and it takes the layers' chances for one, since layers that write
 into one residual stream may share their directions. An array that was not recorded is not tested, nor is a similarity
-that cannot be held against the shuffled query, the mean direction or rotations (no two queries have maps of the same
+that cannot be compared with the shuffled query, the mean direction or rotations (no two queries have maps of the same
 length, say), and the sentence says so; one of the two similarities is the least. A similarity that was recorded and is
 undefined everywhere fails; a control that is (a position shift, under rotary positions, changes nothing) is no floor
 to exceed.
@@ -33,8 +33,8 @@ to exceed.
 What it cannot say. Queries share one list of demonstrations and one fine-tuning run: the verdict is about that list
 and that run. Repeat it over seeds before believing it. It knows the floors that were run and no others: quick controls
 have neither random labels nor another task nor an untrained model, and a *supported* of theirs says so. Two settings
-that only shift zero-shot's answers towards one label, rightly, mend the same errors and pass. Where one label is most
-of the queries', a setting that has learnt may not beat it. And passing every floor shows likeness, not mechanism.
+that only shift zero-shot's answers towards one label, rightly, fix the same errors and pass. Where one label is most
+of the queries', a setting that has learnt may not beat it. And passing every floor shows similarity, not mechanism.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from typing import Literal
 import numpy as np
 
 from dualview.io.errors import UserError
-from dualview.metrics.controls import SIMILARITIES, MetricControls, Options, compute_controls
+from dualview.metrics.controls import SIMILARITIES, ControlOptions, MetricControls, compute_controls
 from dualview.metrics.predictions import correct
 from dualview.metrics.statistics import DRAWS, paired_interval
 from dualview.metrics.summary import NOT_RECORDED
@@ -118,7 +118,7 @@ def judge(records: object, *, seed: int = 0, draws: int = DRAWS, level: float = 
     """Judge one run from its records alone (anything `as_records` reads); the rule is this module's docstring."""
     if seed < 0 or draws < 99 or not 0 < level < 1 or not 0 < alpha < 1:
         raise UserError("judge takes a seed from 0, at least 99 draws, and level and alpha between 0 and 1.")
-    given, options = as_records(records), Options(seed, draws, level)
+    given, options = as_records(records), ControlOptions(seed, draws, level)
     metrics = compute_controls(given, options)
     conditions = (
         *(_beats_zsl(given, metrics[f"accuracy_{name}"], options) for name in ("icl", "ft")),
@@ -155,7 +155,7 @@ def _number(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.3f}"
 
 
-def _beats_zsl(records: Records, metric: MetricControls, options: Options) -> Condition:
+def _beats_zsl(records: Records, metric: MetricControls, options: ControlOptions) -> Condition:
     name = metric.metric.removeprefix("accuracy_")
     above = metric.ci is not None and metric.ci.low > 0
     passed = above and _beats_one_answer(records, name, options)
@@ -166,7 +166,7 @@ def _beats_zsl(records: Records, metric: MetricControls, options: Options) -> Co
     return Condition(metric.metric, passed, clause)
 
 
-def _beats_one_answer(records: Records, name: str, options: Options) -> bool:
+def _beats_one_answer(records: Records, name: str, options: ControlOptions) -> bool:
     """Whether a setting is right more often than the most frequent label; True if there is but one label."""
     labels, counts = np.unique(records.gold, return_counts=True)
     if labels.size == 1:

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualview.anatomy.dispatch import Call, Unsupported, run_forward
+from dualview.anatomy.dispatch import AttentionCall, Unsupported, run_forward
 from dualview.anatomy.hooks import hooked
 from dualview.io.errors import UserError, first_line
 from dualview.models.language_model import LanguageModel
@@ -163,7 +163,7 @@ class _Looking(Causal):
 
     guessed = False
 
-    def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]:
+    def attend(self, layer: int, call: AttentionCall) -> Float[Tensor, "batch query head d_value"]:
         self.guessed = self.guessed or call.guessed
         return super().attend(layer, call)
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualview.anatomy.dispatch import Call, Unsupported
+from dualview.anatomy.dispatch import AttentionCall, Unsupported
 from dualview.anatomy.kernels import attend, by_token, with_sinks
 
 
@@ -33,7 +33,7 @@ class Causal:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]:
+    def attend(self, layer: int, call: AttentionCall) -> Float[Tensor, "batch query head d_value"]:
         if call.unknown:
             raise Unsupported(f"its attention takes {', '.join(call.unknown)}")
         if self.keep:

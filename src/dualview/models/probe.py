@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from dualview.anatomy.dispatch import Call, Unsupported
+from dualview.anatomy.dispatch import AttentionCall, Unsupported
 from dualview.anatomy.hooks import hooked
-from dualview.anatomy.kernels import Part, Rule, attend, by_token, final_logits, merge, with_sinks
+from dualview.anatomy.kernels import AttentionPart, Rule, attend, by_token, final_logits, merge, with_sinks
 from dualview.anatomy.layers import Anatomy, Projection
 from dualview.models.packing import Pack
 from dualview.models.prefix import Prefix
@@ -81,7 +81,7 @@ class Packed:
         self._in_sight: dict[tuple[int | None, int | None], Tensor | None] = {}
         self._elsewhere: dict[torch.device, Packed] = {}
 
-    def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]:
+    def attend(self, layer: int, call: AttentionCall) -> Float[Tensor, "batch query head d_value"]:
         if call.q.device != self.positions.device:
             return self._on(call.q.device).attend(layer, call)
         if call.unknown:
@@ -109,7 +109,7 @@ class Packed:
             self._in_sight[kind] = rule.visible(self.positions, self.prefix_at)
         return self._in_sight[kind]
 
-    def _own(self, call: Call) -> Part:
+    def _own(self, call: AttentionCall) -> AttentionPart:
         """Each query's tokens among themselves, as a batch of short rows."""
         pack, batch, rule = self.pack, call.q.shape[0], call.rule
         n, width = pack.slots.shape
@@ -125,7 +125,7 @@ class Packed:
             tokens = x.transpose(1, 2).reshape(batch, n * width, *x.shape[1:2], *x.shape[3:])
             return tokens.index_select(1, pack.cells).transpose(1, 2)
 
-        return Part(in_row(part.out), in_row(part.lse))
+        return AttentionPart(in_row(part.out), in_row(part.lse))
 
     def _own_visible(self, rule: Rule, at: Int[Tensor, "query slot"]) -> Bool[Tensor, "query slot slot"] | None:
         window = rule.window if rule.window is not None and int(self.pack.depth.max()) >= rule.window else None
@@ -140,7 +140,7 @@ class Packed:
             allowed = allowed & (at[:, :, None] // rule.chunk == at[:, None, :] // rule.chunk)
         return allowed
 
-    def _record(self, trace: Trace, layer: int, call: Call, lse: Tensor, shared: Tensor | None) -> None:
+    def _record(self, trace: Trace, layer: int, call: AttentionCall, lse: Tensor, shared: Tensor | None) -> None:
         pack = self.pack
         q = call.q[:, :, pack.record]
         m = _row_logits(q, call.k[:, :, pack.own], call.rule.scale)
@@ -178,7 +178,7 @@ class Whole:
     def __init__(self, positions: Int[Tensor, " token"], own: range, special: int, trace: Trace | None):
         self.positions, self.own, self.special, self.trace = positions, own, special, trace
 
-    def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]:
+    def attend(self, layer: int, call: AttentionCall) -> Float[Tensor, "batch query head d_value"]:
         self.positions = self.positions.to(call.q.device)
         if self.trace is not None:
             self._record(self.trace, call)
@@ -188,7 +188,7 @@ class Whole:
         part = attend(call.q, call.k, call.v, call.rule, causal=True, allowed=allowed, key_at=self.positions)
         return by_token(with_sinks(part, call.rule.sinks))
 
-    def _record(self, trace: Trace, call: Call) -> None:
+    def _record(self, trace: Trace, call: AttentionCall) -> None:
         at, rule = self.own[-1], call.rule
         q, seen = call.q[:, :, at : at + 1], call.k[:, :, : at + 1]
         row = _row_logits(q, seen[:, :, None], rule.scale).transpose(1, 2)  # [batch, head, 1, key]
@@ -203,7 +203,7 @@ class Whole:
         if trace.demo_logits is not None:
             trace.demo_logits.append(_summed_logits(q, seen[:, :, : self.own.start], rule.scale))
 
-    def _masked(self, logits: Float[Tensor, "batch head 1 key"], call: Call, at: int) -> Tensor:
+    def _masked(self, logits: Float[Tensor, "batch head 1 key"], call: AttentionCall, at: int) -> Tensor:
         """One row of logits as the model's own mask leaves it, or, where it has none, as the rule says."""
         if call.mask is None:
             visible = call.rule.visible(self.positions[at : at + 1], self.positions[: at + 1])

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from dualview.anatomy.dispatch import run_forward
 from dualview.anatomy.layers import Projection
-from dualview.metrics.predictions import TopK
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing import At, Pack, Tree, grow, plan
 from dualview.models.prefix import Causal, Prefix, as_row
@@ -34,7 +33,7 @@ TOP_K = 10
 
 
 class Patch(Protocol):
-    """Weights other than the model's own, worn for the length of a pass; `rows` of them at once, one a batch row."""
+    """Weights that replace the model's own during a pass; `rows` of them at once, one a batch row."""
 
     @property
     def rows(self) -> int: ...
@@ -56,14 +55,12 @@ class Asked:
 
     settings: tuple[Setting, ...]
     columns: np.ndarray
-    top: TopK | None = None
-    """The most probable next tokens over the whole vocabulary, after the prompt (of the patch's first row)."""
     demo_logits: Float[np.ndarray, "detailed layer key"] | None = None
     tapped: tuple[TappedQueries, ...] = ()
 
 
 @dataclass(frozen=True)
-class Plan:
+class PassPlan:
     """How to ask: the prefix's tokens (the first `special` of them no demonstration), what to record and where."""
 
     prefix: tuple[int, ...]
@@ -84,11 +81,11 @@ class Plan:
 def ask(
     lm: LanguageModel,
     queries: Sequence[Query],
-    how: Plan,
+    how: PassPlan,
     patch: Patch | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Asked:
-    """Score every candidate of every query after the prefix, recording as told."""
+    """Score every candidate of every query after the prefix, and record what `how` asks for."""
     trees = [grow(query, how.at) for query in queries]
     sink = _Sink(lm, queries, trees, how, 1 if patch is None else patch.rows)
     with torch.no_grad(), nullcontext() if patch is None else patch.applied():
@@ -100,7 +97,7 @@ def ask(
 
 
 def _ask_packed(
-    lm: LanguageModel, trees: list[Tree], how: Plan, sink: _Sink, progress: Callable[[int], None] | None
+    lm: LanguageModel, trees: list[Tree], how: PassPlan, sink: _Sink, progress: Callable[[int], None] | None
 ) -> None:
     rows = sink.rows
     prefix = compute_prefix(lm, how.prefix, how.special, rows)
@@ -130,7 +127,7 @@ def compute_prefix(lm: LanguageModel, ids: Sequence[int], special: int, rows: in
 
 
 def _ask_whole(
-    lm: LanguageModel, queries: Sequence[Query], how: Plan, sink: _Sink, progress: Callable[[int], None] | None
+    lm: LanguageModel, queries: Sequence[Query], how: PassPlan, sink: _Sink, progress: Callable[[int], None] | None
 ) -> None:
     start = len(how.prefix)
     for i, query in enumerate(queries):
@@ -138,11 +135,11 @@ def _ask_whole(
         for j, candidate in enumerate(query.candidates):
             keep_trace = j == 0 and how.record
             # The last token of a candidate is only predicted, never read, unless it is the one recorded.
-            told = candidate if keep_trace and how.at == "label0" else candidate[:-1]
-            ids = as_row([*how.prefix, *query.ids, *told], lm.device, sink.rows)
+            read = candidate if keep_trace and how.at == "label0" else candidate[:-1]
+            ids = as_row([*how.prefix, *query.ids, *read], lm.device, sink.rows)
             at = torch.arange(ids.shape[1], device=lm.device)
             at = torch.where(at >= start, at + how.shift, at)
-            end = stop + (len(told) if how.at == "label0" else 0)
+            end = stop + (len(read) if how.at == "label0" else 0)
             trace = sink.trace(1, end - start) if keep_trace else None
             strategy = Whole(at, range(start, end), how.special, trace)
             keep = torch.arange(stop - 1, stop - 1 + len(candidate), device=lm.device)
@@ -164,7 +161,7 @@ def _token_log_probs(
 class _Sink:
     """Collects packs of results into arrays in the queries' own order."""
 
-    def __init__(self, lm: LanguageModel, queries: Sequence[Query], trees: Sequence[Tree], how: Plan, rows: int):
+    def __init__(self, lm: LanguageModel, queries: Sequence[Query], trees: Sequence[Tree], how: PassPlan, rows: int):
         self.rows, self.how = rows, how
         double = lm.dtype == torch.float64
         self.like = torch.empty(0, dtype=torch.float64 if double else torch.float32, device=lm.device)
@@ -173,14 +170,14 @@ class _Sink:
         self.columns = np.array([len(tree.path) for tree in trees])
         widest = max((len(query.candidates) for query in queries), default=0)
         self.log_probs = np.full((rows, n, widest), -np.inf)
-        self.h = self.m = self.mass = self.demo = self.top = None
+        self.h = self.m = self.mass = self.demo = self.top_ids = self.top_probs = None
         self.tapped: tuple[TappedQueries, ...] = ()
         if how.record:
             heads = max(layer.heads for layer in lm.anatomy.layers)
             self.h = np.zeros((rows, n, layers, max(layer.d_model for layer in lm.anatomy.layers)), dtype)
             self.m = np.zeros((rows, n, layers, heads, int(self.columns.max(initial=0))), dtype)
             self.mass = np.zeros((rows, n, layers, heads), dtype)
-            self.top = TopK(np.zeros((n, TOP_K), np.int64), np.zeros((n, TOP_K)))
+            self.top_ids, self.top_probs = np.zeros((n, TOP_K), np.int64), np.zeros((n, TOP_K))
             few = min(n, how.detailed)
             self.tapped = tuple(
                 TappedQueries(np.zeros((few, p.d_in), dtype), np.zeros((few, p.d_out), dtype)) for p in how.taps
@@ -226,11 +223,12 @@ class _Sink:
         self._keep([query], logits[0, :1], trace)
 
     def _keep(self, members: list[int], after: Float[Tensor, "query vocab"], trace: Trace | None) -> None:
-        if trace is None or self.h is None or self.m is None or self.mass is None or self.top is None:
+        if trace is None or self.h is None or self.m is None or self.mass is None:
             return
+        assert self.top_ids is not None and self.top_probs is not None
         probs, ids = torch.topk(torch.softmax(first_order(after).float(), -1), min(TOP_K, after.shape[-1]))
-        self.top.ids[members, : ids.shape[1]] = ids.cpu().numpy()
-        self.top.probs[members, : ids.shape[1]] = probs.cpu().numpy()
+        self.top_ids[members, : ids.shape[1]] = ids.cpu().numpy()
+        self.top_probs[members, : ids.shape[1]] = probs.cpu().numpy()
         few = [i for i, member in enumerate(members) if member < self.how.detailed]
         detailed = [members[i] for i in few]
         ran = {id(tap.projection): tap for tap in trace.taps}  # in the order of the pass, not in that of the asking
@@ -250,10 +248,11 @@ class _Sink:
                 None if self.h is None else self.h[row],
                 None if self.m is None else self.m[row],
                 None if self.mass is None else self.mass[row],
+                *((self.top_ids, self.top_probs) if row == 0 else ()),  # of the patch's first row only
             )
             for row in range(self.rows)
         )
-        return Asked(settings, self.columns, self.top, self.demo, self.tapped)
+        return Asked(settings, self.columns, self.demo, self.tapped)
 
 
 def _put(into: Float[np.ndarray, "batch query layer ..."], members: list[int], layers: Layers) -> None:

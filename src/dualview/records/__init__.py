@@ -1,4 +1,4 @@
-"""Records: what a run leaves behind for the metrics, in plain numpy."""
+"""Records: everything the metrics need of a run, in plain numpy."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import cast
 from dualview.io.errors import UserError
 from dualview.records.files import load_records, save_records
 from dualview.records.records import Records
-from dualview.records.setting import MAIN_SETTINGS, Setting
+from dualview.records.setting import MAIN_SETTINGS, Setting, TokenScores
 
-__all__ = ["MAIN_SETTINGS", "Records", "Setting", "as_records", "load_records", "save_records"]
+__all__ = ["MAIN_SETTINGS", "Records", "Setting", "TokenScores", "as_records", "load_records", "save_records"]
 
 
 def as_records(source: object) -> Records:
     """Records from whatever holds them: `Records`, a result with `.records`, a records file, or a plain mapping.
 
-    A mapping gives `gold` and, for each of zsl, icl and ft (and any control), `log_probs` and where wanted `h`, `m` and
-    `demo_mass`. These may be grouped by setting (`{"zsl": {"log_probs": …, "h": …}}`, also under `"settings"`), by
-    array (`{"h": {"zsl": …}}`), be flat (`"h_zsl"`, `"zsl_h"`, `"zsl.h"`), or be a result's own `queries` list. A bare
-    array under a setting's name is its log-probs, or its predicted labels when integers in one dimension.
+    A mapping gives `gold` and, for each of zsl, icl and ft (and any control), `log_probs` and, optionally, `h`, `m`,
+    `demo_mass`, `top_ids` and `top_probs`. These may be grouped by setting (`{"zsl": {"log_probs": …, "h": …}}`, also
+    under `"settings"`), by array (`{"h": {"zsl": …}}`), be flat (`"h_zsl"`, `"zsl_h"`, `"zsl.h"`), or be a result's own
+    `queries` list. A bare array under a setting's name is its log-probs, or its predicted labels when integers in one
+    dimension.
     """
     if isinstance(source, Records):
         return source

@@ -17,6 +17,8 @@ DIMS = {
     "h": ("query", "layer", "d_model"),
     "m": ("query", "layer", "head", "key"),
     "demo_mass": ("query", "layer", "head"),
+    "top_ids": ("query", "rank"),
+    "top_probs": ("query", "rank"),
 }
 
 
@@ -26,7 +28,7 @@ def to_xarray(
     columns: Int[np.ndarray, " query"] | None,
     meta: Mapping[str, object],
 ) -> Any:
-    """One variable for each kind of array, with `setting` as its first dimension; NaN where a setting has none."""
+    """One variable for each kind of array, its first dimension `setting`; NaN (−1 for ids) where there is none."""
     try:
         xr: Any = importlib.import_module("xarray")
     except ImportError:
@@ -38,6 +40,7 @@ def to_xarray(
         arrays = [getattr(setting, name) for setting in settings.values()]
         known = next((array for array in arrays if array is not None), None)
         if known is not None:
-            stacked = np.stack([np.full_like(known, np.nan) if array is None else array for array in arrays])
+            missing = np.nan if np.issubdtype(known.dtype, np.floating) else -1
+            stacked = np.stack([np.full_like(known, missing) if array is None else array for array in arrays])
             variables[name] = (("setting", *dims), stacked)
     return xr.Dataset(variables, coords={"setting": list(settings)}, attrs=dict(meta))

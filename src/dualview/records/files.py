@@ -12,7 +12,7 @@ import numpy as np
 from dualview.io.atomic import whole
 from dualview.io.errors import UserError
 from dualview.records.records import Records
-from dualview.records.setting import ARRAYS, Setting
+from dualview.records.setting import AXES, Setting, TokenScores
 
 SCHEMA = "dualview.records/1"
 
@@ -20,7 +20,8 @@ SCHEMA = "dualview.records/1"
 def save_records(records: Records, path: str | os.PathLike[str]) -> Path:
     """Write records to one safetensors file, atomically: the file is whole or absent.
 
-    Tensors are named `gold`, `columns` and `<setting>/<array>`; the metadata holds the schema and `meta` as JSON.
+    Tensors are named `gold`, `columns`, `<setting>/<array>`, `token_demo` and `token_scores/<rule>`; the metadata holds
+    the schema, the names in order and `meta` as JSON.
     """
     from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
 
@@ -29,20 +30,26 @@ def save_records(records: Records, path: str | os.PathLike[str]) -> Path:
     if records.columns is not None:
         tensors["columns"] = np.ascontiguousarray(records.columns)
     for name, setting in records.settings.items():
-        for what in ARRAYS:
+        for what in AXES:
             if (array := getattr(setting, what)) is not None:
                 tensors[f"{name}/{what}"] = np.ascontiguousarray(array)
+    header: dict[str, object] = {"schema": SCHEMA, "settings": list(records.settings), "meta": dict(records.meta)}
+    if records.token_scores is not None:
+        header["token_scores"] = list(records.token_scores.by_rule)
+        tensors["token_demo"] = np.ascontiguousarray(records.token_scores.demo)
+        for rule, scores in records.token_scores.by_rule.items():
+            tensors[f"token_scores/{rule}"] = np.ascontiguousarray(scores)
     try:
-        header = json.dumps({"schema": SCHEMA, "settings": list(records.settings), "meta": dict(records.meta)})
+        text = json.dumps(header)
     except TypeError as error:
         raise UserError(f"records: meta cannot be written as JSON ({error}); keep it to plain values.") from None
     with whole(path) as temporary:
-        save_file(tensors, temporary, {"dualview": header})
+        save_file(tensors, temporary, {"dualview": text})
     return path
 
 
 def load_records(path: str | os.PathLike[str]) -> Records:
-    """Read what `save_records` wrote, bit for bit."""
+    """Read what `save_records` wrote, bit for bit; files of earlier versions lack the arrays added since."""
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -59,8 +66,12 @@ def load_records(path: str | os.PathLike[str]) -> Records:
         raise UserError(f"{path}: not a records file of schema {SCHEMA}; write it with `dualview run --save-records`.")
     settings: dict[str, Setting] = {}
     for name in header["settings"]:
-        arrays = {what: tensors.get(f"{name}/{what}") for what in ARRAYS}
-        if arrays["log_probs"] is None:
+        arrays = {what: tensors[f"{name}/{what}"] for what in AXES if f"{name}/{what}" in tensors}
+        if "log_probs" not in arrays:
             raise UserError(f"{path}: {name}/log_probs is missing; write the records again.")
-        settings[name] = Setting(arrays["log_probs"], arrays["h"], arrays["m"], arrays["demo_mass"])
-    return Records(tensors["gold"], settings, tensors.get("columns"), header["meta"])
+        settings[name] = Setting(**arrays)
+    tokens = None
+    if "token_scores" in header:
+        rules = {rule: tensors[f"token_scores/{rule}"] for rule in header["token_scores"]}
+        tokens = TokenScores(tensors["token_demo"], rules)
+    return Records(tensors["gold"], settings, tensors.get("columns"), header["meta"], tokens)

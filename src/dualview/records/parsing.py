@@ -1,4 +1,4 @@
-"""Records made up from plain mappings: the several natural spellings of the same arrays, brought to one."""
+"""Records from plain mappings, in any of the layouts that `as_records` lists."""
 
 from __future__ import annotations
 
@@ -10,18 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dualview.io.errors import UserError
-from dualview.records.setting import ARRAYS, MAIN_SETTINGS, Setting
-
-_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "log_probs": ("log_probs", "log_prob", "logprobs", "logprob", "logps", "logp", "scores"),
-    "predictions": ("predictions", "prediction", "preds", "pred"),
-    "h": ("h", "hidden", "attention_output", "attn_out"),
-    "m": ("m", "maps", "map", "attention_logits", "attn_logits"),
-    "demo_mass": ("demo_mass", "lambda", "λ"),
-}
-_SPELLING = {alias: name for name, aliases in _FIELDS.items() for alias in aliases}
-_GOLD = ("gold", "labels", "label", "y", "targets")
-_COLUMNS = ("columns", "n_columns", "lengths")
+from dualview.records.setting import AXES, MAIN_SETTINGS, Setting
 
 
 @dataclass
@@ -39,13 +28,13 @@ class _Draft:
 
     def put_setting(self, setting: str, value: object) -> None:
         if isinstance(value, Setting):
-            for name in ARRAYS:
+            for name in AXES:
                 self.put(setting, name, getattr(value, name))
         elif isinstance(value, Mapping):
             for key, array in cast("Mapping[str, object]", value).items():
-                if key not in _SPELLING:
-                    raise UserError(f"records: {setting}.{key} is no field of a setting; use {', '.join(_FIELDS)}.")
-                self.put(setting, _SPELLING[key], array)
+                if key not in AXES:
+                    raise UserError(f"records: {setting}.{key} is no field of a setting; use {', '.join(AXES)}.")
+                self.put(setting, key, array)
         else:
             self.put(setting, "log_probs", value)
 
@@ -77,24 +66,20 @@ def parse_mapping(source: Mapping[str, object]) -> ParsedRecords:
 
 
 def _read_entry(draft: _Draft, key: str, value: object) -> None:
-    if key in _GOLD:
-        draft.gold = value
-    elif key in _COLUMNS:
-        draft.columns = value
-    elif key == "meta":
-        draft.meta = value
+    if key in ("gold", "columns", "meta"):
+        setattr(draft, key, value)
     elif key == "settings":
         for name, setting in _mapping(key, value).items():
             draft.put_setting(name, setting)
     elif key == "queries":
         _read_queries(draft, cast("Sequence[Mapping[str, object]]", value))
-    elif key in _SPELLING:
+    elif key in AXES:
         for name, array in _by_setting(key, value).items():
-            draft.put(name, _SPELLING[key], array)
+            draft.put(name, key, array)
     elif isinstance(value, Mapping | Setting) or (parts := _split_key(key)) is None:
         draft.put_setting(key, cast("object", value))
     else:
-        draft.put(parts.setting, parts.field, value)
+        draft.put(*parts, value)
 
 
 def _read_queries(draft: _Draft, rows: Sequence[Mapping[str, object]]) -> None:
@@ -111,20 +96,14 @@ def _read_queries(draft: _Draft, rows: Sequence[Mapping[str, object]]) -> None:
         raise UserError("records: each row of queries must hold gold, zsl, icl and ft.") from None
 
 
-@dataclass(frozen=True)
-class _Key:
-    setting: str
-    field: str
-
-
-def _split_key(key: str) -> _Key | None:
-    """`h_icl`, `icl_h`, `icl.h` and `icl/h` are all the field h of icl."""
-    for alias in sorted(_SPELLING, key=len, reverse=True):
-        for separator in "_./":
-            if key.startswith(alias + separator):
-                return _Key(key[len(alias) + 1 :], _SPELLING[alias])
-            if key.endswith(separator + alias):
-                return _Key(key[: -len(alias) - 1], _SPELLING[alias])
+def _split_key(key: str) -> tuple[str, str] | None:
+    """`h_icl`, `icl_h` and `icl.h` are all the array h of the setting icl."""
+    for array in AXES:
+        for separator in "_.":
+            if key.startswith(array + separator):
+                return key[len(array) + 1 :], array
+            if key.endswith(separator + array):
+                return key[: -len(array) - 1], array
     return None
 
 
@@ -163,29 +142,27 @@ def _candidates(draft: _Draft, gold: Int[np.ndarray, " query"]) -> int:
     """How many candidates there are, so that bare predictions can be written as scores."""
     widths = [int(gold.max(initial=0)) + 1]
     for name, fields in draft.settings.items():
-        scores = _floats(f"{name}.log_probs", fields.get("log_probs", fields.get("predictions", 0.0)))
+        scores = _floats(f"{name}.log_probs", fields.get("log_probs", 0.0))
         widths.append(scores.shape[1] if scores.ndim == 2 else int(scores.max(initial=0)) + 1)
     return max(widths)
 
 
 def _setting(name: str, fields: Mapping[str, object], m: np.ndarray | None, width: int) -> Setting:
-    given = fields.get("log_probs", fields.get("predictions"))
+    given = fields.get("log_probs")
     if given is None:
         raise UserError(f"records: {name}.log_probs is missing; give one score for each query and candidate.")
     scores = _floats(f"{name}.log_probs", given)
     if scores.ndim == 1:
-        predicted = _integers(f"{name}.predictions", given)
+        predicted = _integers(f"{name}.log_probs", given)
         scores = np.where(np.arange(width) == predicted[:, None], 0.0, -np.inf)
-    arrays = {what: _floats(f"{name}.{what}", fields[what]) for what in ("h", "demo_mass") if what in fields}
-    for what, array, axes in (
-        ("log_probs", scores, 2),
-        ("h", arrays.get("h"), 3),
-        ("m", m, 4),
-        ("demo_mass", arrays.get("demo_mass"), 3),
-    ):
-        if array is not None and array.ndim != axes:
-            raise UserError(f"records: {name}.{what} has shape {array.shape}, expected {axes} axes.")
-    return Setting(scores, arrays.get("h"), m, arrays.get("demo_mass"))
+    arrays = {"log_probs": scores} | ({} if m is None else {"m": m})
+    for what in AXES:
+        if what in fields and what not in arrays:
+            arrays[what] = np.asarray(fields[what]) if what == "top_ids" else _floats(f"{name}.{what}", fields[what])
+    for what, array in arrays.items():
+        if array.ndim != AXES[what]:
+            raise UserError(f"records: {name}.{what} has shape {array.shape}, expected {AXES[what]} axes.")
+    return Setting(**arrays)
 
 
 @dataclass(frozen=True)

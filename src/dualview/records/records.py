@@ -1,6 +1,6 @@
-"""What a run leaves behind for the metrics: one `Setting` each for zsl, icl and ft, over the same queries.
+"""The records of a run: one `Setting` each for zsl, icl and ft, over the same queries.
 
-Everything here is plain numpy: metrics never see a model, and a planted test can make records up
+Everything is plain numpy: metrics never see a model, and a test can build records with a planted answer
 (`Records.from_arrays`, or `as_records` on a plain mapping).
 """
 
@@ -16,20 +16,21 @@ from jaxtyping import Int
 from dualview.io.errors import UserError
 from dualview.records.as_xarray import to_xarray
 from dualview.records.parsing import parse_mapping
-from dualview.records.setting import MAIN_SETTINGS, Setting
+from dualview.records.setting import AXES, MAIN_SETTINGS, Setting, TokenScores
 
 
 @dataclass(frozen=True)
 class Records:
-    """All settings of one run; `settings` always holds zsl, icl and ft, controls under their own names.
+    """All settings of one run; `settings` always holds zsl, icl and ft, and controls under their own names.
 
-    A record with unequal shapes cannot be made: every array of one kind has the shape of zsl's.
+    Shapes are checked: every array of one kind has the same shape in every setting.
     """
 
     gold: Int[np.ndarray, " query"]
     settings: Mapping[str, Setting]
     columns: Int[np.ndarray, " query"] | None = None
     meta: Mapping[str, object] = field(default_factory=dict[str, object])
+    token_scores: TokenScores | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -47,7 +48,7 @@ class Records:
         return {name: setting for name, setting in self.settings.items() if name not in MAIN_SETTINGS}
 
     def to_xarray(self) -> Any:
-        """The arrays as an `xarray.Dataset` (extra `xarray`): setting, query, candidate, layer, head, key, d_model."""
+        """The arrays as an `xarray.Dataset` (extra `xarray`): setting, query, candidate, layer, head, …"""
         return to_xarray(self.gold, self.settings, self.columns, self.meta)
 
     @classmethod
@@ -88,7 +89,7 @@ class Records:
 
 
 def _shape_error(name: str, what: str, got: object, wanted: object) -> UserError:
-    return UserError(f"records: {name}.{what} has shape {got}, expected {wanted}; record every setting alike.")
+    return UserError(f"records: {name}.{what} has shape {got}, expected {wanted}; record every setting the same way.")
 
 
 def _check(records: Records) -> None:
@@ -106,12 +107,13 @@ def _check(records: Records) -> None:
             f"records: gold holds label {int(gold.max() if gold.min() >= 0 else gold.min())}, "
             f"but log_probs has {scores.shape[1]} candidates; labels run from 0 to {scores.shape[1] - 1}."
         )
-    for what, dimensions in (("log_probs", 2), ("h", 3), ("m", 4), ("demo_mass", 3)):
-        _check_alike(records, what, dimensions)
+    for what, dimensions in AXES.items():
+        _check_shapes(records, what, dimensions)
     _check_columns(records)
+    _check_token_scores(records.token_scores)
 
 
-def _check_alike(records: Records, what: str, dimensions: int) -> None:
+def _check_shapes(records: Records, what: str, dimensions: int) -> None:
     """Every setting that has this array has it in the shape of the first one that does."""
     wanted: tuple[int, ...] | None = None
     for name, setting in records.settings.items():
@@ -134,3 +136,11 @@ def _check_columns(records: Records) -> None:
         raise UserError("records: columns must be one positive number of query tokens for each query.")
     if m is not None and columns.max() > m.shape[-1]:
         raise UserError(f"records: columns holds {int(columns.max())}, but m has only {m.shape[-1]} columns.")
+
+
+def _check_token_scores(tokens: TokenScores | None) -> None:
+    if tokens is None:
+        return
+    shapes = {name: scores.shape for name, scores in tokens.by_rule.items()}
+    if "icl" not in shapes or len(set(shapes.values())) > 1 or shapes["icl"][2:] != tokens.demo.shape:
+        raise UserError(f"records: token_scores must hold icl and have one shape, not {shapes}.")

@@ -5,7 +5,6 @@ The terminal, the HTML report and the notebook all use this one list.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from dualview.comparison.result import Result
@@ -117,27 +116,6 @@ PATCHED = Number(
     "the same with a compiled patch of the weights, no demonstrations",
 )
 """Shown only for a run with a patch."""
-
-
-_LIMITS = {
-    "accuracy": (0.0, 1.0),
-    "rec2ftp": (0.0, 1.0),
-    "overlap": (0.0, 1.0),
-    "sim_aou": (-1.0, 1.0),
-    "sim_am": (-1.0, 1.0),
-    "kendall": (-1.0, 1.0),
-    "update_norm": (0.0, math.inf),
-}
-
-
-def clip(key: str, value: float) -> float:
-    """The end of an interval, cut to the values its number can have: a symmetric interval may exceed them.
-
-    >>> clip("accuracy.icl", 1.7), clip("sim_am.delta", -3.0)
-    (1.0, -1.0)
-    """
-    low, high = _LIMITS.get(key.partition(".")[0], (-math.inf, math.inf))
-    return min(max(value, low), high)
 
 
 def accuracy_interval(result: Result, value: float) -> tuple[float, float] | None:

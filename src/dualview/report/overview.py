@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dualview.comparison.result import NormPoint, Result
-from dualview.metrics._scipy import student_quantile
-from dualview.report.catalogue import NUMBERS, SIMILARITIES, clip
+from dualview.metrics.measured import limits_of
+from dualview.metrics.statistics import draw_interval
+from dualview.report.catalogue import NUMBERS, SIMILARITIES
 from dualview.report.charts.profiles import per_layer
 from dualview.report.charts.run import NORM_KEYS, norm_points
 from dualview.report.published import SIX_TASKS
@@ -100,12 +101,8 @@ def mean_of(values: Iterable[float | None], key: str = "") -> Mean | None:
     n = len(known)
     if n == 0:
         return None
-    mean = sum(known) / n
-    if n == 1:
-        return Mean(mean, None, None, 1)
-    spread = (sum((value - mean) ** 2 for value in known) / (n - 1)) ** 0.5
-    half = student_quantile(0.975, n - 1) * spread / n**0.5
-    return Mean(mean, clip(key, mean - half), clip(key, mean + half), n)
+    mean, found = sum(known) / n, draw_interval(known, limits_of(key))
+    return Mean(mean, None, None, n) if found is None else Mean(mean, found.low, found.high, n)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
 from dualview.metrics.measured import Measured
-from dualview.report.catalogue import NUMBERS, Number, accuracy_interval, clip, present, shown
+from dualview.report.catalogue import NUMBERS, Number, accuracy_interval, present, shown
 from dualview.report.published import published
 
 
@@ -152,12 +152,9 @@ def seeds_table(several: SeedsResult) -> TextTable:
     for number in NUMBERS:
         row = several.summary.get(number.key)
         if row is not None:
-            ci = None if row.ci is None else (clip(number.key, row.ci[0]), clip(number.key, row.ci[1]))
             values = [shown(value, number.style) for value in row.values]
-            rows.append([number.name, shown(row.mean, number.style), span(ci, number.style), *values])
+            rows.append([number.name, shown(row.mean, number.style), span(row.ci, number.style), *values])
     return TextTable("Each number over seeds", head, rows, _all_but(head), OVER_SEEDS)
 
 
-OVER_SEEDS = (
-    "95 % intervals: Student over draws and queries, cut to the values a number can have; Rec2FTP's over draws."
-)
+OVER_SEEDS = "95 % intervals: Student over draws, cut to the values a number can have."

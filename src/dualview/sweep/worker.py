@@ -44,7 +44,7 @@ class Worker:
         self._hash_file = hash_file
         self._named: tuple[Any, ...] | None = None
         self._model: LanguageModel | UserError | None = None
-        self._recall = LastOfEach()
+        self._cache = LastOfEach()
         self._ready: Prepared | None = None
 
     def identify(self, options: RunOptions) -> CellIdentity:
@@ -67,7 +67,7 @@ class Worker:
     def _prepared(self, options: RunOptions) -> CellIdentity:
         if self._ready is None or self._ready.options != options:
             self._ready = None
-            self._ready = prepare(options, self._loaded(options), recall=self._recall)
+            self._ready = prepare(options, self._loaded(options), cache=self._cache)
         return identify(self._ready, self._hash_file)
 
     def _measured(self, options: RunOptions) -> Result:
@@ -99,7 +99,7 @@ class Worker:
     def _free(self) -> None:
         """Free what is only kept to save time."""
         self._ready = None
-        self._recall = LastOfEach()
+        self._cache = LastOfEach()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

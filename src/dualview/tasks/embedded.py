@@ -40,7 +40,7 @@ class LabelledText:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SplitRecipe:
     """Which collections a task is made from, and a snippet's label (None: left out)."""
 
     collections: tuple[str, ...]
@@ -60,12 +60,12 @@ def five_grades(snippet: Snippet) -> int:
 
 
 SOURCES = ("movie", "tweet", "product", "news")
-RECIPES: Mapping[str, Recipe] = {
-    "movie": Recipe(("movie",), polarity),
-    "movie5": Recipe(("movie",), five_grades),
-    "tweet": Recipe(("tweet",), polarity),
-    "product": Recipe(("product",), polarity),
-    "source": Recipe(SOURCES, lambda snippet: SOURCES.index(snippet.collection)),
+RECIPES: Mapping[str, SplitRecipe] = {
+    "movie": SplitRecipe(("movie",), polarity),
+    "movie5": SplitRecipe(("movie",), five_grades),
+    "tweet": SplitRecipe(("tweet",), polarity),
+    "product": SplitRecipe(("product",), polarity),
+    "source": SplitRecipe(SOURCES, lambda snippet: SOURCES.index(snippet.collection)),
 }
 
 
@@ -129,7 +129,7 @@ def split_of(digest: int) -> str:
     return "train"
 
 
-def _without_duplicates(snippets: list[Snippet], recipe: Recipe) -> dict[str, LabelledText]:
+def _without_duplicates(snippets: list[Snippet], recipe: SplitRecipe) -> dict[str, LabelledText]:
     """The first copy of every text, by its identity; a text is left out if its copies have different labels."""
     first: dict[str, LabelledText] = {}
     disputed: set[str] = set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dualview.metrics.controls import ROLES, SIMILARITIES, Options, similarity_controls
+from dualview.metrics.controls import ROLES, SIMILARITIES, ControlOptions, similarity_controls
 from dualview.metrics.nulls import record_floors
 from dualview.metrics.summary import compute_metrics
 from dualview.records import MAIN_SETTINGS, Records
@@ -31,7 +31,7 @@ def bounds_json(records: Records, name: str) -> dict[str, dict[str, list[float |
     similarity = SIMILARITIES[name]
     stacks = [getattr(records[setting], similarity.array) for setting in MAIN_SETTINGS]
     own = record_floors(stacks[0], stacks[1], stacks[2], [similarity.form], columns=records.columns)
-    layers = similarity_controls(records, name, own[similarity.form], Options()).per_layer
+    layers = similarity_controls(records, name, own[similarity.form], ControlOptions()).per_layer
     assert layers is not None
     return {
         kind: {bound: list(row) for bound, row in rows.items() if any(value is not None for value in row)}

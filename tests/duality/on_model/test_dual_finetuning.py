@@ -23,11 +23,11 @@ from dualview.duality.on_model.dual_finetuning import (
 from dualview.duality.on_model.single_prompt import last_logits
 from dualview.duality.theory.linear import aggregate
 from dualview.io.errors import UserError
-from dualview.learning.finetune import Recipe
+from dualview.learning.finetune import TrainingRecipe
 from dualview.learning.traces import trace_training
 from dualview.learning.weight_patches import Deltas
 from dualview.models.loading import adopt
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from equivalence.cases import QUERIES, SEQUENCES, worst
 from equivalence.cases import lm as zoo_lm
 
@@ -37,7 +37,7 @@ NAMES = ["llama", "qwen2-bias", "gpt2", "gpt_neox", "falcon-groups", "gemma2-sof
 
 def traced(name, **recipe):
     lm = zoo_lm(name)
-    return lm, trace_training(lm, SEQUENCES, [RATE], Recipe(**{"epochs": EPOCHS, **recipe}))[0]
+    return lm, trace_training(lm, SEQUENCES, [RATE], TrainingRecipe(**{"epochs": EPOCHS, **recipe}))[0]
 
 
 def trained_by_torch(name, pick, mask):
@@ -101,14 +101,14 @@ def test_every_projection_is_rebuilt(name):
 def test_single_precision_is_rebuilt_to_its_own_rounding():
     model = copy.deepcopy(zoo_lm("llama").model).float()
     lm = adopt(model, None, "llama32")
-    (trace,) = trace_training(lm, SEQUENCES, [RATE], Recipe())
+    (trace,) = trace_training(lm, SEQUENCES, [RATE], TrainingRecipe())
     assert all(each.weight_total < 1e-5 and each.weight < 50 * each.rounding for each in reconstruct(trace))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_in_dual_form_says_the_same(name):
     lm, trace = traced(name)
-    how = Plan((1,), 1, record=False)
+    how = PassPlan((1,), 1, record=False)
     tuned, dual, base = (
         ask(lm, QUERIES, how, patch).settings[0].log_probs[:2, :2]
         for patch in (trace.tuned.patch, dual_patch(lm, trace), None)
@@ -198,8 +198,8 @@ def test_one_node_is_the_gradient_at_the_middle_of_the_path():
 
 def test_a_narrow_model_wears_what_its_wide_copy_learnt():
     lm = adopt(copy.deepcopy(zoo_lm("llama").model).to(torch.bfloat16), None, "narrow")
-    (trace,) = trace_training(lm, SEQUENCES, [0.1], Recipe())
-    how = Plan((1,), 1, record=False)
+    (trace,) = trace_training(lm, SEQUENCES, [0.1], TrainingRecipe())
+    how = PassPlan((1,), 1, record=False)
     own = trace_for(lm, trace)
     tuned, dual, base = (
         ask(lm, QUERIES[:1], how, patch).settings[0].log_probs
@@ -233,7 +233,7 @@ def test_a_linearised_model_has_no_dual_form():
 
 def test_a_rate_of_zero_made_no_update():
     lm = zoo_lm("qwen2-bias")
-    (trace,) = trace_training(lm, SEQUENCES, [0.0], Recipe())
+    (trace,) = trace_training(lm, SEQUENCES, [0.0], TrainingRecipe())
     assert any(float(f.errors.abs().max()) > 0 for f in trace.factors)  # the gradients, which others read
     ids = (1, *QUERIES[0].ids)
     assert_close(last_logits(lm, ids, dual_patch(lm, trace)), last_logits(lm, ids))
@@ -244,14 +244,14 @@ def test_a_rate_of_zero_made_no_update():
 
 def test_an_update_small_beside_its_weights_is_rebuilt_as_well():
     lm = zoo_lm("llama")
-    (trace,) = trace_training(lm, SEQUENCES, [1e-9], Recipe())
+    (trace,) = trace_training(lm, SEQUENCES, [1e-9], TrainingRecipe())
     assert all(each.weight < 1e-12 for each in reconstruct(trace))
 
 
 def test_a_bias_that_only_rounding_moved_says_so():
     """No softmax sees the bias of a key: its error signals cancel, and what is left is rounding."""
     lm = adopt(copy.deepcopy(zoo_lm("opt").model).float(), None, "opt32")
-    (trace,) = trace_training(lm, SEQUENCES, [RATE], Recipe())
+    (trace,) = trace_training(lm, SEQUENCES, [RATE], TrainingRecipe())
     report = {each.layer: each for each in reconstruct(trace)}
     keys = [each for name, each in report.items() if "k_proj" in name]
     values = [each for name, each in report.items() if "v_proj" in name]

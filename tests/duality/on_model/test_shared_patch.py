@@ -17,7 +17,7 @@ from dualview.duality.on_model.single_prompt import last_logits
 from dualview.duality.on_model.task_vector import TaskVector, ask_with_vectors
 from dualview.io.errors import UserError
 from dualview.models.prefix import Prefix
-from dualview.models.scoring import Plan, ask, compute_prefix
+from dualview.models.scoring import PassPlan, ask, compute_prefix
 from dualview.tasks.prompts import Query
 from equivalence.cases import QUERIES, tokens
 from equivalence.cases import lm as zoo_lm
@@ -67,10 +67,12 @@ def test_norms_at_the_end_are_fitted_as_well_as_they_can_be(name):
 
 def test_a_patch_works_in_ask_with_packs_and_prefixes():
     lm, patch = fitted("gpt2", ASKED, 0.0)
-    scores = ask(lm, ASKED, Plan((1,), 1, record=False), patch).settings[0].log_probs
-    aim = ask(lm, ASKED, Plan(DEMOS, 1, record=False)).settings[0].log_probs
+    scores = ask(lm, ASKED, PassPlan((1,), 1, record=False), patch).settings[0].log_probs
+    aim = ask(lm, ASKED, PassPlan(DEMOS, 1, record=False)).settings[0].log_probs
     assert np.abs(scores[:, 0] - aim[:, 0]).max() < 1e-9  # single tokens: read at the fitted token alone
-    assert ask(lm, ASKED, Plan((1,), 1, record=False)).settings[0].log_probs[0, 0] != pytest.approx(aim[0, 0], abs=1e-3)
+    assert ask(lm, ASKED, PassPlan((1,), 1, record=False)).settings[0].log_probs[0, 0] != pytest.approx(
+        aim[0, 0], abs=1e-3
+    )
 
 
 def test_more_ridge_is_less_patch():

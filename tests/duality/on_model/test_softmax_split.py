@@ -22,11 +22,11 @@ from dualview.duality.on_model.weight_space import compare_updates, tuned_on_bas
 from dualview.duality.theory.geometry import principal_angles
 from dualview.duality.theory.icl_as_update import FourTerms, state_weights
 from dualview.io.errors import UserError
-from dualview.learning.finetune import Recipe
+from dualview.learning.finetune import TrainingRecipe
 from dualview.learning.traces import trace_training
 from dualview.learning.weight_patches import Deltas
 from dualview.models.loading import adopt
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from dualview.tasks.prompts import Demo, PromptSet, Query
 from equivalence import reference
 from equivalence.cases import lm as zoo_lm
@@ -39,7 +39,7 @@ IDS, PLACES = [*PROMPTS.prefix, *QUERY.ids], range(1, len(PROMPTS.prefix))
 
 
 def trace_of(name, rate=0.01, **recipe):
-    return trace_training(zoo_lm(name), PROMPTS.training_sequences, [rate], Recipe(**recipe))[0]
+    return trace_training(zoo_lm(name), PROMPTS.training_sequences, [rate], TrainingRecipe(**recipe))[0]
 
 
 @pytest.mark.parametrize("name", list(zoo.ZOO))
@@ -48,7 +48,7 @@ def test_the_split_is_exact_on_every_architecture(name):
     layers = record_heads(lm, IDS)
     found = split_heads(layers, PLACES)
     assert len(layers) == len(lm.anatomy.layers) and max(found.error) < 1e-12
-    asked = ask(lm, [QUERY], Plan(PROMPTS.prefix, 1)).settings[0].demo_mass
+    asked = ask(lm, [QUERY], PassPlan(PROMPTS.prefix, 1)).settings[0].demo_mass
     assert asked is not None and worst(found.mass.numpy(), asked[0]) < 1e-9
     for layer in layers:
         masses = layer.weights().sum(-1)
@@ -233,7 +233,7 @@ def rounded(states, relative):
 def test_rounding_is_no_update_and_a_small_update_is_one(dtype):
     """Keys and values a few units apart are the same ones; a change a thousand times larger is not."""
     lm = adopt(copy.deepcopy(zoo_lm("llama").model).to(dtype), None, "llama")
-    (trace,) = trace_training(lm, PROMPTS.training_sequences, [0.0], Recipe())
+    (trace,) = trace_training(lm, PROMPTS.training_sequences, [0.0], TrainingRecipe())
     states = tuned_on_base_states(lm, trace.tuned.patch, [1], QUERY.ids, 30)
     layers, eps = record_heads(lm, IDS), torch.finfo(dtype).eps
     assert compare_updates(layers, PLACES, rounded(states, 4 * eps)).to_json()["cosine"] == [None] * 3

@@ -12,7 +12,7 @@ from dualview.lab.gpt.model import NAMES, variant_of
 from dualview.lab.gpt.scoring import few_shot, in_context, prompts_of, score
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import adopt, load_model
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from dualview.tasks.prompts import PromptSet, Query, build_prompts
 from dualview.tasks.sampling import sample_demos, sample_queries
 from dualview.tasks.task import load_task
@@ -46,7 +46,7 @@ def test_scores_are_those_of_whole_prompts(folder, name):
     slow = replace(lm, slow_because="on trial")
     prompts = _prompts(folder, lm)
     for prefix in (prompts.prefix, prompts.zero_prefix, ()):
-        whole = ask(slow, prompts.queries, Plan(prefix, 1, record=False)).settings[0].log_probs
+        whole = ask(slow, prompts.queries, PassPlan(prefix, 1, record=False)).settings[0].log_probs
         np.testing.assert_allclose(score(slow, prompts.queries, prefix), whole, atol=1e-9)
         np.testing.assert_allclose(score(lm, prompts.queries, prefix), whole, atol=1e-9)
 
@@ -84,6 +84,6 @@ def test_few_shot_counts_what_it_says(folder):
     assert told["chance"] == pytest.approx(1 / 3) and told["n_queries"] == 9 and told["shots_used"] == [4, 4]
     rows = sample_queries(task, 9)
     prompts = build_prompts(task, lm.tokenizer, sample_demos(task, 2, 4), rows, max_context=lm.context)
-    log_probs = ask(lm, prompts.queries, Plan(prompts.prefix, 1, record=False)).settings[0].log_probs
+    log_probs = ask(lm, prompts.queries, PassPlan(prompts.prefix, 1, record=False)).settings[0].log_probs
     gold = [row.label for row in rows]
     assert told["icl"][1] == pytest.approx(float(np.mean(log_probs.argmax(1) == gold)))

@@ -12,8 +12,6 @@ Fine-tuning's side comes in two forms, each with its control at a learning rate 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,49 +22,12 @@ from dualview.anatomy.layers import Anatomy, Projection, Role
 from dualview.comparison.controls.settings import REORDERED, reordered
 from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
 from dualview.duality.on_model.dual_finetuning import role_factors, update_contributions
-from dualview.learning.finetune import ROLES_OF, Recipe
+from dualview.learning.finetune import ROLES_OF, TrainingRecipe
 from dualview.learning.traces import Factors, TrainingTokens, TrainingTrace, trace_training
-from dualview.metrics.controls import MetricControls
-from dualview.metrics.cosine import overall_mean
-from dualview.metrics.kendall import RankAgreement, RankedTokens
-from dualview.metrics.summary import plain
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, TappedQueries
+from dualview.records import TokenScores
 from dualview.tasks.prompts import PromptSet
-
-
-@dataclass(frozen=True)
-class Kendall:
-    """Agreement of ICL with each form of fine-tuning's attention, by name; `…_lr0` are the controls."""
-
-    forms: Mapping[str, RankAgreement]
-    ceiling: RankAgreement | None
-    """ICL's own attention to the same tokens, the demonstrations being in another order."""
-    tokens: int
-    queries: int
-
-    def controls(self) -> dict[str, MetricControls]:
-        """Each form's tau by token between its control at a learning rate of 0 and ICL with itself."""
-        ceiling = None if self.ceiling is None else plain(overall_mean(self.ceiling.tau_token))
-        return {
-            f"kendall_{name}": MetricControls.over_queries(
-                f"kendall_{name}",
-                agreement.tau_token,
-                {"lr0": self.forms[f"{name}_lr0"].tau_token},
-                {"icl_reordered": ceiling},
-            )
-            for name, agreement in self.forms.items()
-            if f"{name}_lr0" in self.forms
-        }
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "value": None if "dual_v" not in self.forms else self.forms["dual_v"].to_json()["tau_token"],
-            **{name: agreement.to_json() for name, agreement in self.forms.items()},
-            **({} if self.ceiling is None else {"icl_reordered": self.ceiling.to_json()}),
-            "tokens": self.tokens,
-            "queries": self.queries,
-        }
 
 
 def taps_of(anatomy: Anatomy) -> tuple[Projection, ...]:
@@ -79,15 +40,15 @@ def _single(projections: Mapping[Role, tuple[Projection, ...]]) -> dict[Role, Pr
     return {role: found[0] for role, found in projections.items() if len(found) == 1}
 
 
-def kendall(
+def token_scores(
     lm: LanguageModel,
     prompts: PromptSet,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     lr: float,
     passes: Mapping[str, Asked],
     icl_reordered: Asked | None,
-) -> Kendall | None:
-    """Kendall's tau, by token and by demonstration, for the released form and the dual forms with their controls.
+) -> TokenScores | None:
+    """Every training token's score in context, and by the released and the dual forms with their controls.
 
     Of `passes`, icl (and `icl_reordered`) must hold the summed logits, ft and zsl the taps of `taps_of`. None where
     the model's layers do not have one projection for each of q, k and v, or other parameters than projections are
@@ -100,40 +61,29 @@ def kendall(
     queries = [layer["q"] for layer in layers]
     traces = trace_training(lm, prompts.training_sequences, (lr, 0.0), recipe, queries)
     shared = demo_tokens(prompts)
-    scores: dict[str, Float[np.ndarray, "query layer token"]] = {}
+    scores = {"icl": icl.demo_logits[:, :, shared.place.numpy()]}
     for suffix, trace, asked in zip(("", "_lr0"), traces, (passes["ft"], passes["zsl"]), strict=True):
         # By the projection itself, not by its name: where one matrix makes q, k and v, they have one name.
         taps = {id(p): tap for p, tap in zip(taps_of(lm.anatomy), asked.tapped, strict=True)}
-        scores[f"released{suffix}"] = _released(lm, trace, [taps[id(p)] for p in queries], shared)
+        scores[f"released{suffix}"] = _with_ties(_released(lm, trace, [taps[id(p)] for p in queries], shared))
         for role in ROLES_OF[recipe.params]:
             if role != "q":
                 inputs = [taps[id(layer[role])].x for layer in layers]
-                scores[f"dual_{role}{suffix}"] = _dual(lm, trace, role, inputs, shared)
-    owner = shared.demo.numpy()
-    ours = RankedTokens.of(icl.demo_logits[:, :, shared.place.numpy()], owner)
-
-    def agreement(found: Float[np.ndarray, "query layer token"]) -> RankAgreement:
-        return ours.agreement(RankedTokens.of(_with_ties(found), owner))
-
+                scores[f"dual_{role}{suffix}"] = _with_ties(_dual(lm, trace, role, inputs, shared))
     if icl_reordered is not None and icl_reordered.demo_logits is not None:
-        scores[_CEILING] = icl_reordered.demo_logits[:, :, _places_when_reordered(prompts).numpy()]
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # nearly all of it is sorting, which lets threads run
-        forms = dict(zip(scores, pool.map(agreement, scores.values()), strict=True))
-    ceiling = forms.pop(_CEILING, None)
-    return Kendall(forms, ceiling, len(shared), len(icl.demo_logits))
-
-
-_CEILING = "icl_reordered"
+        places = _places_when_reordered(prompts).numpy()
+        scores["icl_reordered"] = _with_ties(icl_reordered.demo_logits[:, :, places])
+    return TokenScores(shared.demo.numpy(), scores)
 
 
 def _with_ties(scores: Float[np.ndarray, "query layer token"]) -> Float[np.ndarray, "query layer token"]:
-    """Scores that are equal on paper (a token met twice, before any attention) and differ in the last digit, equal."""
+    """Make scores equal that are equal on paper (a token that occurs twice) and differ in the last digit only."""
     unit = np.maximum(np.abs(scores).max(axis=-1, keepdims=True), 1e-300) * 1e-12
     return np.round(scores / unit) * unit
 
 
 def _places_when_reordered(prompts: PromptSet) -> Int[Tensor, " token"]:
-    """Where the demonstrations' tokens, in the order of `demo_tokens(prompts)`, stand in the reordered prompt."""
+    """The places of the demonstrations' tokens, in the order of `demo_tokens(prompts)`, in the reordered prompt."""
     other = reordered(prompts, REORDERED)
     number = {id(demo): i for i, demo in enumerate(prompts.demos)}
     tokens = demo_tokens(other)
@@ -164,7 +114,7 @@ def _dual(
     inputs: list[Float[np.ndarray, "query d_in"]],
     shared: DemoTokens,
 ) -> Float[np.ndarray, "query layer token"]:
-    """⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖, summed over epochs, in double precision: ranks care for the last digits."""
+    """⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖, summed over epochs, in double precision: ranks depend on the last digits."""
     by_layer: list[np.ndarray] = []
     for factors, asked in zip(role_factors(lm, trace, role), inputs, strict=True):
         wide = Factors(factors.projection, factors.inputs.double(), factors.errors.double())

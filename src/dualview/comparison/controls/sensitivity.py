@@ -1,6 +1,6 @@
-"""Two more questions a similarity cannot answer alone: does the order matter, and does a larger step do it all?
+"""Order sensitivity and the norm curve: does the order of the demonstrations matter, and does the step size?
 
-Both are asked on the first queries only: they compare settings with one another, and cost many passes.
+Both use the first queries only: they compare settings with one another, and cost many passes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from dualview.comparison.controls.settings import PERMUTATIONS, reordered
 from dualview.comparison.prepare import Prepared
 from dualview.learning.finetune import Tuned
 from dualview.learning.selection import ask_each
-from dualview.metrics.controls import MetricControls
-from dualview.metrics.predictions import TopK, order_sensitivity, overlap_cosine, token_overlap
+from dualview.metrics.predictions import order_sensitivity
 from dualview.metrics.summary import compute_metrics
 from dualview.models.scoring import Asked, ask
 from dualview.records import Records, Setting
@@ -96,36 +95,3 @@ def _first(asked: Asked, columns: Int[np.ndarray, " query"], candidates: int) ->
         None if whole.m is None else whole.m[:n, ..., : int(columns.max())],
         None if whole.demo_mass is None else whole.demo_mass[:n],
     )
-
-
-def overlap_report(passes: dict[str, Asked]) -> dict[str, Any]:
-    """Token overlap and overlap cosine of ICL with each other pass, over the whole vocabulary (Shen et al. 2024).
-
-    ICL against itself in another order is the ceiling that fine-tuning is held against.
-    """
-    icl = passes["icl"].top
-    report: dict[str, Any] = {}
-    for name, other in passes.items():
-        if name != "icl" and icl is not None and other.top is not None:
-            report[name] = _overlap(icl, other.top)
-    return report
-
-
-def overlap_controls(passes: Mapping[str, Asked], reordered: Asked | None) -> dict[str, MetricControls]:
-    """ICL's token overlap with fine-tuning between that with zero-shot (floor) and with ICL reordered (ceiling)."""
-    icl, ft, zsl = (passes[name].top for name in ("icl", "ft", "zsl"))
-    if icl is None or ft is None or zsl is None:
-        return {}
-    own, bare = token_overlap(icl, ft), token_overlap(icl, zsl)
-    again = None if reordered is None or reordered.top is None else float(token_overlap(icl, reordered.top).mean())
-    return {"token_overlap": MetricControls.over_queries("token_overlap", own, {"zsl": bare}, {"icl_reordered": again})}
-
-
-def _overlap(a: TopK, b: TopK) -> dict[str, Any]:
-    cosines = overlap_cosine(a, b)
-    defined = cosines[np.isfinite(cosines)]
-    return {
-        "token_overlap": float(token_overlap(a, b).mean()),
-        "overlap_cosine": float(defined.mean()) if len(defined) else None,
-        "total_overlaps": int((~np.isfinite(cosines)).sum()),
-    }

@@ -17,11 +17,11 @@ import numpy as np
 from dualview.comparison.prepare import Prepared, make_prompts, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
-from dualview.learning.finetune import Recipe, Training, Tuned, finetune, steps_of, train
+from dualview.learning.finetune import Training, TrainingRecipe, Tuned, finetune, steps_of, train
 from dualview.learning.selection import best, judge_rates
 from dualview.learning.training_step import Rule
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Asked, Plan, ask
+from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
 from dualview.records import Setting
 from dualview.tasks.prompts import PromptSet
@@ -61,7 +61,9 @@ def control_trainings(prepared: Prepared, lr: float) -> dict[str, Callable[[], T
     }
 
 
-def full_controls(prepared: Prepared, lr: float, recipe: Recipe, grid: Grid, progress: Progress) -> FullControls:
+def full_controls(
+    prepared: Prepared, lr: float, recipe: TrainingRecipe, grid: Grid, progress: Progress
+) -> FullControls:
     """Train every control of `control_trainings`, all as rows of one batch."""
     trainings: dict[str, Training] = {}
     problems: dict[str, UserError] = {}
@@ -90,7 +92,7 @@ class Controls:
 
 
 def control_settings(
-    prepared: Prepared, lr: float, recipe: Recipe, *, full: FullControls | None, progress: Progress
+    prepared: Prepared, lr: float, recipe: TrainingRecipe, *, full: FullControls | None, progress: Progress
 ) -> Controls:
     """Run the quick controls, or all of them."""
     found = Controls()
@@ -112,13 +114,13 @@ Control = Callable[[], dict[str, Asked]]
 
 
 def _controls(
-    prepared: Prepared, lr: float, recipe: Recipe, full: FullControls | None, trained: dict[str, dict[str, Any]]
+    prepared: Prepared, lr: float, recipe: TrainingRecipe, full: FullControls | None, trained: dict[str, dict[str, Any]]
 ) -> Iterator[tuple[str, Control]]:
     lm, prompts = prepared.lm, prepared.prompts
 
-    def untouched(name: str, how: Callable[[], Plan]) -> tuple[str, Control]:
+    def untouched(name: str, how: Callable[[], PassPlan]) -> tuple[str, Control]:
         """A pass at the base weights: no learning rate or rule decides it."""
-        return name, lambda: {"": _recalled(prepared, name, lm, how())}
+        return name, lambda: {"": _cached_pass(prepared, name, lm, how())}
 
     def context(name: str, prefix: Callable[[], tuple[int, ...]], *, demo_logits: bool = False) -> tuple[str, Control]:
         return untouched(name, lambda: replace(prepared.in_context, prefix=prefix(), demo_logits=demo_logits))
@@ -244,20 +246,20 @@ def _best(prepared: Prepared, tuned: Sequence[Tuned]) -> Tuned:
 
 
 def _untrained(
-    prepared: Prepared, lr: float, recipe: Recipe, trained: dict[str, dict[str, Any]], name: str, *, keep: bool
+    prepared: Prepared, lr: float, recipe: TrainingRecipe, trained: dict[str, dict[str, Any]], name: str, *, keep: bool
 ) -> dict[str, Asked]:
     lm, queries = untrained(prepared.lm, keep_embeddings=keep, seed=UNTRAINED_SEED), prepared.prompts.queries
     tuned = finetune(lm, prepared.prompts.training_sequences, [lr], recipe)[0]
     trained[name] = {"lr": tuned.lr, "status": tuned.status}
 
     return {
-        "_zsl": _recalled(prepared, f"{name}_zsl", lm, prepared.zero_shot),
-        "_icl": _recalled(prepared, f"{name}_icl", lm, prepared.in_context),
+        "_zsl": _cached_pass(prepared, f"{name}_zsl", lm, prepared.zero_shot),
+        "_icl": _cached_pass(prepared, f"{name}_icl", lm, prepared.in_context),
         "_ft": ask(lm, queries, prepared.zero_shot, tuned.patch),
     }
 
 
-def _recalled(prepared: Prepared, name: str, lm: LanguageModel, how: Plan) -> Asked:
+def _cached_pass(prepared: Prepared, name: str, lm: LanguageModel, how: PassPlan) -> Asked:
     """A pass that the next run takes again, where its queries and its plan are the same."""
     queries = prepared.prompts.queries
-    return prepared.recall(name, (how, queries), lambda: ask(lm, queries, how))
+    return prepared.cache(name, (how, queries), lambda: ask(lm, queries, how))

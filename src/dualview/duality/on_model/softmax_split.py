@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualview.anatomy.dispatch import Call, Strategy
+from dualview.anatomy.dispatch import AttentionCall, Strategy
 from dualview.anatomy.kernels import Rule, final_logits
 from dualview.duality.on_model.single_prompt import forward_row, whole_row
 from dualview.duality.theory.icl_as_update import SoftmaxSplit, merge, softmax_part
@@ -93,7 +93,7 @@ class Watching:
         self.inner, self.at = inner, at
         self.layers: list[Heads] = []
 
-    def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]:
+    def attend(self, layer: int, call: AttentionCall) -> Float[Tensor, "batch query head d_value"]:
         out = self.inner.attend(layer, call)
         self.layers.append(Heads(call.q[0, :, -1], call.k[0], call.v[0], out[0, -1], call.rule, self.at))
         return out

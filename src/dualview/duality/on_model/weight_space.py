@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualview.anatomy.dispatch import Call, Strategy
+from dualview.anatomy.dispatch import AttentionCall, Strategy
 from dualview.duality.on_model.rounding import summed
 from dualview.duality.on_model.single_prompt import forward_row, whole_row
 from dualview.duality.on_model.softmax_split import Heads
@@ -77,7 +77,7 @@ class _BaseStates:
         self.inner, self.width = inner, width
         self.layers: list[KeyValues] = []
 
-    def attend(self, layer: int, call: Call) -> Float[Tensor, "batch query head d_value"]:
+    def attend(self, layer: int, call: AttentionCall) -> Float[Tensor, "batch query head d_value"]:
         terms = self.width * (len(self.layers) + 1)
         self.layers.append(KeyValues(call.k[0], call.v[0], call.k[1], call.v[1], terms))
         out = self.inner.attend(layer, call)

@@ -24,7 +24,7 @@ from dualview.duality.on_model.single_prompt import last_logits
 from dualview.duality.theory.linalg import norm
 from dualview.duality.verify.check import Deviation, Draws
 from dualview.io.errors import UserError
-from dualview.learning.finetune import Recipe
+from dualview.learning.finetune import TrainingRecipe
 from dualview.learning.traces import TrainingTrace, trace_training
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Patch
@@ -73,7 +73,7 @@ class ModelSetup:
 
     def train(self, rate: float = _RATE, epochs: int = 1) -> TrainingTrace:
         """Fine-tune K and V on the demonstrations, keeping the factors."""
-        (trace,) = trace_training(self.lm, self.prompts.training_sequences, [rate], Recipe(epochs=epochs))
+        (trace,) = trace_training(self.lm, self.prompts.training_sequences, [rate], TrainingRecipe(epochs=epochs))
         return trace_for(self.lm, trace)
 
     def move(self, share: float = 1e-2, epochs: int = 1) -> Moved:

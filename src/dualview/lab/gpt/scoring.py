@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 from dualview.metrics.predictions import correct, predictions
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Plan, ask
+from dualview.models.scoring import PassPlan, ask
 from dualview.tasks.prompts import PromptSet, Query, build_prompts
 from dualview.tasks.sampling import sample_demos, sample_queries
 from dualview.tasks.task import Task
@@ -93,7 +93,7 @@ def score(
 ) -> Float[np.ndarray, "query candidate"]:
     """The mean log-probability of every candidate behind the prefix; −inf where a query has fewer candidates."""
     if lm.fast:
-        return ask(lm, queries, Plan(tuple(prefix), special, record=False)).settings[0].log_probs
+        return ask(lm, queries, PassPlan(tuple(prefix), special, record=False)).settings[0].log_probs
     widest = max(len(query.candidates) for query in queries)
     found = np.full((len(queries), widest), -np.inf)
     rows = sorted(_rows(queries), key=lambda row: len(row.ids))

@@ -33,7 +33,7 @@ TITLES = {
 }
 LIMITS = (
     "Differences are paired: same seed, same blocks of text. 95 % intervals: with several seeds Student over "
-    "trainings and blocks; with one seed bootstrap over blocks, which does not cover another seed."
+    "draws; with one seed bootstrap over blocks, which does not cover another seed."
 )
 
 
@@ -217,7 +217,8 @@ def _differences_table(result: LabResult) -> Table:
         row.append("none" if few is None else f"{few['mean']:+.3f}{_bracketed(few['ci'], '+.3f')}")
         rows.append(row)
     columns = ["difference", "seeds", *(f"ppl at {length}, %" for length in lengths), "few-shot accuracy"]
-    note = "\n".join([*result.results["sentences"], f"{LIMITS} For few-shot accuracy the units are tasks."])
+    limits = f"{LIMITS} For few-shot accuracy the units are tasks instead of blocks."
+    note = "\n".join([*result.results["sentences"], limits])
     return Table("language: differences, with 95 % intervals", columns, rows, note)
 
 

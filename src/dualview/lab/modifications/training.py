@@ -23,7 +23,7 @@ from dualview.lab.harness import Findings, Job
 from dualview.lab.modifications.model import Attention, AttentionKind, kinds
 from dualview.lab.modifications.settings import ModificationsSettings
 from dualview.lab.problems import LinearTasks, Tasks, named_generator
-from dualview.lab.summaries import student_over_trainings
+from dualview.lab.summaries import student_over_draws
 from dualview.lab.units import Unit, capture, restore
 from dualview.metrics.statistics import holm
 from dualview.metrics.summary import plain
@@ -149,4 +149,4 @@ def compared(values: Sequence[float | None], reference: Sequence[float | None]) 
     own = np.array(values, dtype=np.float64)
     gap = own - np.array(reference, dtype=np.float64)
     row |= {"mean": float(own.mean()), "difference": float(gap.mean()), "seeds_lower": int((gap < 0).sum())}
-    return row | student_over_trainings(gap)
+    return row | student_over_draws(gap)

@@ -18,7 +18,7 @@ from torch import Tensor
 from dualview.duality.theory.regression import uniform_optimum
 from dualview.lab.problems import LinearTasks, Tasks, named_generator
 from dualview.lab.regression.models import Predictor, gd_plus_plus, gradient_descent
-from dualview.lab.summaries import normal_over_problems
+from dualview.metrics.statistics import draw_interval
 
 CHUNK = 10_000
 
@@ -209,11 +209,15 @@ def first_guess(base: LinearTasks) -> float:
 
 
 def paired(one: Float[np.ndarray, " task"], other: Float[np.ndarray, " task"]) -> dict[str, Any]:
-    """Mean of `one`, its ratio to the mean of `other`, and their difference with its normal 95 % interval."""
+    """Mean of `one`, its ratio to the mean of `other`, and their difference with its 95 % interval.
+
+    Each task is a draw of its own, so the interval is Student's over draws.
+    """
     gap = one - other
+    interval = draw_interval(gap.tolist())
     return {
         "loss": float(one.mean()),
         "ratio": float(one.mean() / other.mean()),
         "difference": float(gap.mean()),
-        "difference_ci": normal_over_problems(gap),
+        "difference_ci": None if interval is None else interval.to_json(),
     }

@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dualview.anatomy.dispatch import Call as ModelCall
-from dualview.anatomy.dispatch import run_forward
+from dualview.anatomy.dispatch import AttentionCall, run_forward
 from dualview.anatomy.kernels import attend, final_logits
 from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import resolve_bos
@@ -115,7 +114,7 @@ class _Observe:
     def __init__(self) -> None:
         self.layers: list[dict[str, Tensor]] = []
 
-    def attend(self, layer: int, call: ModelCall) -> Float[Tensor, "batch query head d_value"]:
+    def attend(self, layer: int, call: AttentionCall) -> Float[Tensor, "batch query head d_value"]:
         norm = call.v.norm(dim=-1)
         groups = call.q.shape[1] // call.k.shape[1]
         weights = _weights(call)[:, :, 1:]
@@ -134,7 +133,7 @@ class _Observe:
         return attend(call.q, call.k, call.v, call.rule, causal=True, key_at=at).out.transpose(1, 2)
 
 
-def _weights(call: ModelCall) -> Float[Tensor, "batch head query key"]:
+def _weights(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
     """The softmax, as a matrix."""
     groups = call.q.shape[1] // call.k.shape[1]
     at = torch.arange(call.k.shape[2], device=call.k.device)

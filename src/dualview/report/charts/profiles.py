@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dualview.comparison.result import Result
-from dualview.metrics.controls import PerLayer as LayerSpread
+from dualview.metrics.controls import layer_bounds
 from dualview.metrics.measured import LayerBounds, Measured
 from dualview.metrics.summary import compute_metrics
 from dualview.records import Records
@@ -69,7 +69,7 @@ def profiles(result: Result, records: Records | None = None) -> list[Profile]:
     and no bounds; with neither there are only the layers' means.
     """
     controls = result.controls or {}
-    spread: dict[str, LayerBounds | LayerSpread] = {
+    spread: dict[str, LayerBounds] = {
         name: control.per_layer for name, control in controls.items() if control.per_layer is not None
     }
     if not spread and records is not None:
@@ -97,7 +97,7 @@ def _comparable(source: str, result: Result) -> bool:
     return "untrained" not in source and ("layer-causal" in source) == (result.ft.rule == "layer-causal")
 
 
-def _without_bounds(records: Records) -> dict[str, LayerSpread]:
+def _without_bounds(records: Records) -> dict[str, LayerBounds]:
     """A run without controls has quantiles but no floors."""
     measured = compute_metrics(records)
     parts = {
@@ -106,4 +106,4 @@ def _without_bounds(records: Records) -> dict[str, LayerSpread]:
         "sim_am": measured.sim_am_delta,
         "sim_am_after": measured.sim_am_after,
     }
-    return {name: LayerSpread.of(part.per_query, {}, {}) for name, part in parts.items() if part is not None}
+    return {name: layer_bounds(part.per_query, {}, {}) for name, part in parts.items() if part is not None}
