@@ -176,6 +176,8 @@ class ControlPart(ResultPart):
     """How the 95 % interval is computed: bootstrap over queries, or Wilson."""
     floors: Named
     floors_p: Named
+    floors_draws: dict[str, list[float]] = Field(default_factory=dict)
+    detectable: float | None = None
     ceiling: float | None
     ceilings: Named
     others: Named
@@ -215,15 +217,33 @@ class JudgedMetric(ResultPart):
     ceiling: float | None
     p: float | None
     position: float | None = None
-    passed: bool | None
+    passed: bool | None = None
+
+
+class LevelPart(ResultPart):
+    """One level of the verdict."""
+
+    outcome: str
+    clause: str
+    value: float | None
+    interval: tuple[float, float] | None
+    floor: float | None
+    floors: dict[str, float] = Field(default_factory=dict)
+    decided_by: str | None
+    p: float | None
+    detectable: float | None
 
 
 class VerdictPart(ResultPart):
+    """The verdict. Results of the first edition have `conditions` and no levels."""
+
     overall: str
     sentence: str
+    unit: str | None = None
+    levels: dict[str, LevelPart] = Field(default_factory=dict)
     by_metric: dict[str, JudgedMetric] = Field(default_factory=dict)
-    conditions: list[ConditionPart]
-    limits: str
+    conditions: list[ConditionPart] = Field(default_factory=list)
+    limits: str = ""
 
 
 class Measured(ResultPart):
