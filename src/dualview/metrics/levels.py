@@ -17,7 +17,7 @@ high as the value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -126,14 +126,14 @@ def similarity_level(metric: MetricControls, alpha: float, level: float = 0.95) 
         return Level("not testable", f"{title} was not recorded")
     if metric.value is None:
         return Level("not testable", f"{title} is undefined: {metric.reason}")
-    about = {"value": metric.value, "interval": metric.ci, "floors": floors, "detectable": metric.detectable}
+    about = Level("not testable", "", metric.value, metric.ci, floors, detectable=metric.detectable)
     below = metric.ci is not None and metric.ci.high < 0
     if below and metric.below_p is not None and metric.below_p < (1 - level) / 2:
         clause = f"{title} is {metric.value:.3f}: FT moves against ICL"
-        return Level("contradicted", clause, decided_by="rotated", p=metric.below_p, **about)
+        return replace(about, outcome="contradicted", clause=clause, decided_by="rotated", p=metric.below_p)
     unknown = [name for name in NEEDED if name not in metric.floors or metric.floors[name].p is None]
     if unknown:
-        return Level("not testable", f"{title} cannot be tested against {', '.join(unknown)}", **about)
+        return replace(about, clause=f"{title} cannot be tested against {', '.join(unknown)}")
     tested = {name: floor.p for name, floor in metric.floors.items() if floor.p is not None}
     worst = max(tested, key=lambda name: tested[name])
     as_high = [name for name, value in floors.items() if name not in tested and value >= metric.value]
@@ -142,10 +142,10 @@ def similarity_level(metric: MetricControls, alpha: float, level: float = 0.95) 
         p = tested.get(named)
         by = f"{floors.get(named, float('nan')):.3f}" + ("" if p is None else f" at p = {p:.3g}")
         clause = f"{title} is {metric.value:.3f}, not above its floor {named} ({by})"
-        return Level("not supported", clause, decided_by=named, p=p, **about)
+        return replace(about, outcome="not supported", clause=clause, decided_by=named, p=p)
     highest = max(floors, key=lambda name: floors[name])
     clause = f"{title} is {metric.value:.3f}, above every floor (highest {highest}, {floors[highest]:.3f})"
-    return Level("supported", clause, decided_by=worst, p=tested[worst], **about)
+    return replace(about, outcome="supported", clause=clause, decided_by=worst, p=tested[worst])
 
 
 def labels_level(records: Records, contrast: MetricControls, options: ControlOptions, alpha: float) -> Level:
