@@ -13,8 +13,6 @@ import numpy as np
 from jaxtyping import Float
 
 from dualview.metrics.cosine import cosine, each_layer, layer_of, norm
-from dualview.metrics.nulls import RecordFloors, record_floors
-from dualview.records import Records
 
 FLIPPED = {"icl": "icl_flipped_labels", "ft": "ft_flipped_labels"}
 """The settings with flipped labels, by the setting whose labels they flip."""
@@ -37,18 +35,3 @@ def label_contrast(
         return cosine(a - b, c - d, norm(z))[:, 0]
 
     return np.stack(each_layer(of_layer, zsl.shape[1]), axis=1)
-
-
-def contrast_floors(records: Records, *, seed: int = 0) -> RecordFloors | None:
-    """The label contrast with its floors (another query, the mean direction, rotations); None if it was not recorded.
-
-    The floors are those of an update: each contrast is laid on h_zsl, as if it were what a setting adds to it.
-    """
-    if any(name not in records.settings for name in FLIPPED.values()):
-        return None
-    zsl = records["zsl"].h
-    sides = [(records[name].h, records[flipped].h) for name, flipped in FLIPPED.items()]
-    if zsl is None or any(true is None or flipped is None for true, flipped in sides):
-        return None
-    icl, ft = (zsl + (true - flipped) for true, flipped in sides if true is not None and flipped is not None)
-    return record_floors(zsl, icl, ft, ["update"], seed=seed)["update"]

@@ -16,6 +16,8 @@ LayerRow = list[float | None]
 Named = dict[str, float | None]
 CONTROL_OF = {
     "rec2ftp.value": "rec2ftp",
+    "agreement.value": "agreement",
+    "label_contrast.value": "label_contrast",
     "sim_aou.raw": "sim_aou",
     "sim_aou.normalised": "sim_aou_normalised",
     "sim_am.after": "sim_am_after",
@@ -30,6 +32,8 @@ _LIMITS = {
     "accuracy": (0.0, 1.0),
     "rec2ftp": (0.0, 1.0),
     "overlap": (0.0, 1.0),
+    "agreement": (-1.0, 1.0),
+    "label_contrast": (-1.0, 1.0),
     "sim_aou": (-1.0, 1.0),
     "sim_am": (-1.0, 1.0),
     "kendall": (-1.0, 1.0),
@@ -79,6 +83,21 @@ class Rec2FTPPart(ResultPart):
     chance: float | None
     p: float | None
     reverse: float | None
+    reason: str | None = None
+
+
+class AgreementPart(ResultPart):
+    value: float | None
+    p: float | None
+    below_p: float | None = None
+    interval: tuple[float, float] | None = None
+    detectable: float | None = None
+    reason: str | None = None
+
+
+class LabelContrastPart(ResultPart):
+    value: float | None
+    per_layer: LayerRow
     reason: str | None = None
 
 
@@ -255,6 +274,8 @@ class Measured(ResultPart):
     sim_am: SimAMPart
     update_norm: UpdateNormPart
     demo_mass: DemoMassPart | None = None
+    agreement: AgreementPart | None = None
+    label_contrast: LabelContrastPart | None = None
     kendall: KendallPart | None = None
     overlap: dict[str, OverlapPart] | None = None
     controls: dict[str, ControlPart] | None = None

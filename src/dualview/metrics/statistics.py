@@ -129,8 +129,8 @@ def ratio_interval(
 
 
 def correlation_interval(
-    a: Float[np.ndarray, query * _part],
-    b: Float[np.ndarray, query * _part],
+    a: Float[np.ndarray, " query *part"],
+    b: Float[np.ndarray, " query *part"],
     *,
     seed: int,
     name: str,

@@ -27,7 +27,7 @@ import numpy as np
 
 from dualview.io.errors import UserError
 from dualview.metrics.agreement import agreement
-from dualview.metrics.controls import ControlOptions, MetricControls, compute_controls
+from dualview.metrics.controls import ControlOptions, FloorResult, MetricControls, compute_controls
 from dualview.metrics.levels import (
     Level,
     Outcome,
@@ -42,6 +42,13 @@ from dualview.records import Records, as_records
 Overall = Literal["supported", "partial", "not supported", "contradicted", "not testable"]
 LEVELS = ("learning", "predictions", "representations", "attention", "labels")
 DECIDING = ("predictions", "representations", "labels")
+DECIDED_BY = {
+    "agreement": "predictions",
+    "sim_aou": "representations",
+    "sim_am": "attention",
+    "label_contrast": "labels",
+}
+"""The level that a metric decides."""
 TELLING = {
     "icl_random_labels": "random labels",
     "icl_other_task": "another task's demonstrations",
@@ -79,12 +86,18 @@ class Verdict:
                     "ceiling": metric.ceiling,
                     "p": metric.p,
                     "position": metric.position,
+                    "passed": self._passed(name),
                 }
                 for name, metric in self.by_metric.items()
             },
             "seed": self.seed,
             "alpha": self.alpha,
         }
+
+    def _passed(self, metric: str) -> bool | None:
+        """Whether the level that a metric decides is supported; None where it decides none, or cannot."""
+        level = self.levels.get(DECIDED_BY.get(metric, ""))
+        return None if level is None or level.outcome == "not testable" else level.outcome == "supported"
 
     def controls_json(self) -> dict[str, object]:
         """The result file's `controls`, by metric."""
@@ -108,11 +121,25 @@ def judge(
         return judged[0] if len(judged) == 1 else over_draws([each.levels for each in judged], alpha=alpha)
     given, options = as_records(records), ControlOptions(seed, draws, level)
     limit = ALPHA if alpha is None else alpha
-    metrics = compute_controls(given, options)
     scores = (given[name].log_probs for name in ("zsl", "icl", "ft"))
+    agreed = agreement(given.gold, *scores, seed=seed, draws=draws)
+    floors = {"permuted": FloorResult(0.0, agreed.p)} if agreed.value is not None else {}
+    metrics = {
+        **compute_controls(given, options),
+        "agreement": MetricControls(
+            "agreement",
+            agreed.value,
+            agreed.interval,
+            floors,
+            p=agreed.p,
+            below_p=agreed.below_p,
+            reason=agreed.reason,
+            detectable=agreed.detectable,
+        ),
+    }
     levels = {
         "learning": learning_level(given, options),
-        "predictions": predictions_level(agreement(given.gold, *scores, seed=seed, draws=draws), limit),
+        "predictions": predictions_level(agreed, limit),
         "representations": similarity_level(metrics["sim_aou"], limit, level),
         "attention": similarity_level(metrics["sim_am"], limit, level),
         "labels": labels_level(given, metrics["label_contrast"], options, limit),
@@ -139,9 +166,10 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
         return Level("not testable", f"{len(usable)} of {len(draws)} draws can be tested: {why}")
     values = np.array([each.value for each in usable], dtype=np.float64)
     shared = set.intersection(*(set(each.floors) for each in usable))
-    gaps = {floor: np.array([(each.value or 0.0) - each.floors[floor] for each in usable]) for floor in sorted(shared)}
-    if name == "learning":  # its floors are the gains themselves
-        gaps = {floor: np.array([each.floors[floor] for each in usable]) for floor in sorted(shared)}
+    gaps: dict[str, np.ndarray] = {}
+    for floor in sorted(shared):
+        own = np.array([each.floors[floor] for each in usable])
+        gaps[floor] = own if name == "learning" else values - own  # learning's floors are the gains themselves
     tested = {floor: above_zero_p(gap) for floor, gap in gaps.items()}
     worst = max(tested, key=lambda floor: tested[floor])
     mean, interval = float(values.mean()), draw_interval([each.value for each in usable])

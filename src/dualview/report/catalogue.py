@@ -55,6 +55,19 @@ NUMBERS = (
         "accurate ICL fixes a large share of any set",
     ),
     Number(
+        "agreement.value",
+        "agreement",
+        "+.3f",
+        "correlation of the changes in label log-odds that ICL and fine-tuning make, query by query within a class; 1 "
+        "the same queries move alike, 0 unrelated",
+    ),
+    Number(
+        "label_contrast.value",
+        "label contrast",
+        "+.3f",
+        "cosine of what flipping the demonstrations' labels changes in attention's output, ICL's with fine-tuning's",
+    ),
+    Number(
         "sim_aou.raw",
         "SimAOU raw",
         "+.3f",

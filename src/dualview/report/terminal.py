@@ -32,7 +32,9 @@ def metrics_report(measured: Measured) -> Group:
     if (papers := tables.papers_table(measured)) is not None:
         parts += [Text("\npublished, other models:", "dim"), _rich(papers, style="dim")]
     if measured.verdict is not None:
-        parts += [Text(f"\n{measured.verdict.sentence}", "bold"), Text(measured.verdict.limits, "dim")]
+        parts += [Text(f"\n{measured.verdict.sentence}\n", "bold")]
+        if (levels := tables.levels_table(measured.verdict)) is not None:
+            parts += [_rich(levels), Text(levels.note, "dim")]
     return Group(*parts)
 
 

@@ -180,8 +180,8 @@ REORDERED = "reordered"
 
 
 def control_seeds(prepared: Prepared) -> dict[str, Any]:
-    """Every seed that a control draws with, of its first draw (the n-th has n − 1 as one more part of the seed, or added
-    to it); orders are shuffled by a key and the number of demonstrations alone."""
+    """Every seed that a control draws with, and the number of draws (`_generator`, `_other_task`: how the seeds of
+    further draws follow). Orders are shuffled by a key and the number of demonstrations alone."""
     seed = prepared.seed or 0
     return {
         "other_demos": 1000 + seed,
