@@ -90,7 +90,11 @@ FLOORS |= {"untrained", "untrained_but_embeddings", "zsl_shifted"}
 def test_full_controls_are_all_there(full: dict[str, Any]) -> None:
     assert set(full["controls"]["sim_aou"]["floors"]) == FLOORS
     assert set(full["controls"]["sim_aou"]["ceilings"]) == {"icl_reordered", "icl_other_demos"}
-    assert set(full["controls"]["sim_aou"]["others"]) == {"ft_all_params", "ft_layer_causal", "ft_linearised"}
+    rules = {"ft_all_params", "ft_layer_causal", "ft_linearised"}
+    assert set(full["controls"]["sim_aou"]["others"]) == rules | {"icl_flipped_labels", "ft_flipped_labels"}
+    draws = {name: len(values) for name, values in full["controls"]["sim_aou"]["floors_draws"].items()}
+    assert draws["icl_random_labels"] == draws["ft_random_labels"] == draws["icl_random_text"] == 5
+    assert draws["untrained"] == draws["untrained_but_embeddings"] == 3
     # This tokenizer knows none of the other task's labels: those two controls say so and the rest goes on.
     assert set(full["controls_skipped"]) == {"icl_other_task", "ft_other_task"}
     assert "same tokens" in full["controls_skipped"]["icl_other_task"]
@@ -137,10 +141,10 @@ def test_two_runs_are_the_same(lm: LanguageModel, task: Path) -> None:
     assert once() == once()
 
 
-def test_quick_controls_are_two_more_passes(lm: LanguageModel, task: Path) -> None:
+def test_quick_controls_are_four_more_passes(lm: LanguageModel, task: Path) -> None:
     found = dualview.compare(model=lm, task=str(task), shots=4, n_queries=8, lr=LR)
     assert found.records is not None
-    assert set(found.records.controls) == {"icl_reordered", "zsl_shifted"}
+    assert set(found.records.controls) == {*("icl_reordered", "zsl_shifted", "icl_flipped_labels", "ft_flipped_labels")}
     plain = dualview.compare(model=lm, task=str(task), shots=4, n_queries=8, lr=LR, controls="none").to_json()
     assert "verdict" not in plain and "controls" not in plain
 
@@ -316,10 +320,12 @@ def test_icl_reordered_is_kendalls_ceiling(prepared: Prepared) -> None:
 
 
 def test_every_draw_and_every_training_of_the_controls_is_told(full: dict[str, Any]) -> None:
-    drawn = {"demos", "other_demos", "random_labels", "random_text", "other_task", "untrained", "reordered"}
+    drawn = {"demos", "other_demos", "random_labels", "random_text", "other_task", "untrained", "reordered", "draws"}
     assert set(full["provenance"]["seeds"]) == drawn
     told = full["controls_trained"]
     assert {"ft_sign_flipped", "ft_layer_causal", "ft_linearised", "untrained"} <= set(told)
+    for name in ("ft_random_labels", "ft_random_labels@5", "untrained", "untrained@3"):
+        assert 0.8 < told[name]["size_over_ft"] < 1.25, "read at the size of FT's update"
     assert told["ft_sign_flipped"]["lr"] == -LR and told["ft_layer_causal"]["lr"] in (0.01, 0.05)
 
 

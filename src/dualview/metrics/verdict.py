@@ -36,7 +36,8 @@ from dualview.metrics.levels import (
     predictions_level,
     similarity_level,
 )
-from dualview.metrics.statistics import DRAWS, above_zero_p, detectable_mean, draw_interval
+from dualview.metrics.measured import Measured, VerdictPart
+from dualview.metrics.statistics import DRAWS, Interval, above_zero_p, detectable_mean, draw_interval
 from dualview.records import Records, as_records
 
 Overall = Literal["supported", "partial", "not supported", "contradicted", "not testable"]
@@ -156,6 +157,34 @@ def over_draws(draws: Sequence[Mapping[str, Level]], *, alpha: float | None = No
     overall = _overall(levels)
     sentence = _sentence(overall, levels, f"over {len(draws)} draws of demonstrations", [])
     return Verdict(overall, sentence, f"{len(draws)} draws", levels, {}, 0, limit)
+
+
+def verdict_over(results: Sequence[Measured]) -> VerdictPart | None:
+    """The verdict over several results that differ in their draw; None if fewer than two of them have levels."""
+    return over_verdicts([each.verdict for each in results if each.verdict is not None])
+
+
+def over_verdicts(verdicts: Sequence[VerdictPart]) -> VerdictPart | None:
+    """The same from the verdicts of the results."""
+    levels = [_levels_of(each) for each in verdicts if each.levels]
+    return VerdictPart.model_validate(over_draws(levels).to_json()) if len(levels) > 1 else None
+
+
+def _levels_of(verdict: VerdictPart) -> dict[str, Level]:
+    """The levels of a result file."""
+    return {
+        name: Level(
+            cast("Outcome", part.outcome),
+            part.clause,
+            part.value,
+            None if part.interval is None else Interval(*part.interval),
+            part.floors,
+            part.decided_by,
+            part.p,
+            part.detectable,
+        )
+        for name, part in verdict.levels.items()
+    }
 
 
 def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:

@@ -22,6 +22,7 @@ from dualview.io.progress import Progress, Silent
 from dualview.learning.finetune import Training, TrainingRecipe, Tuned, finetune
 from dualview.learning.selection import best, judge_rates
 from dualview.learning.training_step import Rule
+from dualview.metrics.controls import base_name
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
@@ -95,7 +96,7 @@ def control_settings(
             try:
                 made = run()
             except UserError as error:
-                found.skipped[name] = str(error)
+                found.skipped.setdefault(base_name(name), str(error))
                 continue
             advance(1)
         found.settings.update({f"{name}{suffix}": asked.settings[0] for suffix, asked in made.items()})
