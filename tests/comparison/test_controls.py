@@ -14,10 +14,18 @@ import dualview
 import zoo
 from close import assert_alike
 from dualview.comparison.controls.kendall import taps_of, token_scores
-from dualview.comparison.controls.settings import _random_labels, _random_text, reordered  # pyright: ignore[reportPrivateUsage]
+from dualview.comparison.controls.settings import (
+    _random_labels,  # pyright: ignore[reportPrivateUsage]
+    _random_text,  # pyright: ignore[reportPrivateUsage]
+    flipped_labels,
+    reordered,
+)
+from dualview.comparison.controls.training import CLOSE, train_controls, update_size
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.seeds import compare_seeds, parse_seeds
-from dualview.learning.finetune import TrainingRecipe, finetune
+from dualview.io.errors import UserError
+from dualview.io.progress import Silent
+from dualview.learning.finetune import Training, TrainingRecipe, finetune
 from dualview.learning.traces import trace_training
 from dualview.metrics.kendall import Kendall
 from dualview.metrics.recompute import recompute
@@ -373,3 +381,41 @@ def test_over_seeds(lm: LanguageModel, task: Path) -> None:
     assert sum(several.verdicts.values()) == 3
     with pytest.raises(dualview.UserError, match="two different seeds"):
         parse_seeds("4")
+
+
+def test_flipped_labels_are_all_wrong_and_nothing_else_changes(prepared: Prepared) -> None:
+    flipped = flipped_labels(prepared)
+    assert len(flipped.demos) == len(prepared.prompts.demos)
+    for true, other in zip(prepared.prompts.training_sequences, flipped.training_sequences, strict=True):
+        assert true.ids[: true.label_start] == other.ids[: other.label_start]
+        assert true.ids[true.label_start :] != other.ids[other.label_start :]
+
+
+def test_a_control_is_trained_until_it_is_as_large(prepared: Prepared) -> None:
+    sequences = prepared.prompts.training_sequences
+    wanted = {"down": lambda: Training(sequences, 1e-4), "up": lambda: Training(sequences, -0.3)}
+    zsl = ask(prepared.lm, prepared.prompts.queries, prepared.zero_shot).settings[0]
+    made = train_controls(prepared, wanted, TrainingRecipe(), Silent(), sized=["down", "up"], size=0.05)
+    for name, sign in (("down", 1), ("up", -1)):
+        tuned = made.get(name)
+        assert np.sign(tuned.lr) == sign
+        after = ask(prepared.lm, prepared.prompts.queries, prepared.zero_shot, tuned.patch).settings[0]
+        assert update_size(zsl, after) / 0.05 == pytest.approx(made.sizes[name], rel=1e-6)
+        assert 1 / CLOSE <= made.sizes[name] <= CLOSE
+    left = train_controls(prepared, wanted, TrainingRecipe(), Silent())
+    assert (left.get("down").lr, left.get("up").lr) == (1e-4, -0.3) and not left.sizes
+
+
+def test_a_control_that_cannot_be_made_says_why(prepared: Prepared) -> None:
+    def broken() -> Training:
+        raise UserError("One demonstration has no other order.")
+
+    made = train_controls(prepared, {"order": broken}, TrainingRecipe(), Silent())
+    with pytest.raises(UserError, match="no other order"):
+        made.get("order")
+
+
+def test_seeds_are_judged_together(lm: LanguageModel, task: Path) -> None:
+    several = dualview.run(model=lm, task=str(task), shots=4, n_queries=12, lr=LR, seeds="1:3")
+    assert several.verdict is not None and several.verdict.unit == "3 draws"
+    assert set(several.verdict.levels) == {"learning", "predictions", "representations", "attention", "labels"}
