@@ -44,7 +44,8 @@ def _row(result: Measured, key: str) -> list[Any] | None:
     if value is None and control is None:
         return None
     if control is None:
-        return [value, None, None, None, None, None, result.rec2ftp.p if key == "rec2ftp.value" else None]
+        low, high = (result.accuracy_ci or {}).get(key.removeprefix("accuracy."), (None, None))
+        return [value, low, high, None, None, None, result.rec2ftp.p if key == "rec2ftp.value" else None]
     low, high = control.ci or (None, None)
     name, floor = control.highest_floor or (None, None)
     return [value, low, high, floor, name, control.ceiling, control.p]

@@ -269,6 +269,8 @@ class Measured(ResultPart):
     """Every metric of one run, with its controls and the verdict where controls were run."""
 
     accuracy: Accuracy
+    accuracy_ci: dict[str, tuple[float, float]] | None = None
+    """Wilson's 95 % interval of every accuracy; not in results of the first edition."""
     rec2ftp: Rec2FTPPart
     sim_aou: SimAOUPart
     sim_am: SimAMPart

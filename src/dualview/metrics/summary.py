@@ -15,6 +15,7 @@ from dualview.metrics.label_contrast import FLIPPED, label_contrast
 from dualview.metrics.predictions import Rec2FTP, accuracy, prediction_warnings, rec2ftp
 from dualview.metrics.sim_am import DemoMass, SimAM, by_query, demo_mass_summary, sim_am
 from dualview.metrics.sim_aou import noise_floor, relative_update_norm, sim_aou, sim_aou_normalised
+from dualview.metrics.statistics import wilson_interval
 from dualview.records import Records, as_records
 
 
@@ -59,6 +60,8 @@ class Metrics:
     """All metrics of one run; None where the records lack the arrays. `to_json` gives the result file's keys."""
 
     accuracy: Mapping[str, float]
+    n: int
+    """Queries."""
     rec2ftp: Rec2FTP
     sim_aou_raw: Layered | None
     sim_aou_normalised: Layered | None
@@ -74,6 +77,12 @@ class Metrics:
     label_contrast: Layered | None
     """None where flipped labels were not run."""
     warnings: tuple[str, ...]
+
+    @property
+    def accuracy_intervals(self) -> Mapping[str, tuple[float, float]]:
+        """Wilson's 95 % interval of every accuracy."""
+        found = {name: wilson_interval(round(value * self.n), self.n) for name, value in self.accuracy.items()}
+        return {name: (each.low, each.high) for name, each in found.items() if each is not None}
 
     @property
     def sim_aou_per_query(self) -> Float[np.ndarray, "query layer"] | None:
@@ -104,6 +113,7 @@ class Metrics:
         """The contract's keys as plain numbers and nulls, with reasons and counts."""
         return {
             "accuracy": dict(self.accuracy),
+            "accuracy_ci": {name: list(interval) for name, interval in self.accuracy_intervals.items()},
             "rec2ftp": self.rec2ftp.to_json(),
             "sim_aou": {
                 **_block({"raw": self.sim_aou_raw, "normalised": self.sim_aou_normalised}),
@@ -152,6 +162,7 @@ def compute_metrics(records: object) -> Metrics:
         heads = sim_am(zsl.m, icl.m, ft.m, data.columns)
     return Metrics(
         accuracy={name: accuracy(setting.log_probs, data.gold) for name, setting in data.settings.items()},
+        n=data.n_queries,
         rec2ftp=rec2ftp(data.gold, zsl.log_probs, icl.log_probs, ft.log_probs),
         sim_aou_raw=raw,
         sim_aou_normalised=normalised,

@@ -54,8 +54,8 @@ def metric_rows(measured: Measured) -> list[MetricRow]:
 def _row(measured: Measured, number: Number) -> MetricRow:
     value, control = measured.number(number.key), measured.control_of(number.key)
     floor, ci = (None, None) if control is None else (control.highest_floor, control.ci)
-    if isinstance(measured, Result) and number.key.startswith("accuracy.") and value is not None:
-        ci = accuracy_interval(measured, value)  # no control has it
+    if number.key.startswith("accuracy.") and value is not None:
+        ci = accuracy_interval(measured, number.key.partition(".")[2], value)  # no control has it
     p = measured.rec2ftp.p if number.key == "rec2ftp.value" else None if control is None else control.p
     return MetricRow(
         name=number.name,
