@@ -167,10 +167,9 @@ def test_a_run_sees_the_same_learning(options: dict[str, Any], shots: int, seed:
 
 
 def test_zero_shot_has_no_preference(made: Made) -> None:
-    prompts = dualview.build_prompts(made.task, made.lm, shots=1, n_queries=256)
+    prompts = dualview.build_prompts(made.task, made.lm, shots=1, n_queries=16)
     log_probs = dualview.ask(made.lm, prompts, "zsl").settings[0].log_probs
     assert np.abs(log_probs + np.log(4)).max() < 1e-12
-    assert np.mean([query.gold == 0 for query in prompts.queries]) == 0.25
 
 
 def test_all_tokens_are_the_label_when_the_text_is_one_token(made: Made) -> None:
@@ -204,7 +203,9 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert ran.exit_code == 0, ran.output
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["sim_aou"]["raw"] > 0.99
-    assert max(result["controls"]["sim_aou"]["floors"].values()) < 0.5 < result["controls"]["sim_aou"]["ceiling"]
+    control = result["controls"]["sim_aou"]
+    assert max(floor for floor in control["floors"].values() if floor is not None) < 0.5
+    assert control["ceiling"] == pytest.approx(1)
     assert result["rec2ftp"]["value"] > result["rec2ftp"]["chance"]
 
 
