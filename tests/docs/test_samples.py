@@ -62,6 +62,23 @@ def test_a_sample_is_what_its_command_prints(command: str, tmp_path: Path) -> No
     assert holds(done.stdout, sample), done.stdout
 
 
+def test_the_exact_model_gives_what_the_tutorial_shows(tmp_path: Path) -> None:
+    [commands] = [block for block in blocks_of(TUTORIAL) if block.text.startswith("dualview exact")]
+    [sample] = [block.text for block in blocks_of(TUTORIAL) if block.text.startswith("exact on exact:")]
+    printed = ""
+    for line in commands.text.splitlines():
+        done = subprocess.run(
+            [sys.executable, "-m", *line.split()],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        printed += done.stdout
+    assert holds(printed, sample), printed
+
+
 def test_what_counts_as_the_same() -> None:
     assert holds("a\nSimAOU raw  +0.162 to +0.170\n(p = 0.04)", "SimAOU raw +0.161 to\n+0.171")
     assert not holds("SimAOU raw +0.162", "SimAOU raw +0.262") and not holds("rotated +0.1", "noise +0.1")
