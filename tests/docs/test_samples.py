@@ -77,6 +77,8 @@ def test_the_exact_model_gives_what_the_tutorial_shows(tmp_path: Path) -> None:
         )
         printed += done.stdout
     assert holds(printed, sample), printed
+    [verdict] = [block.text for block in blocks_of(TUTORIAL) if block.text.startswith("Supported for this list")]
+    assert holds(printed, verdict), printed
 
 
 def test_what_counts_as_the_same() -> None:

@@ -33,6 +33,8 @@ from dualview.records import Records
 Outcome = Literal["supported", "not supported", "contradicted", "not testable"]
 NEEDED = ("shuffled_query", "mean_direction", "rotated")
 """Floors without which a similarity counts as not tested."""
+BASES = {"zero-shot": "zero-shot", "one answer": "the best single answer"}
+"""What learning must beat."""
 TITLES = {
     "sim_aou": "raw SimAOU",
     "sim_am": "SimAM-delta",
@@ -71,26 +73,26 @@ class Level:
 
 def learning_level(records: Records, options: ControlOptions) -> Level:
     """Whether ICL and FT each beat zero-shot and the best single answer, by the paired interval over queries."""
-    gains = {f"{name}_{over}": _gain(records, name, over, options) for name in ("icl", "ft") for over in ("zsl", "one")}
+    gains = {
+        f"{name.upper()} over {over}": _gain(records, name, over, options) for name in ("icl", "ft") for over in BASES
+    }
     failing = next((name for name, (_, interval) in gains.items() if interval is None or interval.low <= 0), None)
     values = {name: gain for name, (gain, _) in gains.items()}
     least = min(values, key=lambda name: values[name])
     decided = failing or least
     value, interval = gains[decided]
-    setting, over = decided.split("_")
-    against = "zero-shot" if over == "zsl" else "the best single answer"
-    verb = "does not reliably beat" if failing else "beats"
-    span = "" if interval is None else f" ({interval.low:+.3f} to {interval.high:+.3f})"
-    clause = f"{setting.upper()} {verb} {against}, {value:+.3f} in accuracy{span}"
-    if not failing:
-        clause = "ICL and FT beat zero-shot and the best single answer"
+    clause = "ICL and FT beat zero-shot and the best single answer"
+    if failing:
+        setting, _, over = decided.partition(" over ")
+        span = "" if interval is None else f" ({interval.low:+.3f} to {interval.high:+.3f})"
+        clause = f"{setting} does not reliably beat {BASES[over]}, {value:+.3f} in accuracy{span}"
     return Level("not supported" if failing else "supported", clause, value, interval, values, decided)
 
 
 def _gain(records: Records, name: str, over: str, options: ControlOptions) -> tuple[float, Interval | None]:
     """How much more often a setting is right than zero-shot, or than the most frequent label."""
     right = correct(records[name].log_probs, records.gold).astype(np.float64)
-    if over == "zsl":
+    if over == "zero-shot":
         base = correct(records["zsl"].log_probs, records.gold).astype(np.float64)
     else:
         labels, counts = np.unique(records.gold, return_counts=True)
