@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dualview.metrics.controls import contrast_floors
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.label_contrast import label_contrast
+from dualview.metrics.nulls import contrast_floors
 from dualview.records import Records
 from metrics.planted import planted
 

@@ -18,9 +18,8 @@ from jaxtyping import Float, Int
 
 from dualview.metrics._scipy import normal_cdf
 from dualview.metrics.cosine import Form, defined_mean, layer_means, overall_mean, similarity_table
-from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.measured import LayerBounds
-from dualview.metrics.nulls import Floor, RecordFloors, record_floors
+from dualview.metrics.nulls import Floor, RecordFloors, contrast_floors, record_floors
 from dualview.metrics.predictions import correct, rec2ftp
 from dualview.metrics.statistics import (
     DRAWS,
@@ -239,21 +238,6 @@ def compute_controls(records: Records, options: ControlOptions | None = None) ->
     else:
         results[name] = _from_records(name, contrast, options)
     return results
-
-
-def contrast_floors(records: Records, *, seed: int = 0) -> RecordFloors | None:
-    """The label contrast with its floors (another query, the mean direction, rotations); None if it was not recorded.
-
-    The floors are those of an update: each contrast is laid on h_zsl, as if it were what a setting adds to it.
-    """
-    if any(name not in records.settings for name in FLIPPED.values()):
-        return None
-    zsl = records["zsl"].h
-    sides = [(records[name].h, records[flipped].h) for name, flipped in FLIPPED.items()]
-    if zsl is None or any(true is None or flipped is None for true, flipped in sides):
-        return None
-    icl, ft = (zsl + (true - flipped) for true, flipped in sides if true is not None and flipped is not None)
-    return record_floors(zsl, icl, ft, ["update"], seed=seed)["update"]
 
 
 def accuracy_gain(records: Records, name: str, options: ControlOptions) -> MetricControls:

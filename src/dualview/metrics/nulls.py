@@ -33,6 +33,7 @@ from jaxtyping import Float, Int
 
 from dualview.metrics._scipy import normal_quantile
 from dualview.metrics.cosine import Form, defined_mean, dot, each_layer, layer_of, long_enough, norm, ratio
+from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.null_updates import (
     LayerVectors,
     Sides,
@@ -46,6 +47,7 @@ from dualview.metrics.null_updates import (
 )
 from dualview.metrics.sim_aou import noise_floor
 from dualview.metrics.statistics import generator
+from dualview.records import Records
 
 OUTPUT_BLOCK = 64
 MAP_BLOCK = 16
@@ -243,6 +245,21 @@ def record_floors(
 
     each_layer(fill, layers)
     return {form: _finish(into, blocks, seed, f"{array}/{form}") for form, into in collected.items()}
+
+
+def contrast_floors(records: Records, *, seed: int = 0) -> RecordFloors | None:
+    """The label contrast with its floors (another query, the mean direction, rotations); None if it was not recorded.
+
+    The floors are those of an update: each contrast is laid on h_zsl, as if it were what a setting adds to it.
+    """
+    if any(name not in records.settings for name in FLIPPED.values()):
+        return None
+    zsl = records["zsl"].h
+    sides = [(records[name].h, records[flipped].h) for name, flipped in FLIPPED.items()]
+    if zsl is None or any(true is None or flipped is None for true, flipped in sides):
+        return None
+    icl, ft = (zsl + (true - flipped) for true, flipped in sides if true is not None and flipped is not None)
+    return record_floors(zsl, icl, ft, ["update"], seed=seed)["update"]
 
 
 def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str) -> RecordFloors:
