@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from dualview.metrics._scipy import normal_cdf
 from dualview.metrics.cosine import Form, defined_mean, layer_means, overall_mean, similarity_table
 from dualview.metrics.measured import LayerBounds
-from dualview.metrics.nulls import Floor, RecordFloors, contrast_floors, record_floors
+from dualview.metrics.nulls import Floor, RecordFloors, contrast_floors, off_spans_of, record_floors
 from dualview.metrics.predictions import correct, rec2ftp
 from dualview.metrics.statistics import (
     DRAWS,
@@ -228,7 +228,10 @@ def compute_controls(records: Records, options: ControlOptions | None = None) ->
             results |= {name: MetricControls(name, None, reason=NOT_RECORDED) for name in names}
             continue
         forms: list[Form] = [SIMILARITIES[name].form for name in names]
-        floors = record_floors(stacks[0], stacks[1], stacks[2], forms, columns=records.columns, seed=options.seed)
+        off = off_spans_of(records) if array == "h" else ()
+        floors = record_floors(
+            stacks[0], stacks[1], stacks[2], forms, columns=records.columns, off=off, seed=options.seed
+        )
         for name in names:
             results[name] = similarity_controls(records, name, floors[SIMILARITIES[name].form], options)
     contrast = contrast_floors(records, seed=options.seed)

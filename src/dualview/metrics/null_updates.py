@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from dualview.metrics.cosine import Form, compared, defined_mean, dot, long_enough, norm, ratio, reference_norm
+from dualview.metrics.cosine import (
+    UNDEFINED_BELOW,
+    Form,
+    compared,
+    defined_mean,
+    dot,
+    long_enough,
+    norm,
+    ratio,
+    reference_norm,
+)
 
 _GAUSSIAN_DRAWS = 4
 _SERIAL = 64**3
@@ -75,14 +86,23 @@ class LayerVectors:
     y_norm: Float[np.ndarray, "*block query group"]
     b_norm: Float[np.ndarray, "*block query group"]
     x_z: Float[np.ndarray, "*block query group"]
+    off: tuple[np.ndarray, np.ndarray] | None = None
+    """What is compared of ICL and of FT outside the heads' span, where it was recorded."""
 
     @classmethod
-    def of(cls, form: Form, z: np.ndarray, icl: np.ndarray, ft: np.ndarray) -> LayerVectors:
+    def of(
+        cls, form: Form, z: np.ndarray, icl: np.ndarray, ft: np.ndarray, off: Sequence[np.ndarray] = ()
+    ) -> LayerVectors:
         x, y = compared(form, z, icl), compared(form, z, ft)
         b = y if form == "update" else compared("update", z, ft)
         z_norm, reference = norm(z), reference_norm(form, z)
         x_norm, y_norm = long_enough(norm(x), reference), long_enough(norm(y), reference)
-        return cls(form, z, x, y, b, z_norm, x_norm, y_norm, y_norm if form == "update" else norm(b), dot(x, z))
+        b_norm = y_norm if form == "update" else norm(b)
+        outside = None
+        if off:
+            scales = [ratio(np.ones(()), norm(side)) if form == "normalised" else np.ones(1) for side in (icl, ft)]
+            outside = off[0] * scales[0][..., None], off[1] * scales[1][..., None]
+        return cls(form, z, x, y, b, z_norm, x_norm, y_norm, b_norm, dot(x, z), outside)
 
     def take(self, block: Int[np.ndarray, "*block member"]) -> LayerVectors:
         z, x, y, z_norm, x_norm, y_norm, b_norm, x_z = (
@@ -96,9 +116,14 @@ class LayerVectors:
         return ratio(dot(self.x, self.y), self.x_norm * self.y_norm)
 
 
-def zsl_direction(layer: LayerVectors) -> Float[np.ndarray, "query group"]:
-    """(x·z)(y·z) / (‖z‖² ‖x‖ ‖y‖): the similarity the components along zsl give by themselves."""
-    return ratio(layer.x_z * dot(layer.y, layer.z), layer.z_norm**2 * layer.x_norm * layer.y_norm)
+def shrinkage(layer: LayerVectors) -> Float[np.ndarray, "query group"]:
+    """The similarity that the parts in the heads' span (or else along zsl) give by themselves.
+
+    (x·y − x'·y') / (‖x‖ ‖y‖), x' and y' outside the span; along zsl (x·z)(y·z) / (‖z‖² ‖x‖ ‖y‖).
+    """
+    if layer.off is None:
+        return ratio(layer.x_z * dot(layer.y, layer.z), layer.z_norm**2 * layer.x_norm * layer.y_norm)
+    return ratio(dot(layer.x, layer.y) - dot(*layer.off), layer.x_norm * layer.y_norm)
 
 
 def gaussian(
@@ -174,10 +199,20 @@ def centred(layer: LayerVectors) -> Sides:
     return Sides(sides[0], sides[1])
 
 
-def beside_zsl(layer: LayerVectors) -> LayerVectors:
-    """x and y less their components along zsl; their lengths stay those of the whole, so that shares stay shares."""
-    away = ratio(layer.z, layer.z_norm[..., None])
-    x, y = (side - np.nan_to_num(dot(side, away)[..., None] * away) for side in (layer.x, layer.y))
+def without_shrinkage(layer: LayerVectors) -> LayerVectors:
+    """x and y outside the heads' span, or else less their components along zsl; 0 where that is rounding.
+
+    Their lengths stay those of the whole, so that shares stay shares.
+    """
+    sides = layer.off
+    if sides is None:
+        away = ratio(layer.z, layer.z_norm[..., None])
+        x, y = (side - np.nan_to_num(dot(side, away)[..., None] * away) for side in (layer.x, layer.y))
+        sides = x, y
+    x, y = (
+        np.where((norm(side) < UNDEFINED_BELOW * whole)[..., None], 0.0, side)
+        for side, whole in zip(sides, (layer.x_norm, layer.y_norm), strict=True)
+    )
     return replace(layer, x=x, y=y)
 
 

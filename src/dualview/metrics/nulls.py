@@ -7,14 +7,17 @@ Floors, each with the per-query excess of the similarity over it:
   is the query's own, and gives an exact permutation test.
 - `mean_direction`: the part of the similarity owed to the mean update over queries; the excess is what is left once
   the mean direction is removed from both sides.
-- `rotated` (for updates): what FT does to each query beyond its mean update and beside the ZSL direction, turned as a
+- `rotated` (for updates): what FT does to each query beyond its mean update and outside the heads' span, turned as a
   whole in a random way. This keeps every relation between queries, and so separates similarity from the chance
   alignment of directions that many queries share in part, which no number of queries averages away. Its excess is the
-  similarity once mean and ZSL direction are both gone: either of them would carry the other past its own test.
+  similarity once mean and span are both gone: either of them would carry the other past its own test.
 - `noise` (for normalised outputs): the analytic noise floor of each query and layer.
 - `before` (for maps): the similarity of ICL's map to the map before fine-tuning.
-- `zsl_direction`: the part owed to the direction of the ZSL vector. Both updates start there, so two settings that
-  merely shrink it (as any attention to demonstrations does: attention = λ·demonstrations + (1−λ)·query) agree.
+- `head_span` (for outputs): the part owed to the span of the heads' own zero-shot outputs O_h y_h. Attention to
+  demonstrations takes mass from each head's own output, −Σ_h λ_h O_h y_h, so two settings that merely shrink
+  heads agree.
+- `zsl_direction`: the same for the direction of the ZSL vector alone, for maps and for records without `off_span`;
+  `rotated` then removes that direction instead of the span.
 
 `shuffled_query` and `mean_direction` compare queries with one another, in blocks. Attention maps of different queries
 have different numbers of columns, and no way of cutting or shifting them keeps every common pattern (the template's
@@ -37,13 +40,13 @@ from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.null_updates import (
     LayerVectors,
     Sides,
-    beside_zsl,
     centred,
     gaussian,
     pair_cosines,
     rotation_variance,
+    shrinkage,
     units,
-    zsl_direction,
+    without_shrinkage,
 )
 from dualview.metrics.sim_aou import noise_floor
 from dualview.metrics.statistics import generator
@@ -85,7 +88,7 @@ class Rotated:
     whole: float
     """Of the similarity itself."""
     specific: float
-    """Of what is left of it beyond the mean updates and beside the ZSL direction."""
+    """Of what is left of it beyond the mean updates and outside the heads' span."""
 
 
 @dataclass(frozen=True)
@@ -175,14 +178,13 @@ class _Collected:
     def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " _member"]]) -> _Collected:
         squares = [[np.full((layers, block.size, block.size), np.nan) for block in blocks] for _ in range(2)]
         tables = {
-            name: np.full((n, layers), np.nan)
-            for name in ("value", "zsl_direction", "gaussian", "noise", "before", "beside")
+            name: np.full((n, layers), np.nan) for name in ("value", "shrinkage", "gaussian", "noise", "before", "rest")
         }
         return cls(tables, squares[0], squares[1], {name: np.full(layers, np.nan) for name in ("whole", "specific")})
 
     def fill(self, index: int, layer: LayerVectors, random: Float[np.ndarray, "query group"]) -> None:
         self.tables["value"][:, index] = defined_mean(layer.cosines(), axis=1)
-        self.tables["zsl_direction"][:, index] = defined_mean(zsl_direction(layer), axis=1)
+        self.tables["shrinkage"][:, index] = defined_mean(shrinkage(layer), axis=1)
         self.tables["gaussian"][:, index] = defined_mean(random, axis=1)
         if layer.form == "map":
             before = ratio(layer.x_z, layer.x_norm * long_enough(layer.z_norm, layer.z_norm))
@@ -203,13 +205,13 @@ class _Collected:
         dims: Int[np.ndarray, " query"],
         sample: Int[np.ndarray, " member"],
     ) -> None:
-        """What is alike beside the ZSL direction and beyond the block's mean, and how far chance alone carries it."""
-        rest, away = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan)), beside_zsl(layer)
+        """What is similar outside the span and beyond the block's mean, and how far chance alone carries it."""
+        rest, away = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan)), without_shrinkage(layer)
         for numbers in _of_one_size(blocks):
             several = np.stack([blocks[number] for number in numbers])
             sides = centred(away.take(several))
             rest.x[several], rest.y[several] = sides.x, sides.y
-        self.tables["beside"][:, index] = defined_mean(dot(rest.x, rest.y), axis=1)
+        self.tables["rest"][:, index] = defined_mean(dot(rest.x, rest.y), axis=1)
         for name, sides in {"whole": units(layer), "specific": rest}.items():
             self.deviations[name][index] = rotation_variance(sides, dims, sample) ** 0.5
 
@@ -221,9 +223,13 @@ def record_floors(
     forms: Sequence[Form],
     *,
     columns: Int[np.ndarray, " query"] | None = None,
+    off: Sequence[Float[np.ndarray, "query layer d_model"]] = (),
     seed: int = 0,
 ) -> Mapping[Form, RecordFloors]:
-    """All floors of `h` (three axes) or `m` (four) for the given forms, one layer at a time."""
+    """All floors of `h` (three axes) or `m` (four) for the given forms, one layer at a time.
+
+    off   ICL's and FT's `off_span`, where they were recorded
+    """
     n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
     dims = np.full(n, zsl.shape[-1]) if columns is None or array == "h" else columns
     blocks = [b for b in (map_blocks(dims, seed) if array == "m" else output_blocks(n, seed)) if b.size > 1]
@@ -232,9 +238,9 @@ def record_floors(
 
     def fill(index: int) -> None:
         with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
-            z, p, f = (layer_of(stack, index, columns) for stack in (zsl, icl, ft))
+            z, p, f, *outside = (layer_of(stack, index, columns) for stack in (zsl, icl, ft, *off))
             for form, into in collected.items():
-                layer = LayerVectors.of(form, z, p, f)
+                layer = LayerVectors.of(form, z, p, f, outside)
                 into.fill(index, layer, gaussian(layer, dims, generator(seed, f"gaussian/{array}/{form}/{index}")))
                 if form == "normalised":
                     sizes = [ratio(norm(side - z), layer.z_norm)[:, 0] for side in (p, f)]
@@ -244,7 +250,8 @@ def record_floors(
                     into.fill_rotated(index, layer, blocks, dims, sample)
 
     each_layer(fill, layers)
-    return {form: _finish(into, blocks, seed, f"{array}/{form}") for form, into in collected.items()}
+    span = "head_span" if off else "zsl_direction"
+    return {form: _finish(into, blocks, seed, f"{array}/{form}", span) for form, into in collected.items()}
 
 
 def contrast_floors(records: Records, *, seed: int = 0) -> RecordFloors | None:
@@ -259,10 +266,20 @@ def contrast_floors(records: Records, *, seed: int = 0) -> RecordFloors | None:
     if zsl is None or any(true is None or flipped is None for true, flipped in sides):
         return None
     icl, ft = (zsl + (true - flipped) for true, flipped in sides if true is not None and flipped is not None)
-    return record_floors(zsl, icl, ft, ["update"], seed=seed)["update"]
+    spans = [(records[name].off_span, records[flipped].off_span) for name, flipped in FLIPPED.items()]
+    off = [true - flipped for true, flipped in spans if true is not None and flipped is not None]
+    return record_floors(zsl, icl, ft, ["update"], off=off if len(off) == 2 else (), seed=seed)["update"]
 
 
-def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str) -> RecordFloors:
+def off_spans_of(records: Records) -> list[Float[np.ndarray, "query layer d_model"]]:
+    """ICL's and FT's `off_span`; empty if either was not recorded."""
+    found = [each for name in ("icl", "ft") if (each := records[name].off_span) is not None]
+    return found if len(found) == 2 else []
+
+
+def _finish(
+    into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str, span: str
+) -> RecordFloors:
     value = into.tables["value"]
     others, specific = np.full_like(value, np.nan), np.full_like(value, np.nan)
     for block, pairs, rest in zip(blocks, into.pairs, into.centred, strict=True):
@@ -273,7 +290,7 @@ def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], see
         "gaussian": Floor(into.tables["gaussian"], value - into.tables["gaussian"]),
         "shuffled_query": Floor(others, value - others),
         "mean_direction": Floor(value - specific, specific),
-        "zsl_direction": Floor(into.tables["zsl_direction"], value - into.tables["zsl_direction"]),
+        span: Floor(into.tables["shrinkage"], value - into.tables["shrinkage"]),
     }
     for own_floor in ("noise", "before"):
         if not np.isnan(table := into.tables[own_floor]).all():
@@ -285,6 +302,6 @@ def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], see
     whole, rest = (float(defined_mean(into.deviations[part], axis=0)) for part in ("whole", "specific"))
     if not whole > 0 or not rest > 0:
         return RecordFloors(value, floors, tests, None)
-    beside = into.tables["beside"]
-    floors["rotated"] = Floor(value - beside, beside)
+    left = into.tables["rest"]
+    floors["rotated"] = Floor(value - left, left)
     return RecordFloors(value, floors, tests, Rotated(whole, rest))

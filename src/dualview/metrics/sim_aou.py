@@ -16,7 +16,7 @@ def sim_aou(
     """Raw SimAOU: cos(h_icl − h_zsl, h_ft − h_zsl) (Deutch et al. 2311.07772, section 3).
 
     1: the same change of the attention output; 0: unrelated changes; NaN: undefined. Caveat: both changes start from
-    the same h_zsl, so two settings that merely shrink it agree; the `zsl_direction` floor shows by how much.
+    the same h_zsl, so two settings that merely shrink its heads agree; the `head_span` floor shows by how much.
     """
     return similarity_table("update", zsl, icl, ft)
 
