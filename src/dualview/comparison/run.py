@@ -145,7 +145,16 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
     wanted = control_trainings(prepared, lr, full=full)
     sized = [name for name in wanted if base_name(name) in ("ft_random_labels", "ft_other_task")]
     trained = train_controls(prepared, wanted, recipe, progress, sized=sized, size=size)
-    made = control_settings(prepared, lr, recipe, trained, size=size, grid=grid if full else None, progress=progress)
+    made = control_settings(
+        prepared,
+        lr,
+        recipe,
+        trained,
+        size=size,
+        grid=grid if full else None,
+        progress=progress,
+        zsl=passes["zsl"],
+    )
     report: dict[str, Any] = {}
     again = made.passes.get("icl_reordered")
     with progress.part("attention to training tokens", 1) as advance:
