@@ -94,10 +94,20 @@ class BlockProducts:
 
     @classmethod
     def of(cls, v: BlockVectors, *, with_z: bool) -> BlockProducts:
-        u_w = inner_products(v.u, v.w)
-        between = [inner_products(a, b) for a, b in ((v.u, v.z), (v.z, v.w), (v.z, v.z))] if with_z else []
-        own = (dot(a, b) for a, b in ((v.z, v.z), (v.u, v.u), (v.w, v.w), (v.u, v.z), (v.w, v.z), (v.u, v.w)))
-        return cls(*own, dot(*v.off) if v.off else None, u_w, *between)
+        own = BlockProducts(
+            zz=dot(v.z, v.z),
+            uu=dot(v.u, v.u),
+            ww=dot(v.w, v.w),
+            uz=dot(v.u, v.z),
+            wz=dot(v.w, v.z),
+            uw=dot(v.u, v.w),
+            off_uw=dot(v.off[0], v.off[1]) if v.off else None,
+            u_w=inner_products(v.u, v.w),
+        )
+        if not with_z:
+            return own
+        u_z, z_w, z_z = (inner_products(a, b) for a, b in ((v.u, v.z), (v.z, v.w), (v.z, v.z)))
+        return replace(own, u_z=u_z, z_w=z_w, z_z=z_z)
 
 
 @dataclass(frozen=True)
