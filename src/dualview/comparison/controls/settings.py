@@ -216,7 +216,8 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
     return replace(prompts, demos=tuple(prompts.demos[i] for i in order))
 
 
-def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
+def rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
+    """The prompts with other demonstrations, of the same task or of another."""
     options, task = prepared.options, task or prepared.task
     options = replace(options, separator=options.separator or prepared.task.separator)
     made = make_prompts(options, prepared.lm, task, rows, rows[:1], prepared.prompts.queries)
@@ -225,7 +226,7 @@ def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> P
 
 def _other_demos(prepared: Prepared) -> PromptSet:
     seed = control_seeds(prepared)["other_demos"]
-    return _rebuilt(prepared, sample_demos(prepared.task, seed, prepared.prompts.shots_used))
+    return rebuilt(prepared, sample_demos(prepared.task, seed, prepared.prompts.shots_used))
 
 
 def flipped_labels(prepared: Prepared) -> PromptSet:
@@ -234,8 +235,12 @@ def flipped_labels(prepared: Prepared) -> PromptSet:
     counts = [len(prepared.task.candidates(row)) for row in shown]
     if min(counts) < 2:
         raise UserError("A task with a single label has no other to flip it to.")
-    rows = [replace(row, label=(row.label + 1) % count) for row, count in zip(shown, counts, strict=True)]
-    return _rebuilt(prepared, rows)
+    return rebuilt(prepared, flipped(prepared.task, shown))
+
+
+def flipped(task: Task, rows: Sequence[Row]) -> list[Row]:
+    """The rows, each with the next label."""
+    return [replace(row, label=(row.label + 1) % len(task.candidates(row))) for row in rows]
 
 
 def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
@@ -245,14 +250,19 @@ def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
     rows = true
     while rows == true:
         rows = [replace(row, label=int(draw.integers(len(prepared.task.candidates(row))))) for row in true]
-    return _rebuilt(prepared, rows)
+    return rebuilt(prepared, rows)
 
 
 def _other_task(prepared: Prepared, number: int = 0) -> PromptSet:
-    name = "product" if prepared.task.name == "source" else "source"
-    other = _embedded_task(name)
+    other, rows = other_demos(prepared, number)
+    return rebuilt(prepared, rows, other)
+
+
+def other_demos(prepared: Prepared, number: int = 0) -> tuple[Task, list[Row]]:
+    """Another task that comes with the package, and as many demonstrations of it."""
+    other = _embedded_task("product" if prepared.task.name == "source" else "source")
     seed = control_seeds(prepared)["other_task"] + 1000 * number
-    return _rebuilt(prepared, sample_demos(other, seed, prepared.prompts.shots_used), other)
+    return other, sample_demos(other, seed, prepared.prompts.shots_used)
 
 
 @cache
