@@ -59,10 +59,10 @@ class Sizes:
     """Draws of weights of each architecture."""
     seeds: int = 3
     """Lists of demonstrations."""
-    queries: tuple[int, ...] = (50, 100)
+    queries: tuple[int, ...] = (100, 200)
     """Queries of each judged case; the largest are asked."""
     shots: int = 32
-    doses: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+    doses: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
     mixtures: int = 6
     """Random draws of each dose, for each list of demonstrations."""
     distilled: int = 1
@@ -71,7 +71,7 @@ class Sizes:
     """Permutations and rotations of each test."""
 
 
-FULL = Sizes(plants=400, untrained=10, seeds=5, queries=(50, 100, 200), mixtures=20, distilled=5, draws=999)
+FULL = Sizes(plants=400, untrained=10, seeds=5, queries=(50, 100, 200, 400), mixtures=20, distilled=5, draws=999)
 
 
 def calibrate(
