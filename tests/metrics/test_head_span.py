@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from dualview.analyses.certificate.plants import planted
 from dualview.metrics.nulls import record_floors
 from dualview.metrics.verdict import judge
 from dualview.models.head_span import off_span
 from dualview.records import Records, load_records, save_records
-from metrics.planted import planted
 
 PLANTS, HEADS, D = 60, 5, 32
 

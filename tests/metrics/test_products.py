@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dualview.analyses.certificate.plants import planted
 from dualview.metrics.cosine import similarity_table
 from dualview.metrics.label_contrast import label_contrast
 from dualview.metrics.nulls import RecordFloors, contrast_floors, record_floors, shuffle_test
@@ -15,7 +16,6 @@ from dualview.metrics.sim_am import sim_am
 from dualview.metrics.sim_aou import relative_update_norm, sim_aou, sim_aou_normalised
 from dualview.records import Records
 from metrics import direct_nulls
-from metrics.planted import planted
 
 
 def outputs(n: int = 150, layers: int = 2, d: int = 24, size: float = 0.6) -> list[np.ndarray]:
