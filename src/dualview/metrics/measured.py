@@ -99,6 +99,8 @@ class LabelContrastPart(ResultPart):
     value: float | None
     per_layer: LayerRow
     reason: str | None = None
+    log_odds: AgreementPart | None = None
+    """The same of the label log-odds, as `agreement` compares them."""
 
 
 class SimAOUPart(ResultPart):

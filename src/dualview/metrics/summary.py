@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from dualview.metrics.agreement import Agreement, agreement
+from dualview.metrics.agreement import Agreement, agreement, label_agreement
 from dualview.metrics.cosine import layer_means, overall_mean
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.measured import LayerBounds
@@ -77,6 +77,8 @@ class Metrics:
     agreement: Agreement
     label_contrast: Layered | None
     """None where flipped labels were not run."""
+    label_agreement: Agreement | None
+    """The same of the log-odds."""
     warnings: tuple[str, ...]
 
     @property
@@ -131,7 +133,15 @@ class Metrics:
 
     def _label_contrast(self) -> dict[str, object] | None:
         found = self.label_contrast
-        return None if found is None else {"value": found.value, "per_layer": found.per_layer, "reason": found.reason}
+        if found is None:
+            return None
+        log_odds = None if self.label_agreement is None else self.label_agreement.to_json()
+        return {
+            "value": found.value,
+            "per_layer": found.per_layer,
+            "reason": found.reason,
+            "log_odds": log_odds,
+        }
 
 
 def _block(parts: Mapping[str, Layered | None]) -> dict[str, object]:
@@ -178,8 +188,17 @@ def compute_metrics(records: object, tables: RecordTables | None = None) -> Metr
         demo_mass=None if icl.demo_mass is None else demo_mass_summary(icl.demo_mass),
         agreement=agreement(data.gold, zsl.log_probs, icl.log_probs, ft.log_probs),
         label_contrast=contrast,
+        label_agreement=_label_agreement(data),
         warnings=tuple(_warnings(data)),
     )
+
+
+def _label_agreement(records: Records) -> Agreement | None:
+    names = ("zsl", "icl", FLIPPED["icl"], "ft", FLIPPED["ft"])
+    if any(name not in records.settings for name in names):
+        return None
+    zsl, icl, icl_flipped, ft, ft_flipped = (records[name].log_probs for name in names)
+    return label_agreement(records.gold, zsl, icl, icl_flipped, ft, ft_flipped)
 
 
 def _warnings(records: Records) -> list[str]:

@@ -68,6 +68,12 @@ NUMBERS = (
         "cosine of what flipping the demonstrations' labels changes in attention's output, ICL's with fine-tuning's",
     ),
     Number(
+        "label_contrast.log_odds.value",
+        "label contrast of log-odds",
+        "+.3f",
+        "the same of the label log-odds, query by query within a class",
+    ),
+    Number(
         "sim_aou.raw",
         "SimAOU raw",
         "+.3f",
