@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dualview.io.assets import AssetStatus
     from dualview.io.gguf_cache import Conversion
     from dualview.models.language_model import LanguageModel
+    from dualview.tasks.prompts import PromptSet
     from dualview.tasks.show_prompt import ShownPrompt
 
 Say = Callable[[str], None]
@@ -151,15 +152,37 @@ def prompt(
     **options: Any,
 ) -> ShownPrompt:
     """One in-context prompt, token by token; `query` counts from 0, the options are the fields of `RunOptions`."""
-    from dualview.comparison.prepare import prepare
     from dualview.tasks.show_prompt import ShownPrompt
 
     check_place(json)
     chosen, lm = _chosen(model, options)
-    prepared = prepare(chosen, lm, progress)
-    shown = ShownPrompt(prepared.prompts, prepared.lm.tokenizer, query)
+    shown = ShownPrompt(*_prompts(chosen, lm, progress or Silent()), query)
     save_json(json, shown.tokens)
     return shown
+
+
+def _prompts(options: RunOptions, lm: LanguageModel | None, progress: Progress) -> tuple[PromptSet, Any]:
+    """The prompts of a run and the tokenizer they were made with."""
+    if options.seed == "auto":  # the model is asked which demonstrations it learns most from
+        from dualview.comparison.prepare import prepare
+
+        prepared = prepare(options, lm, progress)
+        return prepared.prompts, prepared.lm.tokenizer
+    from dualview.comparison.inputs import encode, read_inputs
+    from dualview.models.devices import BALANCED, pick_device
+    from dualview.models.reader import load_reader
+
+    inputs = read_inputs(options)
+    if lm is not None:
+        reader = lm.reader
+    else:
+        if options.device != BALANCED:
+            pick_device(options.device)  # not used here, but a mistake in it is better found now than in the run
+        with progress.part(f"loading the tokenizer of {options.model}", 1) as advance:
+            reader = load_reader(options.model, dtype=options.dtype, trust_remote_code=options.trust_remote_code)
+            advance(1)
+    assert inputs.demos is not None
+    return encode(options, reader, inputs.task, inputs.demos, inputs.queries), reader.tokenizer
 
 
 def verify(

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dualview.comparison.finetuning import fine_tune, recipe_of
-from dualview.comparison.prepare import Prepared, make_prompts, prepare
+from dualview.comparison.inputs import make_prompts
+from dualview.comparison.prepare import Prepared, prepare
 from dualview.duality.on_model.dual_finetuning import trace_for
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
@@ -40,7 +41,7 @@ def question(
     prepared = prepare(chosen, loaded, progress)
     row = query_row(prepared.task, query)
     _must_not_be_empty(*row.fields.values())
-    prepared = replace(prepared, prompts=make_prompts(chosen, prepared.lm, prepared.task, prepared.demos, [row]))
+    prepared = replace(prepared, prompts=make_prompts(chosen, prepared.lm.reader, prepared.task, prepared.demos, [row]))
     return Question(prepared, row, _trained(verb, prepared, progress))
 
 

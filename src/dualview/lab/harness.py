@@ -113,7 +113,7 @@ class Job(Generic[SettingsT]):
 
     @cached_property
     def device(self) -> torch.device:
-        from dualview.models.loading import pick_device
+        from dualview.models.devices import pick_device
 
         return pick_device(self.settings.device)
 

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dualview.anatomy.layers import Anatomy
+from dualview.models.reader import Reader
 from dualview.models.weights_hash import WeightsHash
 from dualview.variants.registry import VARIANTS, implementation
 
@@ -56,18 +57,17 @@ class LanguageModel:
         return int(self.model.config.get_text_config().vocab_size)
 
     @property
+    def reader(self) -> Reader:
+        return Reader(self.tokenizer, self.model.config)
+
+    @property
     def context(self) -> int | None:
         """How many positions the model has, if its configuration states it."""
-        config = self.model.config.get_text_config()
-        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            found = getattr(config, key, None)
-            if isinstance(found, int) and found > 0:
-                return found
-        return None
+        return self.reader.context
 
     def room(self, at_most: int | None = None) -> int | None:
         """How many positions a prompt may use: the model's context, or `at_most` if that is less."""
-        return min((limit for limit in (self.context, at_most) if limit is not None), default=None)
+        return self.reader.room(at_most)
 
     def shares_prefix(self, prefix: int, longest: int, shift: int = 0) -> bool:
         """Whether queries of up to `longest` tokens, shifted by `shift` positions, may share a prefix of that length.

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import uvicorn
 
 from dualview.io.errors import UserError
-from dualview.models.loading import BALANCED, pick_device
+from dualview.models.devices import BALANCED, pick_device
 from dualview.options import RunOptions
 from dualview.report.build import is_store
 from dualview.web import results

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from dualview.comparison.controls.training import TrainedControls, train_controls
-from dualview.comparison.prepare import Prepared, make_prompts, selection_queries
+from dualview.comparison.inputs import make_prompts
+from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
 from dualview.learning.finetune import Training, TrainingRecipe, Tuned, finetune
@@ -214,7 +215,7 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
 def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
     options, task = prepared.options, task or prepared.task
     options = replace(options, separator=options.separator or prepared.task.separator)
-    made = make_prompts(options, prepared.lm, task, rows, rows[:1], prepared.prompts.queries)
+    made = make_prompts(options, prepared.lm.reader, task, rows, rows[:1], prepared.prompts.queries)
     return made.with_queries(prepared.prompts.queries)
 
 
