@@ -8,12 +8,12 @@ does not use.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from dualview.io.errors import UserError, one_of
-from dualview.io.json_files import Place, check_place, is_stdout, save_json
+from dualview.io.json_files import Place, check_place, is_stdout, plain, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.options import RunOptions
 
@@ -228,20 +228,25 @@ class Assets:
         return all(status.state == "ready" for status in self.assets)
 
 
-def assets(action: Literal["list", "fetch", "verify", "clear"] = "list", *, say: Say | None = None) -> Assets:
+def assets(
+    action: Literal["list", "fetch", "verify", "clear"] = "list", *, json: Place = None, say: Say | None = None
+) -> Assets:
     """List, fetch or verify the embedded model and data; list or clear the cached conversions of GGUF files."""
     from dualview.io import assets as files
     from dualview.io import gguf_cache
 
     one_of("action", action, Literal["list", "fetch", "verify", "clear"])
+    check_place(json)
     say = say or (lambda _message: None)
     if action == "clear":
-        return Assets([], gguf_cache.clear())
-    if action == "fetch":
-        found = files.fetch_assets(say)
+        found = Assets([], gguf_cache.clear())
+    elif action == "fetch":
+        found = Assets(files.fetch_assets(say), gguf_cache.conversions())
     else:
-        found = files.verify_assets(say) if action == "verify" else files.list_assets()
-    return Assets(found, gguf_cache.conversions())
+        listed = files.verify_assets(say) if action == "verify" else files.list_assets()
+        found = Assets(listed, gguf_cache.conversions())
+    save_json(json, plain(asdict(found)))
+    return found
 
 
 def _chosen(model: str | LanguageModel, options: dict[str, Any]) -> tuple[RunOptions, LanguageModel | None]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from dualview.comparison.cache import PassCache, no_cache
+from dualview.io.errors import UserError
 from dualview.models.reader import Reader
 from dualview.options import RunOptions
 from dualview.tasks.prompts import PromptSet, Query, build_prompts, encode_queries
@@ -25,13 +28,23 @@ class Inputs:
 
 
 def read_inputs(options: RunOptions, cache: PassCache = no_cache) -> Inputs:
-    """Read the task and choose its rows."""
+    """Read the task and choose its rows. Every file that the options name must be there: a model may take minutes to
+    load, and nothing is wrong with it."""
     task = cache("task", (options.task, options.data), lambda: load_task(options.task, options.data))
     queries = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
     demos = read_rows(task, options.demos) if options.demos else None
     if demos is None and options.seed != "auto":
         demos = sample_demos(task, options.seed, options.shots)
+    _must_exist(options)
     return Inputs(task, demos, queries)
+
+
+def _must_exist(options: RunOptions) -> None:
+    for name, value in vars(options).items():
+        given: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)  # pyright: ignore[reportUnknownVariableType]
+        for path in given:
+            if isinstance(path, Path) and not path.exists():
+                raise UserError(f"Option --{name.replace('_', '-')}: there is no {path}; check the path.")
 
 
 def encode(options: RunOptions, reader: Reader, task: Task, demos: Sequence[Row], queries: Sequence[Row]) -> PromptSet:

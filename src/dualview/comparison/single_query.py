@@ -16,7 +16,7 @@ from dualview.learning.traces import TrainingTrace, trace_training
 from dualview.models.language_model import LanguageModel
 from dualview.options import COMPARISON_ONLY, QUERIES_ONLY, RunOptions, refuse_options
 from dualview.tasks.rows import Row
-from dualview.tasks.task import Task
+from dualview.tasks.task import Task, load_task
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ def question(
     name, loaded = (model, None) if isinstance(model, str) else (model.name, model)
     chosen = RunOptions.make(**{**options, "model": name, "n_queries": 1})
     _must_have_a_dual_form(verb, chosen)
-    prepared = prepare(chosen, loaded, progress)
-    row = query_row(prepared.task, query)
+    row = query_row(load_task(chosen.task, chosen.data), query)  # before the model loads: mistakes show at once
     _must_not_be_empty(*row.fields.values())
+    prepared = prepare(chosen, loaded, progress)
     prepared = replace(prepared, prompts=make_prompts(chosen, prepared.lm.reader, prepared.task, prepared.demos, [row]))
     return Question(prepared, row, _trained(verb, prepared, progress))
 

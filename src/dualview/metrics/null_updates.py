@@ -106,18 +106,18 @@ def gaussian(
 ) -> Float[np.ndarray, "query group"]:
     """The mean cosine with random updates of FT's norm.
 
-    Of a uniformly random direction in `dims` dimensions only its components along z and along what x has beside z
+    Of a uniformly random direction in `dims` dimensions only its components along z and along x's part orthogonal to z
     matter; they are t₁ and t₂ over √(t₁² + t₂² + χ²), so nothing d-dimensional is drawn.
     """
     shape, free = (_GAUSSIAN_DRAWS, *layer.z.shape[:2]), dims[:, None] - 2
-    along, beside = rng.standard_normal(shape), rng.standard_normal(shape) * (free >= 0)
+    along, across = rng.standard_normal(shape), rng.standard_normal(shape) * (free >= 0)
     rest = np.where(free > 0, rng.chisquare(np.maximum(free, 1), shape), 0.0)
-    scale = layer.b_norm / np.sqrt(along**2 + beside**2 + rest)
+    scale = layer.b_norm / np.sqrt(along**2 + across**2 + rest)
     x_along = np.nan_to_num(ratio(layer.x_z, layer.z_norm))
-    x_beside = np.sqrt(np.maximum(layer.x_norm**2 - x_along**2, 0.0))
+    x_across = np.sqrt(np.maximum(layer.x_norm**2 - x_along**2, 0.0))
     cosines = cosine_with_update(
         layer.form,
-        x_b=scale * (x_along * along + x_beside * beside),
+        x_b=scale * (x_along * along + x_across * across),
         z_b=scale * layer.z_norm * along,
         b_norm=layer.b_norm,
         x_z=layer.x_z,
@@ -174,7 +174,7 @@ def centred(layer: LayerVectors) -> Sides:
     return Sides(sides[0], sides[1])
 
 
-def beside_zsl(layer: LayerVectors) -> LayerVectors:
+def orthogonal_to_zsl(layer: LayerVectors) -> LayerVectors:
     """x and y less their components along zsl; their lengths stay those of the whole, so that shares stay shares."""
     away = ratio(layer.z, layer.z_norm[..., None])
     x, y = (side - np.nan_to_num(dot(side, away)[..., None] * away) for side in (layer.x, layer.y))

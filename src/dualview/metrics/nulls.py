@@ -7,10 +7,10 @@ Floors, each with the per-query excess of the similarity over it:
   is the query's own, and gives an exact permutation test.
 - `mean_direction`: the part of the similarity owed to the mean update over queries; the excess is what is left once
   the mean direction is removed from both sides.
-- `rotated` (for updates): what FT does to each query beyond its mean update and beside the ZSL direction, turned as a
-  whole in a random way. This keeps every relation between queries, and so separates similarity from the chance
-  alignment of directions that many queries share in part, which no number of queries averages away. Its excess is the
-  similarity once mean and ZSL direction are both gone: either of them would carry the other past its own test.
+- `rotated` (for updates): what FT does to each query beyond its mean update and orthogonal to the ZSL direction,
+  turned as a whole in a random way. This keeps every relation between queries, and so separates similarity from the
+  chance alignment of directions that many queries share in part, which no number of queries averages away. Its excess
+  is the similarity once mean and ZSL direction are both gone: either of them would carry the other past its own test.
 - `noise` (for normalised outputs): the analytic noise floor of each query and layer.
 - `before` (for maps): the similarity of ICL's map to the map before fine-tuning.
 - `zsl_direction`: the part owed to the direction of the ZSL vector. Both updates start there, so two settings that
@@ -37,9 +37,9 @@ from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.null_updates import (
     LayerVectors,
     Sides,
-    beside_zsl,
     centred,
     gaussian,
+    orthogonal_to_zsl,
     pair_cosines,
     rotation_variance,
     units,
@@ -85,7 +85,7 @@ class Rotated:
     whole: float
     """Of the similarity itself."""
     specific: float
-    """Of what is left of it beyond the mean updates and beside the ZSL direction."""
+    """Of what is left of it beyond the mean updates and orthogonal to the ZSL direction."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class _Collected:
         squares = [[np.full((layers, block.size, block.size), np.nan) for block in blocks] for _ in range(2)]
         tables = {
             name: np.full((n, layers), np.nan)
-            for name in ("value", "zsl_direction", "gaussian", "noise", "before", "beside")
+            for name in ("value", "zsl_direction", "gaussian", "noise", "before", "orthogonal")
         }
         return cls(tables, squares[0], squares[1], {name: np.full(layers, np.nan) for name in ("whole", "specific")})
 
@@ -203,13 +203,13 @@ class _Collected:
         dims: Int[np.ndarray, " query"],
         sample: Int[np.ndarray, " member"],
     ) -> None:
-        """What is alike beside the ZSL direction and beyond the block's mean, and how far chance alone carries it."""
-        rest, away = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan)), beside_zsl(layer)
+        """The similarity orthogonal to the ZSL direction and beyond the block's mean, and its spread by chance."""
+        rest, away = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan)), orthogonal_to_zsl(layer)
         for numbers in _of_one_size(blocks):
             several = np.stack([blocks[number] for number in numbers])
             sides = centred(away.take(several))
             rest.x[several], rest.y[several] = sides.x, sides.y
-        self.tables["beside"][:, index] = defined_mean(dot(rest.x, rest.y), axis=1)
+        self.tables["orthogonal"][:, index] = defined_mean(dot(rest.x, rest.y), axis=1)
         for name, sides in {"whole": units(layer), "specific": rest}.items():
             self.deviations[name][index] = rotation_variance(sides, dims, sample) ** 0.5
 
@@ -285,6 +285,6 @@ def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], see
     whole, rest = (float(defined_mean(into.deviations[part], axis=0)) for part in ("whole", "specific"))
     if not whole > 0 or not rest > 0:
         return RecordFloors(value, floors, tests, None)
-    beside = into.tables["beside"]
-    floors["rotated"] = Floor(value - beside, beside)
+    orthogonal = into.tables["orthogonal"]
+    floors["rotated"] = Floor(value - orthogonal, orthogonal)
     return RecordFloors(value, floors, tests, Rotated(whole, rest))

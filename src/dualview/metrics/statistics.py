@@ -235,6 +235,21 @@ def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | N
     return Interval(max(0.0, centre - half), min(1.0, centre + half), level, "Wilson")
 
 
+def p_text(p: float, style: str = ".2g") -> str:
+    """A p-value as text. Below 1e-15 only rounding is left of the tail of a distribution, which may be 0.
+
+    >>> p_text(0.0123), p_text(0.0)
+    ('0.012', '< 1e-15')
+    """
+    return "< 1e-15" if p < 1e-15 else format(p, style)
+
+
+def p_clause(p: float) -> str:
+    """`p = 0.0123`, or `p < 1e-15`."""
+    text = p_text(p, ".3g")
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
 def hypergeometric_p(n_both: int, n_ft: int, n_icl: int, n_wrong: int) -> float | None:
     """One-sided P(X ≥ n_both): do ICL's fixes and FT's meet more often than if each fixed its own at random?
 

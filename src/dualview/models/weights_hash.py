@@ -1,4 +1,4 @@
-"""The sha256 of a model's weights: computed once, beside other work, and kept for the next start.
+"""The sha256 of a model's weights: computed once, while other work goes on, and kept for the next start.
 
 Hashing 15 GB takes about ten seconds and does not need the interpreter, so it runs on a thread
 of its own from the moment a run begins; what it found is kept under the files that the weights came from, by their
