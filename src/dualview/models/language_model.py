@@ -77,6 +77,7 @@ class LanguageModel:
         prefix does not; with dynamic scaling, if the prompt goes past it at all.
         """
         rope = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
+        # Architectures with several kinds of layers have one set of rotary parameters for each kind.
         for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
             kind = each.get("rope_type")
             turn = each.get("original_max_position_embeddings") or self.context or 0
@@ -100,6 +101,7 @@ class LanguageModel:
 
 def replaced_attention(model: PreTrainedModel) -> str | None:
     """The attached variant that replaces the model's softmax, if any (`augmented` does not)."""
+    # `augmented` adds to softmax attention and leaves it as it is, so packed queries still work.
     names = {implementation(kind): name for name, kind in VARIANTS.items()}
     variant = names.get(model.config._attn_implementation or "")
     return None if variant == "augmented" else variant

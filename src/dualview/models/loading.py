@@ -62,6 +62,7 @@ def load_model(
             hub = snapshot(source, trust_remote_code)
             source = source if isinstance(source, str) else f"{hub.folder}/"
             options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+            # `auto` would put what does not fit on the processor or the disk, where dualview cannot follow it.
             spread = {} if where is not None else {"device_map": "balanced", "max_memory": room_on_gpus()}
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             model = _with_variant(name, source, DTYPES[dtype], where)
@@ -72,6 +73,7 @@ def load_model(
                 model, info = loaded
                 _must_be_on_gpus(name, model)
                 _must_be_whole(name, info)
+                # Without its variant the model would load and give wrong numbers.
                 if hasattr(model.config, "dualview"):
                     raise UserError(f"{name} was saved with an attention variant: download it and give its folder.")
             must_speak(name, tokenizer)

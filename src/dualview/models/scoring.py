@@ -101,6 +101,7 @@ def _ask_packed(
 ) -> None:
     rows = sink.rows
     prefix = compute_prefix(lm, how.prefix, how.special, rows)
+    # Rows of a patch are further batch rows of the same pass, so they share its budget.
     tokens = max(1, _TOKENS.get(lm.device.type, 2048) // rows)
     reads = max(1, _LOGIT_BYTES // (4 * lm.vocab * rows))
     for host_pack in plan(trees, tokens=tokens, reads=reads, queries=how.batch_size):
@@ -121,6 +122,7 @@ def compute_prefix(lm: LanguageModel, ids: Sequence[int], special: int, rows: in
         return Prefix(0)
     at = torch.arange(len(ids), device=lm.device)
     strategy = Causal(at, keep=True)
+    # Only the keys and values are wanted; one position is the fewest logits a pass can give.
     last = at[-1:]
     run_forward(lm.model, strategy, as_row(ids, lm.device, rows), at[None].expand(rows, -1), last)
     return Prefix(len(ids), tuple(strategy.keys), tuple(strategy.values), special)
@@ -201,6 +203,8 @@ class _Sink:
         found = _token_log_probs(logits, pack.read_row, pack.target)
         shape = (found.shape[0], len(pack.members), self.log_probs.shape[2])
         at = pack.scored_query * shape[2] + pack.scored_candidate
+        # In float64: candidates of several tokens are compared with those of one, and a sum must not round differently
+        # with its length.
         total = torch.zeros(shape[0], shape[1] * shape[2], dtype=torch.float64, device=found.device)
         count = torch.zeros(shape[1] * shape[2], dtype=torch.float64, device=found.device)
         total.index_add_(1, at, found.double())

@@ -38,6 +38,7 @@ class WeightsHash:
     def start(self, weights: Mapping[str, Tensor]) -> None:
         """Begin, if it has not begun: other work may go on meanwhile, as long as it does not write to the weights."""
         if self._found is None:
+            # The dictionary is copied: the caller's may change while the thread reads it.
             self._found = Future[str]()
             Thread(target=self._work, args=(self._found, dict(weights)), daemon=True, name="weights-hash").start()
 
@@ -73,6 +74,7 @@ def hash_weights(weights: Mapping[str, Tensor]) -> str:
         # On a stream of its own, a copy from a GPU does not wait for the work that goes on there, nor hold it up.
         with torch.cuda.stream(torch.cuda.Stream(tensor.device)) if tensor.is_cuda else nullcontext():
             there = tensor.detach().cpu()
+        # As raw bytes, because numpy has no bfloat16.
         digest.update(there.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
