@@ -111,6 +111,7 @@ def selection_queries(prepared: Prepared) -> tuple[Query, ...]:
 def _fitting(options: RunOptions, lm: LanguageModel, task: Task) -> list[Row]:
     """The selection rows that fit the context; rows that are shown or may be reported are left out."""
     given = [row for path in (options.queries, options.demos) if path is not None for row in read_rows(task, path)]
+    # By text, not by row: the same text may be in several splits, and a reported query must not choose the rate.
     known = {task.render(row) for row in (*given, *task.rows("validation"))}
     rows = [row for row in selection_rows(task, SELECTION_ROWS) if task.render(row) not in known]
     limit, special = lm.room(options.max_context), int(resolve_bos(lm.tokenizer, options.bos) is not None)

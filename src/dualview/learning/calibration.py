@@ -31,6 +31,7 @@ def calibrated_accuracy(
 ) -> dict[str, float]:
     """Accuracy of each setting after calibration, each by its own answers to the content-free queries."""
     gold = np.array([query.gold for query in queries])
+    # A classification task has one list of candidates; a multiple-choice task may have one for each query.
     distinct = list(dict.fromkeys(query.candidates for query in queries))
     empty = calibration_queries(task, lm.tokenizer, queries)
     row_of = {candidates: i for i, candidates in enumerate(distinct)}

@@ -142,6 +142,7 @@ def _controls(
 
         return name, run
 
+    # Zero-shot at the query's in-context position: how far the position alone changes the output.
     shift = len(prompts.prefix) - len(prompts.zero_prefix)
     yield context("icl_reordered", lambda: reordered(prompts, REORDERED).prefix, demo_logits=True)
     yield untouched("zsl_shifted", lambda: replace(prepared.zero_shot, shift=shift))
@@ -212,6 +213,7 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
     if prompts.shots_used < 2:
         raise UserError("One demonstration has no other order.")
     order = shuffled(prompts.shots_used, key)
+    # A shuffle of few demonstrations may leave them as they are, and the control needs another order.
     if order == list(range(len(order))):
         order = order[1:] + order[:1]
     return replace(prompts, demos=tuple(prompts.demos[i] for i in order))
@@ -219,6 +221,7 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
 
 def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
     options, task = prepared.options, task or prepared.task
+    # Another task's demonstrations are separated as this one's are: only their content may differ.
     options = replace(options, separator=options.separator or prepared.task.separator)
     made = make_prompts(options, prepared.lm.reader, task, rows, rows[:1], prepared.prompts.queries)
     return made.with_queries(prepared.prompts.queries)
@@ -235,6 +238,7 @@ def flipped_labels(prepared: Prepared) -> PromptSet:
     counts = [len(prepared.task.candidates(row)) for row in shown]
     if min(counts) < 2:
         raise UserError("A task with a single label has no other to flip it to.")
+    # A shift, so that no demonstration keeps its label, which a random permutation could.
     rows = [replace(row, label=(row.label + 1) % count) for row, count in zip(shown, counts, strict=True)]
     return _rebuilt(prepared, rows)
 
@@ -244,6 +248,7 @@ def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
     draw = _generator(prepared, "random_labels", number)
     true = list(prepared.demos[: prepared.prompts.shots_used])
     rows = true
+    # With few demonstrations a draw may give all true labels, which would be no control.
     while rows == true:
         rows = [replace(row, label=int(draw.integers(len(prepared.task.candidates(row))))) for row in true]
     return _rebuilt(prepared, rows)
