@@ -398,7 +398,7 @@ def test_attention_tells_of_every_step_and_layer_and_can_be_left(
 
 
 def test_advice_is_what_the_page_can_do(model: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualview.models.language_model.LanguageModel.context", 12)
+    monkeypatch.setattr("dualview.models.reader.Reader.context", 12)
     with pytest.raises(UserError) as error:
         told(cache_of(model), given)
     assert "--max-context" not in str(error.value) and "shorten" in str(error.value)
