@@ -219,7 +219,8 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
     return replace(prompts, demos=tuple(prompts.demos[i] for i in order))
 
 
-def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
+def rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
+    """The prompts with other demonstrations, of the same task or of another."""
     options, task = prepared.options, task or prepared.task
     # Another task's demonstrations are separated as this one's are: only their content may differ.
     options = replace(options, separator=options.separator or prepared.task.separator)
@@ -229,7 +230,7 @@ def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> P
 
 def _other_demos(prepared: Prepared) -> PromptSet:
     seed = control_seeds(prepared)["other_demos"]
-    return _rebuilt(prepared, sample_demos(prepared.task, seed, prepared.prompts.shots_used))
+    return rebuilt(prepared, sample_demos(prepared.task, seed, prepared.prompts.shots_used))
 
 
 def flipped_labels(prepared: Prepared) -> PromptSet:
@@ -238,9 +239,13 @@ def flipped_labels(prepared: Prepared) -> PromptSet:
     counts = [len(prepared.task.candidates(row)) for row in shown]
     if min(counts) < 2:
         raise UserError("A task with a single label has no other to flip it to.")
-    # A shift, so that no demonstration keeps its label, which a random permutation could.
-    rows = [replace(row, label=(row.label + 1) % count) for row, count in zip(shown, counts, strict=True)]
-    return _rebuilt(prepared, rows)
+    return rebuilt(prepared, flipped(prepared.task, shown))
+
+
+def flipped(task: Task, rows: Sequence[Row]) -> list[Row]:
+    """The rows, each with the next label."""
+    # A shift, so that no row keeps its label, which a random permutation could allow.
+    return [replace(row, label=(row.label + 1) % len(task.candidates(row))) for row in rows]
 
 
 def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
@@ -251,14 +256,19 @@ def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
     # With few demonstrations a draw may give all true labels, which would be no control.
     while rows == true:
         rows = [replace(row, label=int(draw.integers(len(prepared.task.candidates(row))))) for row in true]
-    return _rebuilt(prepared, rows)
+    return rebuilt(prepared, rows)
 
 
 def _other_task(prepared: Prepared, number: int = 0) -> PromptSet:
-    name = "product" if prepared.task.name == "source" else "source"
-    other = _embedded_task(name)
+    other, rows = other_demos(prepared, number)
+    return rebuilt(prepared, rows, other)
+
+
+def other_demos(prepared: Prepared, number: int = 0) -> tuple[Task, list[Row]]:
+    """Another task that comes with the package, and as many demonstrations of it."""
+    other = _embedded_task("product" if prepared.task.name == "source" else "source")
     seed = control_seeds(prepared)["other_task"] + 1000 * number
-    return _rebuilt(prepared, sample_demos(other, seed, prepared.prompts.shots_used), other)
+    return other, sample_demos(other, seed, prepared.prompts.shots_used)
 
 
 @cache
