@@ -24,7 +24,8 @@ CHUNK = 10 * 1024 * 1024
 
 
 def ask(client: Client, model: str, task: Path | str, *more: str, **env: str) -> Any:
-    return client("prompt", "--model", model, "--task", str(task), "--shots", "1", "--device", "cpu", *more, **env)
+    load = ("run", "--dry-run", "--controls", "none", "--device", "cpu")
+    return client(*load, "--model", model, "--task", str(task), "--shots", "1", *more, **env)
 
 
 def loaded(client: Client, model: str, **options: Any) -> tuple[str, str]:
@@ -126,6 +127,22 @@ def test_a_connection_that_is_cut_again_and_again(hub: Hub, online: Client, mode
     assert "download of model.safetensors of user/cut failed" in said and "run the command again" in said
     assert answer.seconds < 30
     ask(online, "user/cut", local_task).fine()
+
+
+def test_a_prompt_needs_no_weights(
+    hub: Hub, online: Client, offline: Client, model_files: Two, local_task: Path
+) -> None:
+    """It is the prompt of the whole model, online and offline, and the weights are not downloaded."""
+    command = ("prompt", "--model", "user/unseen", "--task", str(local_task), "--shots", "1", "--device", "cpu")
+    hub.repo("user/unseen").commit(model_files[0])
+    hub.log.clear()
+    shown = online(*command).fine()
+    assert not hub.downloads("model.safetensors")
+    assert offline(*command).fine() == shown
+    code = f"import dualview; lm = dualview.load_model('user/unseen', device='cpu'); task = {str(local_task)!r}; "
+    code += "print([token['id'] for token in dualview.prompt(model=lm, task=task, shots=1).tokens])"
+    ids = [int(line.split("\t")[1]) for line in shown.splitlines()]
+    assert json.loads(online.python(code).fine()) == ids
 
 
 def test_a_gated_model(hub: Hub, online: Client, model_files: Two, local_task: Path) -> None:

@@ -81,11 +81,14 @@ def export(
     store: StoreOption,
     table: Annotated[str, typer.Option(help="cells, layers, queries, controls, runs or failures")] = "cells",
     all: AllOption = False,
+    json: Annotated[Path | None, json_option("the number of rows and the file's name")] = None,
 ) -> None:
     """Write a table of a store to a file."""
     from dualview.store import api
 
-    print(f"wrote {api.export(out, store, table=table, all=all, say=say)}")
+    path = api.export(out, store, table=table, all=all, json=json, say=say)
+    if not is_stdout(json):
+        print(f"wrote {path}")
 
 
 def query(

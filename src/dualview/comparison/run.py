@@ -55,6 +55,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
             with progress.part(f"{name}: asking {len(queries)} queries", len(queries)) as advance:
                 return ask(lm, queries, how, patch, advance)
 
+        # A patched pass is never shared: two fine-tunings that are called the same may differ.
         found = ask_all() if patch is not None else prepared.cache(name, _pass_key(prepared, how), ask_all)
         clock.lap(name)
         return found
@@ -119,6 +120,7 @@ def _off_heads(lm: LanguageModel, zsl: Asked, settings: Mapping[str, Setting]) -
 
 def _pass_key(prepared: Prepared, how: PassPlan) -> Hashable:
     """What decides a pass at the base weights."""
+    # With controls a pass also keeps taps and logits, so one recorded without them cannot replace it.
     watched = prepared.options.controls != "none"
     return how.prefix, prepared.prompts.queries, how.at, how.batch_size, watched
 
@@ -140,6 +142,7 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
         return learnt.grid if rule == recipe.rule and learnt.grid else train_grid(prepared, rule)
 
     full = prepared.options.controls == "full"
+    # Similarity grows with the size of an update, so trained controls are compared at FT's size.
     size = update_size(passes["zsl"].settings[0], passes["ft"].settings[0])
     wanted = control_trainings(prepared, lr, full=full)
     sized = [name for name in wanted if base_name(name) in ("ft_random_labels", "ft_other_task")]

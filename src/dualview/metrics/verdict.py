@@ -38,7 +38,7 @@ from dualview.metrics.levels import (
 )
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.metrics.setting_tables import RecordTables
-from dualview.metrics.statistics import DRAWS, Interval, above_zero_p, detectable_mean, draw_interval
+from dualview.metrics.statistics import DRAWS, Interval, above_zero_p, detectable_mean, draw_interval, p_clause
 from dualview.records import Records, as_records
 
 Overall = Literal["supported", "partial", "not supported", "contradicted", "not testable"]
@@ -214,7 +214,7 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
         outcome, p, worst = "contradicted", above_zero_p(-values), "zero"
     relation = {"supported": "above", "not supported": "not above", "contradicted": "below"}[outcome]
     what = "the gains in accuracy are" if name == "learning" else f"{mean:.3f} on average is"
-    clause = f"{name}: {what} {relation} {'0' if name == 'learning' else worst} (p = {p:.3g}, {len(usable)} draws)"
+    clause = f"{name}: {what} {relation} {'0' if name == 'learning' else worst} ({p_clause(p)}, {len(usable)} draws)"
     return Level(outcome, clause, mean, interval, floors, worst, p, detectable_mean(gaps.get(worst, values), alpha))
 
 

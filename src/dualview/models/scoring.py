@@ -105,6 +105,7 @@ def _ask_packed(
 ) -> None:
     rows = sink.rows
     prefix = compute_prefix(lm, how.prefix, how.special, rows)
+    # Rows of a patch are further batch rows of the same pass, so they share its budget.
     tokens = max(1, _TOKENS.get(lm.device.type, 2048) // rows)
     reads = max(1, _LOGIT_BYTES // (4 * lm.vocab * rows))
     for host_pack in plan(trees, tokens=tokens, reads=reads, queries=how.batch_size):
@@ -125,6 +126,7 @@ def compute_prefix(lm: LanguageModel, ids: Sequence[int], special: int, rows: in
         return Prefix(0)
     at = torch.arange(len(ids), device=lm.device)
     strategy = Causal(at, keep=True)
+    # Only the keys and values are wanted; one position is the fewest logits a pass can give.
     last = at[-1:]
     run_forward(lm.model, strategy, as_row(ids, lm.device, rows), at[None].expand(rows, -1), last)
     return Prefix(len(ids), tuple(strategy.keys), tuple(strategy.values), special)

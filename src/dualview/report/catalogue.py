@@ -149,8 +149,8 @@ def accuracy_interval(measured: Measured, setting: str, value: float) -> tuple[f
 
 
 def shown(value: float | None, style: str = ".3f") -> str:
-    """A number as text, `null` where there is none; very large ones (of a diverged run) in powers of ten."""
-    return "null" if value is None else format(value, style if abs(value) < 1e6 else ".3g")
+    """A number as text, `undefined` where there is none; very large ones (of a diverged run) in powers of ten."""
+    return "undefined" if value is None else format(value, style if abs(value) < 1e6 else ".3g")
 
 
 def present(measured: Measured) -> list[Number]:

@@ -99,8 +99,11 @@ def query(sql: str, store: Where, *, json: Place = None, say: Say = _warn) -> An
     return rows
 
 
-def export(out: Where, store: Where, *, table: str = "cells", all: bool = False, say: Say = _warn) -> Path:
-    """Write a table to a .csv, .parquet or .json file, whole or not at all."""
+def export(
+    out: Where, store: Where, *, table: str = "cells", all: bool = False, json: Place = None, say: Say = _warn
+) -> Path:
+    """Write a table to a .csv, .parquet or .json file, whole or not at all; `json` is what was written where."""
+    check_place(json)
     path = Path(out)
     if path.suffix not in FORMATS:
         raise UserError(f"{path} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, which decides the format.")
@@ -109,6 +112,7 @@ def export(out: Where, store: Where, *, table: str = "cells", all: bool = False,
         rows = view(opened, table, current=not all)
     with whole(path) as temporary:
         temporary.write_bytes(_encoded(rows, path.suffix))
+    save_json(json, {"table": table, "rows": rows.num_rows, "written": [str(path)]})
     return path
 
 

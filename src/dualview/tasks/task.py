@@ -6,7 +6,7 @@ import hashlib
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from dualview.io.errors import UserError, first_problem
+from dualview.io.json_files import Place, check_place, save_json
 from dualview.tasks.rows import Row, RowShape, parse_row
 from dualview.tasks.sources import read_file, read_source
 
@@ -296,6 +297,11 @@ def check_task(task: Task) -> TaskCheck:
     return TaskCheck(task.name, splits, tuple(warnings))
 
 
-def tasks(names: Sequence[str | Path] | None = None, data: Path | None = None) -> list[Task] | list[TaskCheck]:
+def tasks(
+    names: Sequence[str | Path] | None = None, data: Path | None = None, *, json: Place = None
+) -> list[Task] | list[TaskCheck]:
     """`dualview tasks`: every task of the library, or a check of those that are named (read all rows, count labels)."""
-    return [check_task(load_task(name, data)) for name in names] if names else list_tasks()
+    check_place(json)
+    found = [check_task(load_task(name, data)) for name in names] if names else list_tasks()
+    save_json(json, [each.model_dump(mode="json") if isinstance(each, Task) else asdict(each) for each in found])
+    return found

@@ -22,7 +22,7 @@ from dualview.web.state import DrawQuery, State
 EMBEDDED = "SmolLM2-135M-Instruct, rounded to 4 bits and instruction-tuned: its numbers are its own"
 
 
-class Shelf:
+class ModelCache:
     """What the page can choose by name, and nothing else."""
 
     def __init__(self, models: Sequence[str], *, data: Path | None = None, dtype: str, device: str) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 
 from dualview.comparison.controls.training import TrainedControls, train_controls
 from dualview.comparison.finetuning import training_of
-from dualview.comparison.prepare import Prepared, make_prompts, selection_queries
+from dualview.comparison.inputs import make_prompts
+from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
 from dualview.learning.finetune import finetune
@@ -144,6 +145,7 @@ def _controls(
 
         return name, run
 
+    # Zero-shot at the query's in-context position: how far the position alone changes the output.
     shift = len(prompts.prefix) - len(prompts.zero_prefix)
     yield context("icl_reordered", lambda: reordered(prompts, REORDERED).prefix, demo_logits=True)
     moved = replace(prepared.zero_shot, shift=shift)
@@ -238,6 +240,7 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
     if prompts.shots_used < 2:
         raise UserError("One demonstration has no other order.")
     order = shuffled(prompts.shots_used, key)
+    # A shuffle of few demonstrations may leave them as they are, and the control needs another order.
     if order == list(range(len(order))):
         order = order[1:] + order[:1]
     return replace(prompts, demos=tuple(prompts.demos[i] for i in order))
@@ -246,8 +249,9 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
 def rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
     """The prompts with other demonstrations, of the same task or of another."""
     options, task = prepared.options, task or prepared.task
+    # Another task's demonstrations are separated as this one's are: only their content may differ.
     options = replace(options, separator=options.separator or prepared.task.separator)
-    made = make_prompts(options, prepared.lm, task, rows, rows[:1], prepared.prompts.queries)
+    made = make_prompts(options, prepared.lm.reader, task, rows, rows[:1], prepared.prompts.queries)
     return made.with_queries(prepared.prompts.queries)
 
 
@@ -267,6 +271,7 @@ def flipped_labels(prepared: Prepared) -> PromptSet:
 
 def flipped(task: Task, rows: Sequence[Row]) -> list[Row]:
     """The rows, each with the next label."""
+    # A shift, so that no row keeps its label, which a random permutation could allow.
     return [replace(row, label=(row.label + 1) % len(task.candidates(row))) for row in rows]
 
 
@@ -275,6 +280,7 @@ def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
     draw = _generator(prepared, "random_labels", number)
     true = list(prepared.demos[: prepared.prompts.shots_used])
     rows = true
+    # With few demonstrations a draw may give all true labels, which would be no control.
     while rows == true:
         rows = [replace(row, label=int(draw.integers(len(prepared.task.candidates(row))))) for row in true]
     return rebuilt(prepared, rows)
