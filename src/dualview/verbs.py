@@ -194,7 +194,7 @@ def verify(
 
 @dataclass(frozen=True)
 class Assets:
-    """The embedded model and data, and the cached conversions of GGUF files."""
+    """The embedded model and data, the models that can be fetched, and the cached conversions of GGUF files."""
 
     assets: list[AssetStatus]
     conversions: list[Conversion]
@@ -202,20 +202,28 @@ class Assets:
 
     @property
     def ready(self) -> bool:
-        return all(status.state == "ready" for status in self.assets)
+        """Whether nothing is damaged, and nothing missing but models that were never fetched."""
+        return all(each.state == "ready" or (each.optional and each.state == "missing") for each in self.assets)
 
 
-def assets(action: Literal["list", "fetch", "verify", "clear"] = "list", *, say: Say | None = None) -> Assets:
-    """List, fetch or verify the embedded model and data; list or clear the cached conversions of GGUF files."""
+def assets(
+    action: Literal["list", "fetch", "verify", "clear"] = "list", names: Sequence[str] = (), *, say: Say | None = None
+) -> Assets:
+    """List, fetch or verify the embedded model and data; list or clear the cached conversions of GGUF files.
+
+    `names` go with `fetch`: which assets, for example "qwen2.5-coder-0.5b".
+    """
     from dualview.io import assets as files
     from dualview.io import gguf_cache
 
     one_of("action", action, Literal["list", "fetch", "verify", "clear"])
     say = say or (lambda _message: None)
+    if names and action != "fetch":
+        raise UserError(f"Only fetch takes names of assets; `dualview assets {action}` is about all of them.")
     if action == "clear":
         return Assets([], gguf_cache.clear())
     if action == "fetch":
-        found = files.fetch_assets(say)
+        found = files.fetch_assets(say, names)
     else:
         found = files.verify_assets(say) if action == "verify" else files.list_assets()
     return Assets(found, gguf_cache.conversions())

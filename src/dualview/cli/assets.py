@@ -12,15 +12,16 @@ from dualview.io.errors import UserError
 
 def assets(
     action: Annotated[Literal["list", "fetch", "verify", "clear"], typer.Argument(help="what to do")] = "list",
+    names: Annotated[list[str] | None, typer.Argument(help="fetch: which; none: the embedded model and data")] = None,
 ) -> None:
-    """List, fetch or verify the embedded model and data.
+    """List, fetch or verify the embedded model and data, or fetch a larger model.
 
     Also list or clear the cached conversions of GGUF files.
     """
     from dualview import verbs
     from dualview.report.terminal import asset_table, conversion_table
 
-    found = verbs.assets(action, say=terminal.say)
+    found = verbs.assets(action, names or (), say=terminal.say)
     if action == "clear":
         size = sum(each.size for each in found.conversions) / 1e6
         print(f"removed {len(found.conversions)} cached conversions of GGUF files ({size:.0f} MB)")

@@ -57,7 +57,8 @@ def prepare(
 ) -> Prepared:
     """Read the task and the model, choose the demonstrations, and make every prompt."""
     progress = progress or Silent()
-    task = cache("task", (options.task, options.data), lambda: load_task(options.task, options.data))
+    named = (options.task, options.data, options.labels)
+    task = cache("task", named, lambda: load_task(*named))
     asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
     given = read_rows(task, options.demos) if options.demos else None
     if given is None and options.seed != "auto":

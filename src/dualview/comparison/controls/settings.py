@@ -26,6 +26,7 @@ from dualview.metrics.controls import base_name
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
+from dualview.options import Labels
 from dualview.records import Setting
 from dualview.tasks.prompts import PromptSet
 from dualview.tasks.rows import Row
@@ -245,15 +246,15 @@ def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
 
 def _other_task(prepared: Prepared, number: int = 0) -> PromptSet:
     name = "product" if prepared.task.name == "source" else "source"
-    other = _embedded_task(name)
+    other = _embedded_task(name, prepared.options.labels)
     seed = control_seeds(prepared)["other_task"] + 1000 * number
     return _rebuilt(prepared, sample_demos(other, seed, prepared.prompts.shots_used), other)
 
 
 @cache
-def _embedded_task(name: str) -> Task:
+def _embedded_task(name: str, labels: Labels) -> Task:
     """A task whose rows come with the package: they never change, so they are read once."""
-    return load_task(name)
+    return load_task(name, labels=labels)
 
 
 def _random_text(prepared: Prepared, number: int = 0) -> tuple[int, ...]:
