@@ -19,7 +19,8 @@ import zoo
 from close import assert_close
 from dualview.io.errors import UserError
 from dualview.learning import finetune as module
-from dualview.learning.finetune import Step, Training, TrainingRecipe, Watch, finetune, steps_of, train
+from dualview.learning.finetune import Step, Watch, finetune, train
+from dualview.learning.recipe import Training, TrainingRecipe, steps_of
 from dualview.learning.weight_patches import Deltas, Parameters
 from dualview.models.loading import adopt
 from dualview.models.scoring import PassPlan, ask

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from dualview.comparison.controls.training import TrainedControls, train_controls
+from dualview.comparison.finetuning import training_of
 from dualview.comparison.prepare import Prepared, make_prompts, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
-from dualview.learning.finetune import Training, TrainingRecipe, Tuned, finetune
+from dualview.learning.finetune import finetune
+from dualview.learning.recipe import Rule, Training, TrainingRecipe, Tuned
 from dualview.learning.selection import best, judge_rates
-from dualview.learning.training_step import Rule
 from dualview.metrics.controls import base_name
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
@@ -48,16 +49,18 @@ def control_trainings(prepared: Prepared, lr: float, *, full: bool) -> dict[str,
     prompts = prepared.prompts
 
     def on(made: Callable[[], PromptSet], rate: float = lr) -> Callable[[], Training]:
-        return lambda: Training(made().training_sequences, rate)
+        return lambda: training_of(prepared, made(), rate)
 
     wanted = {"ft_flipped_labels": on(lambda: flipped_labels(prepared))}
     if not full:
         return wanted
-    wanted["ft_sign_flipped"] = on(lambda: prompts, -lr)
+    descends = prepared.options.ft_rule != "distilled"
+    if descends:
+        wanted["ft_sign_flipped"] = on(lambda: prompts, -lr)
     for number in range(DRAWS):
         wanted[drawn("ft_random_labels", number)] = on(lambda n=number: _random_labels(prepared, n))
         wanted[drawn("ft_other_task", number)] = on(lambda n=number: _other_task(prepared, n))
-    for number in range(1, PERMUTATIONS):
+    for number in range(1, PERMUTATIONS if descends else 1):
         wanted[f"order {number}"] = on(lambda n=number: reordered(prompts, f"order {n}"))
     return wanted
 
@@ -153,7 +156,8 @@ def _controls(
         yield context(drawn("icl_random_text", n), lambda n=n: _random_text(prepared, n))
         yield training(drawn("ft_random_labels", n))
         yield training(drawn("ft_other_task", n))
-    yield training("ft_sign_flipped")
+    if "ft_sign_flipped" in trained.tuned:
+        yield training("ft_sign_flipped")
     if recipe.params != "all":
         whole = replace(recipe, params="all", rule="sgd")
         name = "ft_all_params"
@@ -176,8 +180,9 @@ RULE_CONTROLS: Mapping[Rule, str] = {
     "sgd": "ft_sgd",
     "layer-causal": "ft_layer_causal",
     "linearised": "ft_linearised",
+    "distilled": "ft_distilled",
 }
-"""The other rules, each at its own best learning rate."""
+"""The other rules, each at its own best learning rate. Distillation is the ceiling of what K and V can carry."""
 REORDERED = "reordered"
 
 
@@ -289,7 +294,7 @@ def _untrained(
 ) -> dict[str, Asked]:
     """The whole comparison with untrained weights, fine-tuned until its update is as large as FT's."""
     lm, queries = untrained(prepared.lm, keep_embeddings=keep, seed=seed), prepared.prompts.queries
-    wanted = {name: lambda: Training(prepared.prompts.training_sequences, lr)}
+    wanted = {name: lambda: training_of(prepared, prepared.prompts, lr)}
     made = train_controls(prepared, wanted, recipe, Silent(), sized=[name], size=size, lm=lm)
     tuned = made.get(name)
     report[name] = made.report(name)
