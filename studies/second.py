@@ -29,6 +29,7 @@ from dualview.io.progress import Advance
 from dualview.options import seeds_in
 from dualview.store.api import query
 from dualview.sweep.runner import sweep
+from dualview.sweep.spec import Spec
 
 FILE = Path(__file__).with_suffix(".yaml")
 COLLECTED = RESULTS / "second"
@@ -157,9 +158,8 @@ def plan(study: Mapping[str, Any], store: Path, chosen: argparse.Namespace) -> s
     for stage in stages(study, chosen):
         count = counts.setdefault((stage.arm, stage.model), [0, 0])
         for grid in grids_of(stage, store):
-            summary = sweep(grid, store, dry_run=True)
-            count[0] += summary.cells
-            count[1] += summary.done_before
+            count[0] += len(Spec.make(grid).cells())
+            count[1] += sweep(grid, store, dry_run=True).done_before if store.exists() else 0
     lines = [f"{'arm':<14}{'model':<22}{'cells':>6}{'done':>6}"]
     lines += [f"{arm:<14}{model:<22}{cells:>6}{done:>6}" for (arm, model), (cells, done) in counts.items()]
     total, done = (sum(count[at] for count in counts.values()) for at in (0, 1))

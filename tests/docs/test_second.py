@@ -17,7 +17,7 @@ from equivalence import tiny
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "studies"))
 
-import second  # noqa: E402
+import second
 
 ALL = argparse.Namespace(arms=None, models=None, seeds=None, tasks=None, device="auto")
 
@@ -70,7 +70,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tasks": [{"task": [str(tiny.save_task(folder / "task"))]}],
         "arms": arms,
     }
-    (folder / "small.yaml").write_text(yaml.safe_dump(study))
+    (folder / "small.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
     return folder / "small.yaml"
 
 
