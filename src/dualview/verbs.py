@@ -252,7 +252,7 @@ def verify(
 
 @dataclass(frozen=True)
 class Assets:
-    """The embedded model and data, and the cached conversions of GGUF files."""
+    """The embedded model and data, the models that can be fetched, and the cached conversions of GGUF files."""
 
     assets: list[AssetStatus]
     conversions: list[Conversion]
@@ -260,23 +260,33 @@ class Assets:
 
     @property
     def ready(self) -> bool:
-        return all(status.state == "ready" for status in self.assets)
+        """Whether nothing is damaged, and nothing missing but models that were never fetched."""
+        return all(each.state == "ready" or (each.optional and each.state == "missing") for each in self.assets)
 
 
 def assets(
-    action: Literal["list", "fetch", "verify", "clear"] = "list", *, json: Place = None, say: Say | None = None
+    action: Literal["list", "fetch", "verify", "clear"] = "list",
+    names: Sequence[str] = (),
+    *,
+    json: Place = None,
+    say: Say | None = None,
 ) -> Assets:
-    """List, fetch or verify the embedded model and data; list or clear the cached conversions of GGUF files."""
+    """List, fetch or verify the embedded model and data; list or clear the cached conversions of GGUF files.
+
+    `names` go with `fetch`: which assets, for example "qwen2.5-coder-0.5b".
+    """
     from dualview.io import assets as files
     from dualview.io import gguf_cache
 
     one_of("action", action, Literal["list", "fetch", "verify", "clear"])
     check_place(json)
     say = say or (lambda _message: None)
+    if names and action != "fetch":
+        raise UserError(f"Only fetch takes names of assets; `dualview assets {action}` is about all of them.")
     if action == "clear":
         found = Assets([], gguf_cache.clear())
     elif action == "fetch":
-        found = Assets(files.fetch_assets(say), gguf_cache.conversions())
+        found = Assets(files.fetch_assets(say, names), gguf_cache.conversions())
     else:
         listed = files.verify_assets(say) if action == "verify" else files.list_assets()
         found = Assets(listed, gguf_cache.conversions())

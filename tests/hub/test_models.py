@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -336,3 +337,26 @@ def test_code_of_another_repository(
     after = keys(online, local_task, model)
     assert after[2] == {other: second}
     assert after[0] not in (None, before[0]) and after[1] != before[1]
+
+
+def test_a_named_file_is_fetched_by_its_hash(hub: Hub, online: Client, tmp_path: Path) -> None:
+    """`dualview assets fetch`, from the hub: continued where it was cut, and refused if the file is another one."""
+    content = bytes(range(256)) * 50_000
+    hub.repo("user/gguf").commit({"toy.gguf": content})
+    code = f"""
+from pathlib import Path
+from dualview.io.gguf_download import GGUFPin, fetch_gguf
+pin = GGUFPin("user/gguf", "toy.gguf", "no-such-part", "1.0", 1, {len(content)}, HASH)
+print(fetch_gguf(pin, Path({str(tmp_path)!r}), lambda line: None).read_bytes() == bytes(range(256)) * 50_000)
+"""
+    good, pip = hashlib.sha256(content).hexdigest(), {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"}
+    hub.log.clear()
+    hub.cuts["toy.gguf"] = (1, CHUNK + 1000)
+    assert online.python(code.replace("HASH", repr(good)), **pip).fine() == "True\n"
+    assert hub.downloads("toy.gguf") == [None, f"bytes={CHUNK}-"]
+    (tmp_path / "toy.gguf").unlink()
+    hub.cuts["toy.gguf"] = (1000, 100)
+    assert "run the same command again" in online.python(code.replace("HASH", repr(good)), **pip).err
+    hub.cuts.clear()
+    assert "does not have the expected sha256" in online.python(code.replace("HASH", repr("0" * 64)), **pip).err
+    assert not list(tmp_path.glob("*.gguf"))

@@ -30,7 +30,8 @@ class Inputs:
 def read_inputs(options: RunOptions, cache: PassCache = no_cache) -> Inputs:
     """Read the task and choose its rows. Every file that the options name must be there: a model may take minutes to
     load, and nothing is wrong with it."""
-    task = cache("task", (options.task, options.data), lambda: load_task(options.task, options.data))
+    named = (options.task, options.data, options.labels)
+    task = cache("task", named, lambda: load_task(*named))
     queries = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
     demos = read_rows(task, options.demos) if options.demos else None
     if demos is None and options.seed != "auto":

@@ -110,6 +110,8 @@ def locate(name: str) -> str | Path | HubName:
     """Where a model is read from: a GGUF file's path, a folder in full, or else a name of the hub."""
     if name == "embedded":
         return str(assets.embedded_model())
+    if (known := assets.named_model(name)) is not None:
+        return known
     if not name.strip():
         raise UserError("--model is empty; give embedded, a folder, a .gguf file or a hub id.")
     path = Path(name).expanduser()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,20 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from dualview.io.errors import UserError, first_problem
 from dualview.io.json_files import Place, check_place, save_json
+from dualview.options import Labels
 from dualview.tasks.rows import Row, RowShape, parse_row
 from dualview.tasks.sources import read_file, read_source
 
 SplitName = Literal["train", "selection", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "selection", "validation")
 HELD_OUT_SHARE, HELD_OUT_MOST = 4, 512
+
+ABSTRACT_WORDS = (
+    *("Bak", "Bol", "Dag", "Dor", "Fen", "Gon", "Hob", "Kel", "Kor", "Lar", "Lod", "Mir"),
+    *("Nak", "Nim", "Pel", "Ras", "Sab", "Tam", "Tib", "Tol", "Vel", "Vik", "Wen", "Zam"),
+)
+"""Meaningless words for labels: each is one token, with the space before it, of the Llama and Qwen vocabularies that
+were checked (SmolLM2, Qwen2.5). The list is fixed: a task's words depend on its name and on this list."""
 
 
 class Task(BaseModel):
@@ -54,6 +63,11 @@ class Task(BaseModel):
     """Multiple choice whose label is a name ('C'): the path of the row's list of such names."""
     fields: dict[str, str] = {}
     """Renames: a field of the template may be found in a row under either name of its entry."""
+    abstract_labels: tuple[str, ...] = Field(default=(), exclude=True)
+    """The meaningless words of `--labels abstract`; without them, words of `ABSTRACT_WORDS` chosen by the task's name.
+    Neither they nor the template below are part of a key: the task that `relabelled` returns has them in `labels`."""
+    abstract_template: str | None = Field(default=None, exclude=True)
+    """The template of `--labels abstract`, for a task whose own template names its classes."""
     citation: str = ""
     licence: str = ""
     notes: str = ""
@@ -78,9 +92,54 @@ class Task(BaseModel):
                 raise ValueError(f"labels: holds {label!r} twice; labels must differ")
         if isinstance(self.choices, tuple) and len(self.choices) < 2:
             raise ValueError("choices: lists fewer than two fields; name one field for each candidate")
+        self._check_abstract()
         if not self.separator:
             raise ValueError("separator: is empty; give some text, or eos")
         return self
+
+    def _check_abstract(self) -> None:
+        words, template = self.abstract_labels, self.abstract_template
+        if (words or template is not None) and not self.labels:
+            raise ValueError("abstract_labels, abstract_template: are for a task with labels, not for multiple choice")
+        if words and (len(set(words)) != len(self.labels) or len(words) != len(self.labels)):
+            raise ValueError(f"abstract_labels: give {len(self.labels)} different words, one for each label")
+        if not all(word.strip() for word in words):
+            raise ValueError("abstract_labels: holds a blank one; give every label a word")
+        if template is None:
+            return
+        if {field for _, field in _pieces(template)} - {None} != set(self.template_fields):
+            raise ValueError("abstract_template: must have the fields of template")
+        if (label := _named_in(template, self.labels)) is not None:
+            raise ValueError(f"abstract_template: names the label {label!r}; leave it out")
+
+    def relabelled(self, labels: Labels) -> Task:
+        """The task itself, or with `abstract` a copy with meaningless label words and a template without the classes.
+
+        Its rows, and so its demonstrations and queries, are the same.
+        """
+        if labels == "natural":
+            return self
+        if not self.labels:
+            raise UserError(
+                f"Task {self.name} is multiple choice, so its answers are its rows' own and cannot be abstract; "
+                "use --labels natural."
+            )
+        template = self.template if self.abstract_template is None else self.abstract_template
+        if (label := _named_in(template, self.labels)) is not None:
+            raise UserError(
+                f"The template of task {self.name} names the label {label!r}, so --labels abstract needs another: add "
+                "abstract_template, without the labels, to the task's YAML."
+            )
+        words = self.abstract_labels
+        if not words:
+            if len(self.labels) > len(ABSTRACT_WORDS):
+                raise UserError(
+                    f"Task {self.name} has {len(self.labels)} labels and only {len(ABSTRACT_WORDS)} abstract words are "
+                    "known; add abstract_labels to the task's YAML."
+                )
+            order = shuffled(len(ABSTRACT_WORDS), f"abstract labels of {self.name}")
+            words = tuple(ABSTRACT_WORDS[index] for index in order[: len(self.labels)])
+        return self.model_copy(update={"labels": words, "template": template})
 
     @property
     def template_fields(self) -> tuple[str, ...]:
@@ -189,11 +248,17 @@ def _pieces(template: str) -> list[tuple[str, str | None]]:
     return [(text, field) for text, field, _, _ in parsed]
 
 
-def load_task(name_or_path: str | Path, data: Path | None = None) -> Task:
+def _named_in(template: str, labels: Sequence[str]) -> str | None:
+    """The first label that the template's own text holds as a word."""
+    text = " ".join(piece for piece, _ in _pieces(template))
+    return next((one for one in labels if re.search(rf"(?<!\w){re.escape(one)}(?!\w)", text, re.IGNORECASE)), None)
+
+
+def load_task(name_or_path: str | Path, data: Path | None = None, labels: Labels = "natural") -> Task:
     """A task of the library by name, or one of your own by the path of its YAML.
 
     With `data`, its rows come from `<data>/<task>/train.jsonl` and `validation.jsonl` (and `selection.jsonl`, if there
-    is one) instead of the sources it names.
+    is one) instead of the sources it names. `labels` as in `Task.relabelled`.
     """
     library = _library()
     if str(name_or_path) in library:
@@ -218,7 +283,7 @@ def load_task(name_or_path: str | Path, data: Path | None = None) -> Task:
                 f"{folder} is not a folder; --data needs {task.name}/train.jsonl and validation.jsonl in it."
             )
         task._data = Path(data)  # pyright: ignore[reportPrivateUsage]
-    return task
+    return task.relabelled(labels)
 
 
 def list_tasks() -> list[Task]:

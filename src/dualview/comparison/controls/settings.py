@@ -29,6 +29,7 @@ from dualview.metrics.cosine import UNDEFINED_BELOW
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
+from dualview.options import Labels
 from dualview.records import Setting
 from dualview.tasks.prompts import PromptSet, Query
 from dualview.tasks.rows import Row
@@ -293,15 +294,15 @@ def _other_task(prepared: Prepared, number: int = 0) -> PromptSet:
 
 def other_demos(prepared: Prepared, number: int = 0) -> tuple[Task, list[Row]]:
     """Another task that comes with the package, and as many demonstrations of it."""
-    other = _embedded_task("product" if prepared.task.name == "source" else "source")
+    other = _embedded_task("product" if prepared.task.name == "source" else "source", prepared.options.labels)
     seed = control_seeds(prepared)["other_task"] + 1000 * number
     return other, sample_demos(other, seed, prepared.prompts.shots_used)
 
 
 @cache
-def _embedded_task(name: str) -> Task:
+def _embedded_task(name: str, labels: Labels) -> Task:
     """A task whose rows come with the package: they never change, so they are read once."""
-    return load_task(name)
+    return load_task(name, labels=labels)
 
 
 def _random_text(prepared: Prepared, number: int = 0) -> tuple[int, ...]:

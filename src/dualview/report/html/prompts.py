@@ -118,7 +118,7 @@ def rebuild(result: Result) -> ShownPrompts:
 
     # The result lists every option that differs from its default, so a protocol must not add its presets to them.
     options = RunOptions.make(**{k: v for k, v in result.provenance.options.items() if k != "protocol"})
-    task = load_task(options.task, options.data)
+    task = load_task(options.task, options.data, options.labels)
     asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
     if options.demos:
         demos: Sequence[Any] = read_rows(task, options.demos)
@@ -146,7 +146,7 @@ def _tokenizer(name: str) -> Any:
         if not all(ready):
             raise UserError("the embedded model is not on this machine; run `dualview assets fetch`.")
         return AutoTokenizer.from_pretrained(str(assets.embedded_model()), local_files_only=True)
-    path = Path(name).expanduser()
+    path = assets.named_model(name) or Path(name).expanduser()
     if path.suffix == ".gguf":
         folder = gguf_cache.lookup(path) if path.is_file() else None
         if folder is not None:
