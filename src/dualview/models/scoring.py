@@ -170,6 +170,11 @@ class _Sink:
         self.columns = np.array([len(tree.path) for tree in trees])
         widest = max((len(query.candidates) for query in queries), default=0)
         self.log_probs = np.full((rows, n, widest), -np.inf)
+        # What turns a candidate's mean log-probability into its score: 1, or its length where scores are sums.
+        self.scale = np.ones((n, widest))
+        for i, query in enumerate(queries):
+            if query.summed:
+                self.scale[i, : len(query.candidates)] = [len(candidate) for candidate in query.candidates]
         self.h = self.m = self.mass = self.demo = self.top_ids = self.top_probs = None
         self.tapped: tuple[TappedQueries, ...] = ()
         if how.record:
@@ -206,7 +211,7 @@ class _Sink:
         total.index_add_(1, at, found.double())
         count.index_add_(0, at, torch.ones_like(at, dtype=torch.float64))
         mean = torch.where(count > 0, total / count, -torch.inf).view(shape)
-        self.log_probs[:, pack.members] = mean.cpu().numpy()
+        self.log_probs[:, pack.members] = mean.cpu().numpy() * self.scale[list(pack.members)]
         self._keep(list(pack.members), logits[0, pack.first_read], trace)
 
     def add_one(
@@ -219,7 +224,7 @@ class _Sink:
     ) -> None:
         row = torch.arange(len(candidate), device=logits.device)
         found = _token_log_probs(logits, row, torch.tensor(candidate, device=logits.device))
-        self.log_probs[:, query, index] = found.mean(1).double().cpu().numpy()
+        self.log_probs[:, query, index] = found.mean(1).double().cpu().numpy() * self.scale[query, index]
         self._keep([query], logits[0, :1], trace)
 
     def _keep(self, members: list[int], after: Float[Tensor, "query vocab"], trace: Trace | None) -> None:
