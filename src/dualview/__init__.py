@@ -135,6 +135,10 @@ def _renderer(name: str) -> Callable[[Any], str]:
 
 display.register("Result", _renderer("result_html"))
 display.register("SeedsResult", _renderer("seeds_html"))
+display.register("Measured", _renderer("measured_html"))
+display.register("Verdict", _renderer("verdict_html"))
+display.register("VerdictPart", _renderer("verdict_html"))
+display.register("Records", _renderer("records_html"))
 
 
 def _import(module: str) -> Any:

@@ -38,22 +38,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _STORE = (store.ls, store.show, store.diff, store.export, store.query)
-for _verb in (
-    run,
-    prompt,
-    metrics,
-    verify,
-    explain,
-    heads,
-    compile_,
-    exact,
-    tasks,
-    assets,
-    doctor,
-    report,
-    sweep,
-    *_STORE,
-):
+_FIRST = (run, prompt, metrics, verify, explain, heads, compile_, exact, tasks, assets, doctor, report, sweep)
+for _verb in (*_FIRST, *_STORE):
     app.command(_verb.__name__.rstrip("_"))(_verb)  # in this order in `--help`
 lab.add(app)
 app.command()(serve)

@@ -1,4 +1,4 @@
-"""What of dualview works on this machine, what works without a network, and the command that installs what is missing."""
+"""What of dualview works on this machine, what works offline, and the command that installs what is missing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ class Diagnosis:
 
 
 def doctor(*, json: Place = None) -> Diagnosis:
-    """Look at versions, device, cache and extras; nothing is downloaded. `json` is a file, or "-" for standard output."""
+    """Look at versions, device, cache and extras, without downloading anything.
+
+    `json` is a file, or "-" for standard output.
+    """
     check_place(json)
     assets = {status.name: status.state for status in list_assets()}
     ready = all(state == "ready" for state in assets.values())
