@@ -20,14 +20,14 @@ import numpy as np
 
 from dualview.comparison.result import Result
 from dualview.io.errors import one_of
-from dualview.learning.finetune import Loss, Params, Rule, TrainingRecipe, Tuned
-from dualview.learning.finetune import finetune as train
+from dualview.learning.finetune import train
+from dualview.learning.recipe import Loss, Params, Rule, Training, TrainingRecipe, Tuned
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing import At
 from dualview.models.scoring import Asked, PassPlan, Patch
 from dualview.models.scoring import ask as ask_model
 from dualview.records import Records
-from dualview.tasks.prompts import BosMode, PromptSet
+from dualview.tasks.prompts import BosMode, PromptSet, Query
 from dualview.tasks.prompts import build_prompts as encode
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import sample_demos, sample_queries
@@ -94,12 +94,17 @@ def finetune(
     loss: Loss = "all",
     params: Params = "kv",
     rule: Rule = "sgd",
+    rows: Sequence[Query] = (),
 ) -> Tuned:
-    """Train on the demonstrations, one step each; the model is not changed, the update is a patch for `ask`."""
+    """Train on the demonstrations, one step each; the model is not changed, the update is a patch for `ask`.
+
+    rows   for the rule `distilled`: the queries on which it reproduces the in-context model, none of them reported
+    """
     for what, given, choices in (("loss", loss, Loss), ("params", params, Params), ("rule", rule, Rule)):
         one_of(what, given, choices)
-    recipe = TrainingRecipe(params=params, loss=loss, epochs=epochs, rule=rule)
-    return train(lm, prompts.training_sequences, [lr], recipe)[0]
+    recipe = TrainingRecipe(params=params, loss=loss, epochs=epochs, rule=rule, rows=tuple(rows))
+    teacher = PassPlan(prompts.prefix, len(prompts.zero_prefix))
+    return train(lm, [Training(prompts.training_sequences, lr, teacher)], recipe)[0]
 
 
 def gather(prompts: PromptSet, *, zsl: Asked, icl: Asked, ft: Asked, **controls: Asked) -> Records:

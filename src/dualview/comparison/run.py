@@ -5,7 +5,7 @@ task → demonstrations and queries → prompts → zsl, icl, ft → records →
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -25,10 +25,11 @@ from dualview.comparison.result import AskedPrompts, Result
 from dualview.io.clock import Clock
 from dualview.io.progress import Progress, Silent
 from dualview.learning.calibration import calibrated_accuracy
-from dualview.learning.finetune import Tuned
-from dualview.learning.training_step import Rule
+from dualview.learning.recipe import Rule, Tuned
 from dualview.metrics import recompute
 from dualview.metrics.controls import base_name
+from dualview.metrics.label_contrast import FLIPPED
+from dualview.models.head_span import off_spans
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.options import RunOptions
@@ -65,7 +66,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
         given_patch = load_patch(options.patch, lm)  # before the work: a file may be unreadable, or of another model
     watched = options.controls != "none"
     bare = replace(prepared.zero_shot, taps=taps_of(lm.anatomy) if watched else ())
-    passes = {"zsl": asking("zsl", bare)}
+    passes = {"zsl": asking("zsl", replace(bare, own=watched))}
     passes["icl"] = asking("icl", replace(prepared.in_context, demo_logits=watched))
     learnt = fine_tune(prepared, progress)
     clock.lap("fine-tuning")
@@ -74,9 +75,10 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
         passes["patch"] = asking("patch", prepared.zero_shot, given_patch)
     controlled = _controlled(prepared, learnt, passes, progress) if watched else Controlled()
     clock.lap("controls")
+    settings = {**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings}
     records = Records(
         gold=np.array([query.gold for query in queries]),
-        settings={**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings},
+        settings=_off_heads(lm, passes["zsl"], settings),
         columns=passes["zsl"].columns,
         meta={"task": prepared.task.name, "model": lm.name, "controls": options.controls},
         token_scores=controlled.token_scores,
@@ -105,6 +107,16 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     return result
 
 
+def _off_heads(lm: LanguageModel, zsl: Asked, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The settings, those that the verdict compares with what they change outside the heads' own outputs."""
+    base = zsl.settings[0].h
+    if zsl.own is None or base is None:
+        return dict(settings)
+    h = {name: settings[name].h for name in ("icl", "ft", *FLIPPED.values()) if name in settings}
+    found = off_spans(lm, zsl.own, base, {name: each for name, each in h.items() if each is not None})
+    return {name: replace(setting, off_span=found.get(name)) for name, setting in settings.items()}
+
+
 def _pass_key(prepared: Prepared, how: PassPlan) -> Hashable:
     """What decides a pass at the base weights."""
     watched = prepared.options.controls != "none"
@@ -121,7 +133,7 @@ class Controlled:
 
 
 def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked], progress: Progress) -> Controlled:
-    lr, recipe = learnt.tuned.lr, recipe_of(prepared.options)
+    lr, recipe = learnt.tuned.lr, recipe_of(prepared)
 
     @cache
     def grid(rule: Rule) -> Sequence[Tuned]:
@@ -132,7 +144,16 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
     wanted = control_trainings(prepared, lr, full=full)
     sized = [name for name in wanted if base_name(name) in ("ft_random_labels", "ft_other_task")]
     trained = train_controls(prepared, wanted, recipe, progress, sized=sized, size=size)
-    made = control_settings(prepared, lr, recipe, trained, size=size, grid=grid if full else None, progress=progress)
+    made = control_settings(
+        prepared,
+        lr,
+        recipe,
+        trained,
+        size=size,
+        grid=grid if full else None,
+        progress=progress,
+        zsl=passes["zsl"],
+    )
     report: dict[str, Any] = {}
     again = made.passes.get("icl_reordered")
     with progress.part("attention to training tokens", 1) as advance:
@@ -144,7 +165,7 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
             report["order_sensitivity"] = order_report(prepared, trained.tuned, passes)
             advance(1)
             rules = [recipe.rule, *(rule for rule in RULE_CONTROLS if rule != recipe.rule and recipe.params != "all")]
-            grids = {rule: grid(rule) for rule in rules}
+            grids = {rule: grid(rule) for rule in rules if rule != "distilled"}  # it has one rate
             report["norm_curve"] = norm_curve(prepared, grids, passes["zsl"], passes["icl"])
             advance(1)
     return Controlled(made.settings, report, tokens)

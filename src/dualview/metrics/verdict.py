@@ -38,6 +38,7 @@ from dualview.metrics.levels import (
     similarity_level,
 )
 from dualview.metrics.measured import Measured, VerdictPart
+from dualview.metrics.setting_tables import RecordTables
 from dualview.metrics.statistics import DRAWS, Interval, above_zero_p, detectable_mean, draw_interval
 from dualview.records import Records, as_records
 
@@ -125,13 +126,17 @@ def judge(
             raise UserError("judge was given an empty list; give records, or a list of them.")
         judged = [judge(each, seed=seed, draws=draws, level=level) for each in several]
         return judged[0] if len(judged) == 1 else over_draws([each.levels for each in judged], alpha=alpha)
-    given, options = as_records(records), ControlOptions(seed, draws, level)
-    limit = ALPHA if alpha is None else alpha
+    return judge_one(as_records(records), ControlOptions(seed, draws, level), ALPHA if alpha is None else alpha)
+
+
+def judge_one(given: Records, options: ControlOptions, limit: float, tables: RecordTables | None = None) -> Verdict:
+    """The verdict on one run; `tables` are its similarities, where they are known already."""
+    seed, draws, level = options.seed, options.draws, options.level
     scores = (given[name].log_probs for name in ("zsl", "icl", "ft"))
     agreed = agreement(given.gold, *scores, seed=seed, draws=draws)
     floors = {"permuted": FloorResult(0.0, agreed.p)} if agreed.value is not None else {}
     metrics = {
-        **compute_controls(given, options),
+        **compute_controls(given, options, tables),
         "agreement": MetricControls(
             "agreement",
             agreed.value,
@@ -204,7 +209,7 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
     for floor in sorted(shared):
         own = np.array([each.floors[floor] for each in usable])
         gaps[floor] = own if name == "learning" else values - own  # learning's floors are the gains themselves
-    tested = {floor: above_zero_p(gap) for floor, gap in gaps.items()}
+    tested = {floor: _above_zero_p(gap, usable) for floor, gap in gaps.items()}
     worst = max(tested, key=lambda floor: tested[floor])
     mean, interval = float(values.mean()), draw_interval([each.value for each in usable])
     floors = {floor: float(np.mean([each.floors[floor] for each in usable])) for floor in gaps}
@@ -216,6 +221,18 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
     what = "the gains in accuracy are" if name == "learning" else f"{mean:.3f} on average is"
     clause = f"{name}: {what} {relation} {'0' if name == 'learning' else worst} (p = {p:.3g}, {len(usable)} draws)"
     return Level(outcome, clause, mean, interval, floors, worst, p, detectable_mean(gaps.get(worst, values), alpha))
+
+
+def _above_zero_p(gap: np.ndarray, draws: Sequence[Level]) -> float:
+    """p that the gap is above 0 over draws. Draws that all have the same gap (as identical updates do, whose agreement
+    is 1 in each) have no spread to test with: there, if every draw is supported by itself, the weakest decides."""
+    same = float(np.ptp(gap)) <= 1e-9 * float(np.abs(gap).max(initial=0.0))
+    if same and gap[0] > 0 and all(each.outcome == "supported" for each in draws):
+        return max(_ALONE_P if each.p is None else each.p for each in draws)
+    return above_zero_p(gap)
+
+
+_ALONE_P = 0.025  # of a level without a p of its own: a 95 % interval that is above 0
 
 
 def _overall(levels: Mapping[str, Level]) -> Overall:

@@ -57,6 +57,8 @@ class Asked:
     columns: np.ndarray
     demo_logits: Float[np.ndarray, "detailed layer key"] | None = None
     tapped: tuple[TappedQueries, ...] = ()
+    own: Float[np.ndarray, "query layer d_in"] | None = None
+    """What enters each output projection (of the patch's first row); narrower layers leave zeros."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class PassPlan:
     """Shift the queries by this many positions."""
     demo_logits: bool = False
     """Keep the summed logits against every token of the prefix."""
+    own: bool = False
+    """Keep what enters each output projection: the heads' outputs, side by side."""
     taps: tuple[Projection, ...] = ()
     """Projections whose inputs and outputs to keep at the recorded token."""
     detailed: int = 100
@@ -150,12 +154,26 @@ def _ask_whole(
             progress(1)
 
 
-def _token_log_probs(
+def token_log_probs(
     logits: Float[Tensor, "batch read vocab"], row: Tensor, target: Tensor
 ) -> Float[Tensor, "batch scored"]:
     """log p of each target token at its row, in at least single precision."""
     logits = first_order(logits if logits.dtype == torch.float64 else logits.float())
     return logits[:, row, target] - torch.logsumexp(logits, -1)[:, row]
+
+
+def candidate_scores(
+    pack: Pack, logits: Float[Tensor, "batch read vocab"], candidates: int
+) -> Float[Tensor, "batch query candidate"]:
+    """The mean log-probability of each candidate's tokens; −∞ where a query has fewer candidates."""
+    found = token_log_probs(logits, pack.read_row, pack.target)
+    shape = (found.shape[0], len(pack.members), candidates)
+    at = pack.scored_query * candidates + pack.scored_candidate
+    total = torch.zeros(shape[0], shape[1] * shape[2], dtype=torch.float64, device=found.device)
+    count = torch.zeros(shape[1] * shape[2], dtype=torch.float64, device=found.device)
+    total.index_add_(1, at, found.double())
+    count.index_add_(0, at, torch.ones_like(at, dtype=torch.float64))
+    return torch.where(count > 0, total / count.clamp(min=1.0), -torch.inf).view(shape)
 
 
 class _Sink:
@@ -175,7 +193,7 @@ class _Sink:
         for i, query in enumerate(queries):
             if query.summed:
                 self.scale[i, : len(query.candidates)] = [len(candidate) for candidate in query.candidates]
-        self.h = self.m = self.mass = self.demo = self.top_ids = self.top_probs = None
+        self.h = self.m = self.mass = self.demo = self.own = self.top_ids = self.top_probs = None
         self.tapped: tuple[TappedQueries, ...] = ()
         if how.record:
             heads = max(layer.heads for layer in lm.anatomy.layers)
@@ -187,6 +205,8 @@ class _Sink:
             self.tapped = tuple(
                 TappedQueries(np.zeros((few, p.d_in), dtype), np.zeros((few, p.d_out), dtype)) for p in how.taps
             )
+        if how.record and how.own:
+            self.own = np.zeros((rows, n, layers, max(layer.d_in for layer in lm.anatomy.layers)), dtype)
         if how.record and how.demo_logits:
             self.demo = np.zeros((min(n, how.detailed), layers, len(how.prefix)), dtype)
 
@@ -200,17 +220,11 @@ class _Sink:
             return Layers(layers, self.rows, queries, *rest, like=self.like)
 
         demo = room(len(self.how.prefix)) if self.demo is not None else None
-        return Trace(room(self.h.shape[-1]), room(heads, columns), room(heads), demo)
+        own = room(self.own.shape[-1]) if self.own is not None else None
+        return Trace(room(self.h.shape[-1]), room(heads, columns), room(heads), demo, own)
 
     def add(self, pack: Pack, logits: Float[Tensor, "batch read vocab"], trace: Trace | None) -> None:
-        found = _token_log_probs(logits, pack.read_row, pack.target)
-        shape = (found.shape[0], len(pack.members), self.log_probs.shape[2])
-        at = pack.scored_query * shape[2] + pack.scored_candidate
-        total = torch.zeros(shape[0], shape[1] * shape[2], dtype=torch.float64, device=found.device)
-        count = torch.zeros(shape[1] * shape[2], dtype=torch.float64, device=found.device)
-        total.index_add_(1, at, found.double())
-        count.index_add_(0, at, torch.ones_like(at, dtype=torch.float64))
-        mean = torch.where(count > 0, total / count, -torch.inf).view(shape)
+        mean = candidate_scores(pack, logits, self.log_probs.shape[2])
         self.log_probs[:, pack.members] = mean.cpu().numpy() * self.scale[list(pack.members)]
         self._keep(list(pack.members), logits[0, pack.first_read], trace)
 
@@ -223,7 +237,7 @@ class _Sink:
         trace: Trace | None,
     ) -> None:
         row = torch.arange(len(candidate), device=logits.device)
-        found = _token_log_probs(logits, row, torch.tensor(candidate, device=logits.device))
+        found = token_log_probs(logits, row, torch.tensor(candidate, device=logits.device))
         self.log_probs[:, query, index] = found.mean(1).double().cpu().numpy() * self.scale[query, index]
         self._keep([query], logits[0, :1], trace)
 
@@ -243,6 +257,8 @@ class _Sink:
         _put(self.h, members, trace.h)
         _put(self.m, members, trace.m)
         _put(self.mass, members, trace.demo_mass)
+        if self.own is not None and trace.own is not None:
+            _put(self.own, members, trace.own)
         if self.demo is not None and trace.demo_logits is not None:
             self.demo[detailed] = _host(trace.demo_logits.array[:, 0, few]).swapaxes(0, 1)
 
@@ -257,7 +273,8 @@ class _Sink:
             )
             for row in range(self.rows)
         )
-        return Asked(settings, self.columns, self.demo, self.tapped)
+        own = None if self.own is None else self.own[0]
+        return Asked(settings, self.columns, self.demo, self.tapped, own)
 
 
 def _put(into: Float[np.ndarray, "batch query layer ..."], members: list[int], layers: Layers) -> None:

@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 
 from dualview.comparison.controls.training import TrainedControls, train_controls
+from dualview.comparison.finetuning import training_of
 from dualview.comparison.prepare import Prepared, make_prompts, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
-from dualview.learning.finetune import Training, TrainingRecipe, Tuned, finetune
+from dualview.learning.finetune import finetune
+from dualview.learning.recipe import Rule, Training, TrainingRecipe, Tuned
 from dualview.learning.selection import best, judge_rates
-from dualview.learning.training_step import Rule
 from dualview.metrics.controls import base_name
+from dualview.metrics.cosine import UNDEFINED_BELOW
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
 from dualview.records import Setting
-from dualview.tasks.prompts import PromptSet
+from dualview.tasks.prompts import PromptSet, Query
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import sample_demos
 from dualview.tasks.task import Task, load_task, shuffled
@@ -47,16 +49,18 @@ def control_trainings(prepared: Prepared, lr: float, *, full: bool) -> dict[str,
     prompts = prepared.prompts
 
     def on(made: Callable[[], PromptSet], rate: float = lr) -> Callable[[], Training]:
-        return lambda: Training(made().training_sequences, rate)
+        return lambda: training_of(prepared, made(), rate)
 
     wanted = {"ft_flipped_labels": on(lambda: flipped_labels(prepared))}
     if not full:
         return wanted
-    wanted["ft_sign_flipped"] = on(lambda: prompts, -lr)
+    descends = prepared.options.ft_rule != "distilled"
+    if descends:
+        wanted["ft_sign_flipped"] = on(lambda: prompts, -lr)
     for number in range(DRAWS):
         wanted[drawn("ft_random_labels", number)] = on(lambda n=number: _random_labels(prepared, n))
         wanted[drawn("ft_other_task", number)] = on(lambda n=number: _other_task(prepared, n))
-    for number in range(1, PERMUTATIONS):
+    for number in range(1, PERMUTATIONS if descends else 1):
         wanted[f"order {number}"] = on(lambda n=number: reordered(prompts, f"order {n}"))
     return wanted
 
@@ -88,10 +92,11 @@ def control_settings(
     size: float,
     grid: Grid | None,
     progress: Progress,
+    zsl: Asked | None = None,
 ) -> Controls:
-    """Run the quick controls or, given a `grid`, all of them; `size` is that of FT's update."""
+    """Run the quick controls or, given a `grid`, all of them; `size` is that of FT's update, `zsl` the run's pass."""
     found = Controls()
-    for name, run in _controls(prepared, lr, recipe, trained, size, grid, found.trained):
+    for name, run in _controls(prepared, lr, recipe, trained, size, grid, found.trained, zsl):
         with progress.part(f"control {name}", 1) as advance:
             try:
                 made = run()
@@ -116,6 +121,7 @@ def _controls(
     size: float,
     grid: Grid | None,
     report: dict[str, dict[str, Any]],
+    zsl: Asked | None,
 ) -> Iterator[tuple[str, Control]]:
     lm, prompts = prepared.lm, prepared.prompts
 
@@ -140,7 +146,11 @@ def _controls(
 
     shift = len(prompts.prefix) - len(prompts.zero_prefix)
     yield context("icl_reordered", lambda: reordered(prompts, REORDERED).prefix, demo_logits=True)
-    yield untouched("zsl_shifted", lambda: replace(prepared.zero_shot, shift=shift))
+    moved = replace(prepared.zero_shot, shift=shift)
+    if zsl is not None and _stays(lm, prompts.queries, moved, zsl):
+        yield "zsl_shifted", lambda: {"": zsl}
+    else:
+        yield untouched("zsl_shifted", lambda: moved)
     yield context("icl_flipped_labels", lambda: flipped_labels(prepared).prefix)
     yield training("ft_flipped_labels")
     if grid is None:
@@ -152,7 +162,8 @@ def _controls(
         yield context(drawn("icl_random_text", n), lambda n=n: _random_text(prepared, n))
         yield training(drawn("ft_random_labels", n))
         yield training(drawn("ft_other_task", n))
-    yield training("ft_sign_flipped")
+    if "ft_sign_flipped" in trained.tuned:
+        yield training("ft_sign_flipped")
     if recipe.params != "all":
         whole = replace(recipe, params="all", rule="sgd")
         name = "ft_all_params"
@@ -171,12 +182,33 @@ def _controls(
             )
 
 
+def _stays(lm: LanguageModel, queries: Sequence[Query], moved: PassPlan, zsl: Asked) -> bool:
+    """Whether moving the queries changes nothing but rounding: with relative positions only, and no BOS to move from.
+
+    The longest query tells: positions do not depend on the text, and the others' are among its own.
+    """
+    base = zsl.settings[0]
+    if moved.prefix or not moved.record or base.h is None or base.m is None:
+        return False
+    longest = int(zsl.columns.argmax())
+    alone = ask(lm, [queries[longest]], moved).settings[0]
+    if alone.h is None or alone.m is None:
+        return False
+    for there, here in ((alone.h[0], base.h[longest]), (alone.m[0], base.m[longest, ..., : alone.m.shape[-1]])):
+        sides = [side.astype(np.float64).reshape(len(here), -1) for side in (there - here, here)]
+        change, size = (np.linalg.norm(side, axis=1) for side in sides)
+        if not bool((change <= UNDEFINED_BELOW * size).all()):
+            return False
+    return True
+
+
 RULE_CONTROLS: Mapping[Rule, str] = {
     "sgd": "ft_sgd",
     "layer-causal": "ft_layer_causal",
     "linearised": "ft_linearised",
+    "distilled": "ft_distilled",
 }
-"""The other rules, each at its own best learning rate."""
+"""The other rules, each at its own best learning rate. Distillation is the ceiling of what K and V can carry."""
 REORDERED = "reordered"
 
 
@@ -211,7 +243,8 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
     return replace(prompts, demos=tuple(prompts.demos[i] for i in order))
 
 
-def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
+def rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
+    """The prompts with other demonstrations, of the same task or of another."""
     options, task = prepared.options, task or prepared.task
     options = replace(options, separator=options.separator or prepared.task.separator)
     made = make_prompts(options, prepared.lm, task, rows, rows[:1], prepared.prompts.queries)
@@ -220,7 +253,7 @@ def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> P
 
 def _other_demos(prepared: Prepared) -> PromptSet:
     seed = control_seeds(prepared)["other_demos"]
-    return _rebuilt(prepared, sample_demos(prepared.task, seed, prepared.prompts.shots_used))
+    return rebuilt(prepared, sample_demos(prepared.task, seed, prepared.prompts.shots_used))
 
 
 def flipped_labels(prepared: Prepared) -> PromptSet:
@@ -229,8 +262,12 @@ def flipped_labels(prepared: Prepared) -> PromptSet:
     counts = [len(prepared.task.candidates(row)) for row in shown]
     if min(counts) < 2:
         raise UserError("A task with a single label has no other to flip it to.")
-    rows = [replace(row, label=(row.label + 1) % count) for row, count in zip(shown, counts, strict=True)]
-    return _rebuilt(prepared, rows)
+    return rebuilt(prepared, flipped(prepared.task, shown))
+
+
+def flipped(task: Task, rows: Sequence[Row]) -> list[Row]:
+    """The rows, each with the next label."""
+    return [replace(row, label=(row.label + 1) % len(task.candidates(row))) for row in rows]
 
 
 def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
@@ -240,14 +277,19 @@ def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
     rows = true
     while rows == true:
         rows = [replace(row, label=int(draw.integers(len(prepared.task.candidates(row))))) for row in true]
-    return _rebuilt(prepared, rows)
+    return rebuilt(prepared, rows)
 
 
 def _other_task(prepared: Prepared, number: int = 0) -> PromptSet:
-    name = "product" if prepared.task.name == "source" else "source"
-    other = _embedded_task(name)
+    other, rows = other_demos(prepared, number)
+    return rebuilt(prepared, rows, other)
+
+
+def other_demos(prepared: Prepared, number: int = 0) -> tuple[Task, list[Row]]:
+    """Another task that comes with the package, and as many demonstrations of it."""
+    other = _embedded_task("product" if prepared.task.name == "source" else "source")
     seed = control_seeds(prepared)["other_task"] + 1000 * number
-    return _rebuilt(prepared, sample_demos(other, seed, prepared.prompts.shots_used), other)
+    return other, sample_demos(other, seed, prepared.prompts.shots_used)
 
 
 @cache
@@ -288,7 +330,7 @@ def _untrained(
 ) -> dict[str, Asked]:
     """The whole comparison with untrained weights, fine-tuned until its update is as large as FT's."""
     lm, queries = untrained(prepared.lm, keep_embeddings=keep, seed=seed), prepared.prompts.queries
-    wanted = {name: lambda: Training(prepared.prompts.training_sequences, lr)}
+    wanted = {name: lambda: training_of(prepared, prepared.prompts, lr)}
     made = train_controls(prepared, wanted, recipe, Silent(), sized=[name], size=size, lm=lm)
     tuned = made.get(name)
     report[name] = made.report(name)
