@@ -25,6 +25,7 @@ from typing import Literal, cast
 
 import numpy as np
 
+from dualview.io.display import as_html
 from dualview.io.errors import UserError
 from dualview.metrics.agreement import agreement
 from dualview.metrics.controls import ControlOptions, FloorResult, MetricControls, compute_controls
@@ -72,6 +73,10 @@ class Verdict:
     by_metric: Mapping[str, MetricControls]
     seed: int
     alpha: float
+
+    def _repr_html_(self) -> str | None:
+        """In a notebook: the sentence and the levels."""
+        return as_html(self)
 
     def to_json(self) -> dict[str, object]:
         """The result file's `verdict`."""

@@ -190,6 +190,11 @@ class _Sink:
         self.columns = np.array([len(tree.path) for tree in trees])
         widest = max((len(query.candidates) for query in queries), default=0)
         self.log_probs = np.full((rows, n, widest), -np.inf)
+        # What turns a candidate's mean log-probability into its score: 1, or its length where scores are sums.
+        self.scale = np.ones((n, widest))
+        for i, query in enumerate(queries):
+            if query.summed:
+                self.scale[i, : len(query.candidates)] = [len(candidate) for candidate in query.candidates]
         self.h = self.m = self.mass = self.demo = self.own = self.top_ids = self.top_probs = None
         self.tapped: tuple[TappedQueries, ...] = ()
         if how.record:
@@ -222,7 +227,7 @@ class _Sink:
 
     def add(self, pack: Pack, logits: Float[Tensor, "batch read vocab"], trace: Trace | None) -> None:
         mean = candidate_scores(pack, logits, self.log_probs.shape[2])
-        self.log_probs[:, pack.members] = mean.cpu().numpy()
+        self.log_probs[:, pack.members] = mean.cpu().numpy() * self.scale[list(pack.members)]
         self._keep(list(pack.members), logits[0, pack.first_read], trace)
 
     def add_one(
@@ -235,7 +240,7 @@ class _Sink:
     ) -> None:
         row = torch.arange(len(candidate), device=logits.device)
         found = token_log_probs(logits, row, torch.tensor(candidate, device=logits.device))
-        self.log_probs[:, query, index] = found.mean(1).double().cpu().numpy()
+        self.log_probs[:, query, index] = found.mean(1).double().cpu().numpy() * self.scale[query, index]
         self._keep([query], logits[0, :1], trace)
 
     def _keep(self, members: list[int], after: Float[Tensor, "query vocab"], trace: Trace | None) -> None:

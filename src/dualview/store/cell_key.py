@@ -30,6 +30,7 @@ from dualview.models.hub import code_commits
 from dualview.options import Labels, RunOptions, plain
 from dualview.store.fingerprint import remote_code_hash, tokenizer_hash
 from dualview.tasks.hub import find, hub_addresses
+from dualview.tasks.sources import read_source
 from dualview.tasks.task import SPLITS, Task, list_tasks, load_task
 
 if TYPE_CHECKING:
@@ -190,6 +191,11 @@ class Fingerprints:
             try:
                 return find(hub_addresses(source))[1].commit
             except UserError:  # loading it says what is wrong
+                return None
+        if source.startswith("lm-eval:"):
+            try:
+                return digest(*(f"{row.where} {row.values}" for row in read_source(source, folder)))
+            except UserError:
                 return None
         return self._file_hash(folder / source)
 

@@ -14,17 +14,28 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from dualview.io.errors import UserError, first_problem
 from dualview.io.json_files import Place, check_place, save_json
 from dualview.options import Labels
+from dualview.tasks import lm_eval
 from dualview.tasks.rows import Row, RowShape, parse_row
 from dualview.tasks.sources import read_file, read_source
 
 SplitName = Literal["train", "selection", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "selection", "validation")
 HELD_OUT_SHARE, HELD_OUT_MOST = 4, 512
+_MISSING = object()
 
 ABSTRACT_WORDS = (
     *("Bak", "Bol", "Dag", "Dor", "Fen", "Gon", "Hob", "Kel", "Kor", "Lar", "Lod", "Mir"),
@@ -38,8 +49,8 @@ class Task(BaseModel):
     """What to ask, what may be answered, and where the rows come from.
 
     Sources (`train`, `selection`, `validation`) are a jsonl, csv or parquet path relative to the YAML,
-    `hf:dataset@revision/config:split`, or `embedded:NAME:split`. A task that names no `selection` holds a part of its
-    train rows out for it (see `rows`).
+    `hf:dataset@revision/config:split`, `lm-eval:NAME:split`, or `embedded:NAME:split`. A task that names no `selection`
+    holds a part of its train rows out for it (see `rows`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,6 +65,14 @@ class Task(BaseModel):
     one field for each candidate. The label is the right one's index."""
     separator: str = "\n"
     """Text between demonstrations, or `eos` for the tokenizer's EOS id."""
+    delimiter: str = " "
+    """Text between a question and its answer."""
+    description: str = ""
+    """Text before everything else, the zero-shot question included."""
+    tokens: Literal["pieces", "running"] = "pieces"
+    """How prompts become tokens: piece by piece (see `prompts`), or as running text, as lm-evaluation-harness does."""
+    scores: Literal["mean", "sum"] = "mean"
+    """Whether an answer's score is the mean or the sum of its tokens' log-probabilities."""
     train: str
     validation: str
     selection: str | None = None
@@ -93,7 +112,7 @@ class Task(BaseModel):
         if isinstance(self.choices, tuple) and len(self.choices) < 2:
             raise ValueError("choices: lists fewer than two fields; name one field for each candidate")
         self._check_abstract()
-        if not self.separator:
+        if not self.separator and self.tokens == "pieces":
             raise ValueError("separator: is empty; give some text, or eos")
         return self
 
@@ -140,6 +159,12 @@ class Task(BaseModel):
             order = shuffled(len(ABSTRACT_WORDS), f"abstract labels of {self.name}")
             words = tuple(ABSTRACT_WORDS[index] for index in order[: len(self.labels)])
         return self.model_copy(update={"labels": words, "template": template})
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the fields that came later, where they have their default: stored cells keep their keys."""
+        later = {"delimiter": " ", "description": "", "tokens": "pieces", "scores": "mean"}
+        return {key: value for key, value in handler(self).items() if later.get(key, _MISSING) != value}
 
     @property
     def template_fields(self) -> tuple[str, ...]:
@@ -255,20 +280,22 @@ def _named_in(template: str, labels: Sequence[str]) -> str | None:
 
 
 def load_task(name_or_path: str | Path, data: Path | None = None, labels: Labels = "natural") -> Task:
-    """A task of the library by name, or one of your own by the path of its YAML.
+    """A task of the library by name, one of your own by its YAML's path, or `lm-eval:NAME` of lm-evaluation-harness.
 
     With `data`, its rows come from `<data>/<task>/train.jsonl` and `validation.jsonl` (and `selection.jsonl`, if there
     is one) instead of the sources it names. `labels` as in `Task.relabelled`.
     """
     library = _library()
-    if str(name_or_path) in library:
+    if str(name_or_path).startswith(lm_eval.PREFIX):
+        task = _validated(lm_eval.describe(str(name_or_path)), str(name_or_path))
+    elif str(name_or_path) in library:
         task = _parse(library[str(name_or_path)], f"{name_or_path}.yaml")
     else:
         path = Path(name_or_path)
         if path.suffix not in (".yaml", ".yml"):
             raise UserError(
                 f"Task {str(name_or_path)!r} is not in the library ({', '.join(library)}); "
-                "name one of those, or the path of a .yaml file."
+                "name one of those, the path of a .yaml file, or lm-eval:NAME."
             )
         try:
             text = path.read_text(encoding="utf-8")
@@ -305,6 +332,12 @@ def _parse(text: str, where: str) -> Task:
         raise UserError(f"Task file {where} is not valid YAML ({reason}); correct it.") from error
     if not isinstance(document, dict):
         raise UserError(f"Task file {where} is not a mapping; write name, template, labels, train and validation.")
+    if lm_eval.is_theirs(cast(dict[str, object], document)):
+        raise UserError(f"Task file {where} is in lm-evaluation-harness's format; name it as --task lm-eval:{where}.")
+    return _validated(document, where)
+
+
+def _validated(document: object, where: str) -> Task:
     try:
         return Task.model_validate(document)
     except ValidationError as error:

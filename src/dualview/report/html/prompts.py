@@ -60,14 +60,16 @@ class ShownPrompts:
             for q in prompts.queries
         )
         bos = () if prompts.bos is None else (Piece("bos", None, (prompts.bos,)),)
+        described = (Piece("description", None, prompts.description),) if prompts.description else ()
         demos = (Piece(s, i, getattr(demo, s)) for i, demo in enumerate(prompts.demos) for s in _DEMO_SPANS)
-        prefix = (*bos, *demos)
+        prefix = (*bos, *described, *demos)
         return cls(prefix, queries, {token: token_of(token) for token in _used(prefix, queries)})
 
     @property
     def spans(self) -> list[str]:
         """The kinds of spans in the prefix."""
-        return [*(["bos"] if any(piece.span == "bos" for piece in self.prefix) else []), *_DEMO_SPANS]
+        before = [piece.span for piece in self.prefix if piece.demo is None]
+        return [*before, *_DEMO_SPANS]
 
     @property
     def prefix_length(self) -> int:
@@ -118,6 +120,8 @@ def rebuild(result: Result) -> ShownPrompts:
 
     # The result lists every option that differs from its default, so a protocol must not add its presets to them.
     options = RunOptions.make(**{k: v for k, v in result.provenance.options.items() if k != "protocol"})
+    if options.task.startswith("lm-eval:"):  # such a task is code, and a result file may come from anyone
+        raise UserError("prompts of lm-evaluation-harness's tasks are shown only by the run itself.")
     task = load_task(options.task, options.data, options.labels)
     asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
     if options.demos:
