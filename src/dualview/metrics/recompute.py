@@ -31,6 +31,9 @@ def measure(records: Records, *, threads: int = 1) -> Measured:
     found = compute_metrics(records).to_json()
     if has_controls(records):
         found |= _with_controls(records, threads)
+    if records.learners:
+        views = {name: records.judged_as_ft(name) for name in records.learners}
+        found["learners"] = {name: measure(view, threads=threads) for name, view in views.items()}
     return Measured.model_validate(found)
 
 

@@ -188,4 +188,6 @@ def _label_contrast(records: Records) -> Layered | None:
 
 
 def _warnings(records: Records) -> list[str]:
+    if "learner" in records.meta:  # the whole records have them all
+        return []
     return prediction_warnings({name: setting.log_probs for name, setting in records.settings.items()})

@@ -17,7 +17,7 @@ all tokens of a prompt meet, fitted at the prompts' last tokens only.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from dualview.duality.on_model.single_prompt import hooked
 from dualview.duality.theory.linalg import symmetric_eigen
 from dualview.io.atomic import whole
 from dualview.io.errors import UserError
+from dualview.learning.adapters import random_directions, random_vector
 from dualview.models.language_model import LanguageModel
 from dualview.models.prefix import Prefix
 from dualview.tasks.prompts import Query
@@ -70,6 +71,28 @@ class ReusablePatch:
     blocks: tuple[ReusableBlock, ...]
 
     rows = 1
+
+    def scaled(self, factor: float) -> ReusablePatch:
+        return self._changed(lambda low: LowRank(factor * low.left, low.right), lambda vector: factor * vector)
+
+    def in_random_directions(self, generator: torch.Generator) -> ReusablePatch:
+        """Another change of the same places, with the same ranks and singular values."""
+
+        def drawn(low: LowRank) -> LowRank:
+            left, right = random_directions(low.left.T, low.right, generator)
+            return LowRank(left.T.contiguous(), right)
+
+        return self._changed(drawn, lambda vector: random_vector(vector, generator))
+
+    def _changed(self, low: Callable[[LowRank], LowRank], vector: Callable[[Tensor], Tensor]) -> ReusablePatch:
+        blocks = tuple(
+            ReusableBlock(
+                None if block.readers is None else low(block.readers),
+                low(block.carrier) if isinstance(block.carrier, LowRank) else vector(block.carrier),
+            )
+            for block in self.blocks
+        )
+        return ReusablePatch(self.places, blocks)
 
     @contextmanager
     def applied(self) -> Generator[None]:
