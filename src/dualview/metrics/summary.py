@@ -190,4 +190,4 @@ def _label_contrast(records: Records) -> Layered | None:
 def _warnings(records: Records) -> list[str]:
     if "learner" in records.meta:  # the whole records have them all
         return []
-    return prediction_warnings({name: setting.log_probs for name, setting in records.settings.items()})
+    return prediction_warnings({name: each.log_probs for name, each in records.settings.items() if "/" not in name})

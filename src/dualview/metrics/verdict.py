@@ -154,7 +154,9 @@ def judge(
         "attention": similarity_level(metrics["sim_am"], limit, level),
         "labels": labels_level(given, metrics["label_contrast"], options, limit),
     }
-    levels = {name: _named(found, str(given.meta.get("learner", "FT"))) for name, found in levels.items()}
+    levels = {
+        name: _named(found, str(given.meta.get("learner", "FT")).replace(":", " ", 1)) for name, found in levels.items()
+    }
     overall = _overall(levels)
     sentence = _sentence(overall, levels, "for this list of demonstrations", _untried(given, overall))
     return Verdict(overall, sentence, "run", levels, metrics, seed, limit)

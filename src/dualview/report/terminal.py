@@ -33,6 +33,11 @@ def metrics_report(measured: Measured) -> Group:
         parts += [Text("\npublished, other models:", "dim"), _rich(papers, style="dim")]
     if measured.verdict is not None:
         parts += _verdict(measured.verdict)
+    for name, learner in measured.learners.items():
+        title = name.replace(":", " ", 1)
+        parts += [Text(f"\n{title} in the place of fine-tuning\n", "bold")]
+        parts += [_rich(tables.metrics_table(learner, learner=title))]
+        parts += [] if learner.verdict is None else _verdict(learner.verdict)
     return Group(*parts)
 
 
