@@ -21,9 +21,10 @@ from dualview.learning.adapters import (
     WEIGHTS,
     Adapter,
     adapter_names,
+    compressed,
     deltas_as_adapter,
     load_adapter,
-    low_rank,
+    must_hold_adapter,
     random_directions,
     save_adapter,
 )
@@ -256,9 +257,9 @@ def test_truncation_is_the_best_of_its_rank_and_its_error_is_stated(tmp_path: Pa
     lost = sum(float(torch.linalg.svdvals(w)[2:].square().sum()) for w in weights)
     assert errors[1] == pytest.approx((lost / sum(float(w.square().sum()) for w in weights)) ** 0.5, rel=1e-4)
     with pytest.raises(UserError, match="at least 1"):
-        deltas_as_adapter(patch, 0)
-    b, a = low_rank(torch.zeros(3, 5), None)
-    assert (b @ a == 0).all()
+        must_hold_adapter(tmp_path, 0)
+    b, a, lost, size = compressed(torch.zeros(3, 2), torch.zeros(2, 5), None)
+    assert (b @ a == 0).all() and (lost, size) == (0, 0)
 
 
 @pytest.mark.parametrize("recipe", [{"params": "all"}, {"rule": "linearised"}])

@@ -16,6 +16,7 @@ from dualview.cli.assets import assets
 from dualview.cli.compile import compile_
 from dualview.cli.exact import exact
 from dualview.cli.explain import explain
+from dualview.cli.finetune import finetune
 from dualview.cli.heads import heads
 from dualview.cli.metrics import metrics
 from dualview.cli.prompt import prompt
@@ -37,7 +38,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _STORE = (store.ls, store.show, store.diff, store.export, store.query)
-for _verb in (run, prompt, metrics, verify, explain, heads, compile_, exact, tasks, assets, report, sweep, *_STORE):
+_VERBS = (run, prompt, metrics, verify, explain, heads, finetune, compile_, exact, tasks, assets, report, sweep)
+for _verb in (*_VERBS, *_STORE):
     app.command(_verb.__name__.rstrip("_"))(_verb)  # in this order in `--help`
 lab.add(app)
 app.command()(serve)

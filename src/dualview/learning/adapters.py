@@ -23,11 +23,13 @@ from transformers.pytorch_utils import Conv1D
 
 from dualview.anatomy.hooks import hooked
 from dualview.anatomy.layers import Projection
-from dualview.io.atomic import whole, write_json
+from dualview.io.atomic import must_be_writable, whole, write_json
 from dualview.io.errors import UserError
 from dualview.learning.weight_patches import Deltas, Linearised
 from dualview.models.language_model import LanguageModel
 
+EXACT = 1e-5
+"""A relative error that is rounding."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _UNSUPPORTED = {
@@ -299,15 +301,17 @@ def _of_pattern(pattern: Mapping[str, float] | None, name: str, otherwise: float
 # --------------------------------------------------------------------------------------------------------- writing
 
 
-def low_rank(
-    weight: Float[Tensor, "d_out d_in"], rank: int | None
-) -> tuple[Float[Tensor, "d_out rank"], Float[Tensor, "rank d_in"]]:
-    """b and a with b a = weight, at its numerical rank or truncated to `rank` by its singular values."""
-    u, s, v = torch.linalg.svd(weight.double(), full_matrices=False)
-    noise = torch.finfo(weight.dtype).eps * max(weight.shape) * (s[0] if len(s) else 0.0)
+def compressed(
+    b: Float[Tensor, "d_out n"], a: Float[Tensor, "n d_in"], rank: int | None
+) -> tuple[Float[Tensor, "d_out rank"], Float[Tensor, "rank d_in"], float, float]:
+    """Factors of b a at its numerical rank, or truncated to `rank`; and ‖what is lost‖², ‖b a‖²."""
+    left, right = torch.linalg.qr(b.double()), torch.linalg.qr(a.double().T)
+    u, s, v = torch.linalg.svd(left.R @ right.R.T, full_matrices=False)
+    noise = torch.finfo(b.dtype).eps * max(b.shape[0], a.shape[1]) * s[0]
     kept = max(1, min(int((s > noise).sum()), rank or len(s)))
-    root = s[:kept].sqrt()  # shared evenly: both factors then have sizes that any dtype holds
-    return (u[:, :kept] * root).to(weight.dtype), (root[:, None] * v[:kept]).to(weight.dtype)
+    root = s[:kept].sqrt()  # shared evenly between the factors
+    made = (left.Q @ (u[:, :kept] * root)).to(b.dtype), (root[:, None] * (v[:kept] @ right.Q.T)).to(a.dtype)
+    return *made, float(s[kept:].square().sum()), float(s.square().sum())
 
 
 @dataclass(frozen=True)
@@ -320,42 +324,62 @@ class Exported:
     largest_error: float
     """The same of the map that loses most."""
 
+    @property
+    def line(self) -> str:
+        about = self.adapter.summary()
+        kept = "exact" if self.error < EXACT else f"truncated, {self.error:.2g} of the update is lost"
+        return f"LoRA adapter of rank {about['rank']} on {about['modules']} linear maps ({kept})"
 
-def as_adapter(changes: Mapping[str, tuple[nn.Module, Tensor, Tensor | None]], rank: int | None) -> Exported:
-    """Changes of whole linear maps, by name (module, ΔW as rows of outputs, Δbias), as an adapter."""
+    def to_json(self) -> dict[str, Any]:
+        return {**self.adapter.summary(), "error": self.error, "largest_error": self.largest_error}
+
+
+def must_hold_adapter(folder: Path, rank: int | None) -> None:
+    """Refuse, before the work, a place or a rank that no adapter can have."""
     if rank is not None and rank < 1:
         raise UserError(f"--rank is {rank}; a LoRA adapter has a rank of at least 1.")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; an adapter is written to a folder.")
+    for name in (CONFIG, WEIGHTS):
+        if (folder / name).exists():
+            raise UserError(f"{folder} holds an adapter already ({name}); choose another folder.")
+        must_be_writable(folder / name)
+
+
+def truncated(adapter: Adapter, rank: int | None) -> Exported:
+    """The same changes at their numerical ranks, or each cut to its `rank` largest singular values."""
     made: list[LinearChange] = []
     squares: list[tuple[float, float]] = []
-    for name, (module, weight, bias) in changes.items():
-        b, a = low_rank(weight, rank)
-        made.append(LinearChange(name, module, a, b, bias))
-        lost = weight.double() - b.double() @ a.double()
-        squares.append((float(lost.square().sum()), float(weight.double().square().sum())))
-    whole_error = math.sqrt(sum(lost for lost, _ in squares) / (sum(size for _, size in squares) or 1.0))
-    return Exported(Adapter(tuple(made)), whole_error, max(math.sqrt(lost / (size or 1.0)) for lost, size in squares))
+    for change in adapter.changes:
+        b, a, lost, size = compressed(change.b, change.a, rank)
+        made.append(replace(change, a=a, b=b))
+        squares.append((lost, size))
+    shares = [math.sqrt(lost / size) if size else 0.0 for lost, size in squares]
+    total = sum(size for _, size in squares)
+    error = math.sqrt(sum(lost for lost, _ in squares) / total) if total else 0.0
+    return Exported(Adapter(tuple(made)), error, max(shares))
 
 
 def deltas_as_adapter(patch: object, rank: int | None) -> Exported:
-    """Fine-tuning's update as an adapter: ΔW = Σ_t e_t x_tᵀ has at most the rank of its training tokens.
+    """Fine-tuning's update as an adapter: ΔW = Σ_t e_t x_tᵀ has at most as many ranks as there are training tokens.
 
     Where one map makes q, k and v, the rows that were not trained are 0.
     """
     if not isinstance(patch, Deltas) or isinstance(patch, Linearised):
-        kind = "the linearised model's update" if isinstance(patch, Linearised) else "a change of every parameter"
-        raise UserError(f"{kind[0].upper()}{kind[1:]} is no low-rank change of linear maps; LoRA cannot hold it.")
+        kind = "The linearised model's update" if isinstance(patch, Linearised) else "A change of every parameter"
+        raise UserError(f"{kind} is no low-rank change of linear maps; LoRA cannot hold it.")
 
-    def full(projection: Projection, change: Tensor) -> Tensor:
-        if projection.rows is None:
-            return change
-        width = Projection(projection.name, projection.module, None).d_out
-        return change.new_zeros(width, *change.shape[1:]).index_copy(0, projection.rows, change)
+    def change(p: Projection, weight: Tensor, bias: Tensor | None) -> LinearChange:
+        whole_map = Projection(p.name, p.module, None)
+        if p.rows is not None:
+            weight = weight.new_zeros(whole_map.d_out, p.d_in).index_copy(0, p.rows, weight)
+            bias = None if bias is None else bias.new_zeros(whole_map.d_out).index_copy(0, p.rows, bias)
+        one = torch.eye(min(weight.shape), dtype=weight.dtype, device=weight.device)
+        b, a = (one, weight) if weight.shape[0] <= weight.shape[1] else (weight, one)
+        return LinearChange(p.name, p.module, a, b, bias)
 
-    changes = {
-        p.name: (p.module, full(p, weight[0]), None if bias is None else full(p, bias[0]))
-        for p, weight, bias in zip(patch.projections, patch.weights, patch.biases, strict=True)
-    }
-    return as_adapter(changes, rank)
+    changes = zip(patch.projections, patch.weights, patch.biases, strict=True)
+    return truncated(Adapter(tuple(change(p, w[0], None if b is None else b[0]) for p, w, b in changes)), rank)
 
 
 def save_adapter(folder: Path, adapter: Adapter, lm: LanguageModel) -> Path:

@@ -48,6 +48,8 @@ def seeds_table(several: SeedsResult) -> RenderableType:
     parts: list[RenderableType] = [_heading(several.results[0]), _rich(table), Text(f"\n{table.note}", "dim")]
     if several.verdict is not None:
         parts += _verdict(several.verdict)
+    for name, verdict in several.learners.items():
+        parts += [Text(f"\n{name.replace(':', ' ', 1)} in the place of fine-tuning", "bold"), *_verdict(verdict)]
     return Group(*parts, Text(f"\nverdicts of the draws, each alone: {verdicts or 'none'}", "bold"))
 
 

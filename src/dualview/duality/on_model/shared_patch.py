@@ -28,6 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from dualview.anatomy.layers import Projection
 from dualview.duality.on_model.context_patch import Aims, as_tokens, carried, recorded_aims, unscaled
 from dualview.duality.on_model.feed_forward import FeedForward, block_output, feed_forwards, with_states
 from dualview.duality.on_model.query_packing import QueryPack, query_pack
@@ -35,7 +36,14 @@ from dualview.duality.on_model.single_prompt import hooked
 from dualview.duality.theory.linalg import symmetric_eigen
 from dualview.io.atomic import whole
 from dualview.io.errors import UserError
-from dualview.learning.adapters import random_directions, random_vector
+from dualview.learning.adapters import (
+    Adapter,
+    Exported,
+    LinearChange,
+    random_directions,
+    random_vector,
+    truncated,
+)
 from dualview.models.language_model import LanguageModel
 from dualview.models.prefix import Prefix
 from dualview.tasks.prompts import Query
@@ -190,7 +198,7 @@ class _Fit:
 
 
 def _carrier_patch(place: FeedForward, x: Tensor, change: Tensor, ridge: float) -> LowRank | Tensor:
-    if isinstance(place.carrier, nn.Linear | Conv1D):
+    if _is_linear(place.carrier):
         return ridge_map(x, change, ridge)
     if place.kind == "bias":
         return change.mean(0)
@@ -213,6 +221,33 @@ def ridge_map(x: Float[Tensor, "fitted d_in"], y: Float[Tensor, "fitted d_out"],
     left = vectors @ (inverse[:, None] * (vectors.T @ wide_y))
     kept = x.dtype if x.dtype == torch.float64 else torch.float32
     return LowRank(left.to(kept), x.to(kept).clone())
+
+
+def patch_as_adapter(patch: ReusablePatch, lm: LanguageModel, rank: int | None) -> Exported:
+    """A patch as a LoRA adapter: the readers' W D and the carriers' ΔW, of at most as many ranks as fitted rows."""
+    must_be_linear(patch.places, lm)
+    names = {module: name for name, module in lm.model.named_modules()}
+    changes: list[LinearChange] = []
+    for place, block in zip(patch.places, patch.blocks, strict=True):
+        if block.readers is not None:
+            for reader in place.readers:
+                weight = Projection("", reader, None).weight().to(block.readers.left)
+                made = (block.readers.right, weight @ block.readers.left.T)
+                changes.append(LinearChange(names[reader], reader, *made))
+        carrier = block.carrier
+        assert isinstance(carrier, LowRank)
+        changes.append(LinearChange(names[place.carrier], place.carrier, carrier.right, carrier.left.T.contiguous()))
+    return truncated(Adapter(tuple(changes)), rank)
+
+
+def must_be_linear(places: Sequence[FeedForward], lm: LanguageModel) -> None:
+    """Refuse places whose patch is no change of linear maps: LoRA cannot hold it."""
+    if not all(_is_linear(module) for place in places for module in (place.carrier, *place.readers)):
+        raise UserError(f"A patch of {lm.name} also changes norms, which LoRA cannot hold; use --format patch.")
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | Conv1D)
 
 
 SCHEMA = "dualview.patch/1"
