@@ -212,7 +212,7 @@ def test_what_finetune_and_compile_write(
         (["finetune", "--rank", 0], "rank of at least 1"),
         (["finetune", "--ft-params", "all"], "cannot hold it"),
         (["finetune", "--ft-rule", "linearised"], "cannot hold it"),
-        (["finetune", "--lr", 1e30], "diverged"),
+        (["finetune", "--lr", 1e300], "diverged"),
         (["compile", "--rank", 2], "--format peft"),
     ):
         verb, *rest = more
