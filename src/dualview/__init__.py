@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dualview.store.api import diff, export, load, ls, query, show
     from dualview.sweep.runner import sweep
     from dualview.tasks.task import Task, list_tasks, load_task, tasks
-    from dualview.verbs import assets, prompt, run, verify
+    from dualview.verbs import assets, calibrate, prompt, run, verify
     from dualview.verbs import run as compare
     from dualview.web.serve import serve
 
@@ -63,7 +63,7 @@ _NAMES = {
     "records": ("Records", "Setting", "load_records", "save_records"),
     "store.api": ("diff", "export", "load", "ls", "query", "show"),
     "tasks.task": ("Task", "list_tasks", "load_task"),
-    "verbs": ("assets", "compare=run", "prompt", "run", "verify"),
+    "verbs": ("assets", "calibrate", "compare=run", "prompt", "run", "verify"),
     "web.serve": ("serve",),
 }
 """Which module each public name comes from; `public=own` where it has another name there."""
@@ -88,6 +88,7 @@ __all__ = [
     "ask",
     "assets",
     "build_prompts",
+    "calibrate",
     "compare",
     "compare_seeds",
     "compile",

@@ -63,8 +63,8 @@ class RunOptions:
     epochs: AtLeastOne = option(1, "passes over the demonstrations")
     ft_loss: Literal["all", "label"] = option("all", "loss on all tokens, or on the label's")
     ft_params: Literal["kv", "qkv", "v", "all"] = option("kv", "which weights are trained")
-    ft_rule: Literal["sgd", "layer-causal", "linearised"] = option(
-        "sgd", "the gradient of the model, layer by layer, or of its first-order expansion"
+    ft_rule: Literal["sgd", "layer-causal", "linearised", "distilled"] = option(
+        "sgd", "gradient of the model, layer by layer, of its first-order expansion; or ICL distilled into the weights"
     )
     ft_precision: Literal["model", "float32"] = option(
         "model", "differentiate through a half-precision model itself, or through a float32 copy of it"
@@ -110,6 +110,8 @@ class RunOptions:
             raise ValueError("seed auto chooses among drawn demonstrations, so it does not go with demos")
         if self.ft_rule != "sgd" and self.ft_params == "all":
             raise ValueError(f"{self.ft_rule} trains projections, so it does not go with ft_params all")
+        if self.ft_rule == "distilled" and self.ft_loss != "all":
+            raise ValueError("distilled has a loss of its own, so it does not go with ft_loss")
 
     @property
     def changed(self) -> dict[str, Any]:

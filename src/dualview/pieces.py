@@ -22,14 +22,14 @@ from dualview.comparison.result import Result
 from dualview.io.errors import UserError, one_of
 from dualview.io.json_files import Place
 from dualview.io.progress import Progress
-from dualview.learning.finetune import Loss, Params, Rule, TrainingRecipe, Tuned
-from dualview.learning.finetune import finetune as train
+from dualview.learning.finetune import train
+from dualview.learning.recipe import Loss, Params, Rule, Training, TrainingRecipe, Tuned
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing import At
 from dualview.models.scoring import Asked, PassPlan, Patch
 from dualview.models.scoring import ask as ask_model
 from dualview.records import Records
-from dualview.tasks.prompts import BosMode, PromptSet
+from dualview.tasks.prompts import BosMode, PromptSet, Query
 from dualview.tasks.prompts import build_prompts as encode
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import sample_demos, sample_queries
@@ -100,6 +100,7 @@ def finetune(
     loss: Loss = "all",
     params: Params = "kv",
     rule: Rule = "sgd",
+    rows: Sequence[Query] = (),
 ) -> Tuned: ...
 @overload
 def finetune(
@@ -125,7 +126,8 @@ def finetune(
     """Train on the demonstrations, one step each.
 
     With `lm` and `prompts` (and lr, epochs, loss, params, rule) the update is a patch for `ask`; the model is not
-    changed. With `out`, it is written to that folder as a LoRA adapter, as `dualview finetune` does: the options are
+    changed. `rows` is for the rule `distilled`: the queries on which it reproduces the in-context model, none of them
+    reported. With `out`, it is written to that folder as a LoRA adapter, as `dualview finetune` does: the options are
     then the fields of `RunOptions`, and `rank` truncates the update, which is exact without.
     """
     if lm is not None and prompts is not None and out is None:
@@ -148,11 +150,13 @@ def _train(
     loss: Loss = "all",
     params: Params = "kv",
     rule: Rule = "sgd",
+    rows: Sequence[Query] = (),
 ) -> Tuned:
     for what, given, choices in (("loss", loss, Loss), ("params", params, Params), ("rule", rule, Rule)):
         one_of(what, given, choices)
-    recipe = TrainingRecipe(params=params, loss=loss, epochs=epochs, rule=rule)
-    return train(lm, prompts.training_sequences, [lr], recipe)[0]
+    recipe = TrainingRecipe(params=params, loss=loss, epochs=epochs, rule=rule, rows=tuple(rows))
+    teacher = PassPlan(prompts.prefix, len(prompts.zero_prefix))
+    return train(lm, [Training(prompts.training_sequences, lr, teacher)], recipe)[0]
 
 
 def gather(prompts: PromptSet, *, zsl: Asked, icl: Asked, ft: Asked, **controls: Asked) -> Records:

@@ -18,6 +18,7 @@ from dualview.io.progress import Progress, Silent
 from dualview.options import RunOptions
 
 if TYPE_CHECKING:
+    from dualview.analyses.certificate.certificate import Certificate
     from dualview.comparison.estimate import Estimate
     from dualview.comparison.result import Result
     from dualview.comparison.seeds import SeedsResult
@@ -140,6 +141,40 @@ def _run_seeds(
     numbers = parse_seeds(seeds if isinstance(seeds, str) else ",".join(map(str, seeds)))
     found = compare_seeds(chosen, numbers, lm=lm, progress=progress, on_result=keep)
     return found, [*write_seeds(found, out=out, json=json), *each]
+
+
+def calibrate(
+    *,
+    model: str | LanguageModel = "embedded",
+    task: str = "movie",
+    full: bool = False,
+    seed: int = 0,
+    out: Path | str | None = None,
+    json: Place = None,
+    progress: Progress | None = None,
+    on_written: Callable[[Path], object] | None = None,
+    **options: Any,
+) -> Certificate:
+    """Put known nulls and known positives under the verdict: how often is it right, and how much does it need to see?
+
+    model, task  whose runs the real records come from
+    full         more of everything
+    seed         of every random draw: another seed is another certificate
+    out          a folder for the certificate, its page and its figure
+    json         a file for the numbers alone, or "-" for standard output
+    options      other fields of `RunOptions` for the real runs
+    """
+    from dualview.analyses.certificate.calibration import calibrate as certify
+    from dualview.report.certificate import write_certificate
+
+    for place in (json, None if out is None else Path(out) / "calibration.json"):
+        check_place(place)
+    found = certify(model=model, task=task, full=full, seed=seed, progress=progress, **options)
+    save_json(json, found.to_json())
+    for path in write_certificate(found, Path(out)) if out is not None else ():
+        if on_written is not None:
+            on_written(path)
+    return found
 
 
 def prompt(

@@ -25,7 +25,8 @@ from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.seeds import compare_seeds, parse_seeds
 from dualview.io.errors import UserError
 from dualview.io.progress import Silent
-from dualview.learning.finetune import Training, TrainingRecipe, finetune
+from dualview.learning.finetune import finetune
+from dualview.learning.recipe import Training, TrainingRecipe
 from dualview.learning.traces import trace_training
 from dualview.metrics.kendall import Kendall
 from dualview.metrics.recompute import recompute
@@ -97,7 +98,7 @@ FLOORS |= {"untrained", "untrained_but_embeddings", "zsl_shifted"}
 
 def test_full_controls_are_all_there(full: dict[str, Any]) -> None:
     assert set(full["controls"]["sim_aou"]["floors"]) == FLOORS
-    assert set(full["controls"]["sim_aou"]["ceilings"]) == {"icl_reordered", "icl_other_demos"}
+    assert set(full["controls"]["sim_aou"]["ceilings"]) == {"icl_reordered", "icl_other_demos", "ft_distilled"}
     rules = {"ft_all_params", "ft_layer_causal", "ft_linearised"}
     assert set(full["controls"]["sim_aou"]["others"]) == rules | {"icl_flipped_labels", "ft_flipped_labels"}
     draws = {name: len(values) for name, values in full["controls"]["sim_aou"]["floors_draws"].items()}

@@ -8,7 +8,8 @@ import torch
 
 import zoo
 from dualview.io.errors import UserError
-from dualview.learning.finetune import TrainingRecipe, Tuned, finetune
+from dualview.learning.finetune import finetune
+from dualview.learning.recipe import TrainingRecipe, Tuned
 from dualview.learning.weight_patches import Deltas, Parameters
 from dualview.models.scoring import PassPlan, ask
 from equivalence import cases, reference, training

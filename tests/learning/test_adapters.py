@@ -28,7 +28,8 @@ from dualview.learning.adapters import (
     random_directions,
     save_adapter,
 )
-from dualview.learning.finetune import TrainingRecipe, finetune
+from dualview.learning.finetune import finetune
+from dualview.learning.recipe import TrainingRecipe
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import adopt
 from dualview.models.prefix import Causal

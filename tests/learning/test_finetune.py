@@ -19,7 +19,9 @@ import zoo
 from close import assert_close
 from dualview.io.errors import UserError
 from dualview.learning import finetune as module
-from dualview.learning.finetune import Step, Training, TrainingRecipe, Watch, finetune, steps_of, train
+from dualview.learning import recipe as recipe_module
+from dualview.learning.finetune import Step, Watch, finetune, train
+from dualview.learning.recipe import Training, TrainingRecipe, steps_of
 from dualview.learning.weight_patches import Deltas, Parameters
 from dualview.models.loading import adopt
 from dualview.models.scoring import PassPlan, ask
@@ -204,7 +206,7 @@ def test_a_narrow_model_is_trained_without_a_copy(
 ) -> None:
     lm = adopt(zoo.make(name, dtype=dtype), None, name)
     [copied] = finetune(lm, cases.SEQUENCES, [0.01], TrainingRecipe(precision="float32"))
-    monkeypatch.setattr(module.copy, "deepcopy", lambda _: pytest.fail("the model was copied"))
+    monkeypatch.setattr(recipe_module.copy, "deepcopy", lambda _: pytest.fail("the model was copied"))
     [tuned] = finetune(lm, cases.SEQUENCES, [0.01])
     patch = deltas(tuned.patch)
     assert all(weight.dtype == torch.float32 for weight in patch.weights)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dualview.io.errors import UserError
-from dualview.learning.finetune import TrainingRecipe, finetune
+from dualview.learning.finetune import finetune
+from dualview.learning.recipe import TrainingRecipe
 from dualview.learning.weight_patches import Deltas, Linearised
 from dualview.models.scoring import PassPlan, ask
 from equivalence import cases

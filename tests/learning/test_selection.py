@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dualview.learning.finetune import Status, TrainingRecipe, Tuned, finetune
+from dualview.learning.finetune import finetune
+from dualview.learning.recipe import Status, TrainingRecipe, Tuned
 from dualview.learning.selection import SelectionTrial, best, judge_rates, status_of
 from dualview.models.scoring import PassPlan
 from equivalence import cases, reference, training

@@ -7,7 +7,8 @@ import torch
 
 import zoo
 from dualview.learning import finetune as module
-from dualview.learning.finetune import TrainingRecipe, finetune
+from dualview.learning.finetune import finetune
+from dualview.learning.recipe import TrainingRecipe
 from dualview.learning.traces import TrainingTrace, trace_training
 from dualview.learning.weight_patches import Deltas
 from dualview.models.loading import adopt

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dualview.analyses.certificate.plants import planted
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.label_contrast import label_contrast
 from dualview.metrics.nulls import contrast_floors
 from dualview.records import Records
-from metrics.planted import planted
 
 NAMES = ("zsl", "icl", "icl_flipped_labels", "ft", "ft_flipped_labels")
 

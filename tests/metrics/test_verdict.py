@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dualview.analyses.certificate.plants import INDEPENDENT, planted
 from dualview.io.errors import UserError
 from dualview.metrics.verdict import LEVELS, Verdict, judge
 from dualview.records import Records, Setting
-from metrics.planted import planted
 
 ALL = {"predictions": 0.7, "representations": 0.6, "labels": 0.6}
 
@@ -25,20 +25,7 @@ def outcomes(records: object) -> dict[str, str]:
     return {name: level.outcome for name, level in judge(records, draws=499).levels.items()}
 
 
-INDEPENDENT = (
-    {},
-    {"common": 3.0},
-    {"features": 3},
-    {"shrink": True},
-    {"bias": 2.0},
-    {"features": 2, "shrink": True, "layers": 4},
-    {"features": 2, "tied": True, "layers": 8},
-    {"features": 2, "common": 2.0, "shrink": True, "bias": 1.0},
-    {"classes": 4, "common": 1.0},
-)
-
-
-@pytest.mark.parametrize("options", INDEPENDENT, ids=str)
+@pytest.mark.parametrize("options", INDEPENDENT.values(), ids=INDEPENDENT)
 def test_independent_updates_are_never_called_supported(options: dict[str, object]) -> None:
     """25 seeds for each way of being independent; every level says yes at most about as often as its p allows."""
     found = [judge(planted(seed, **options), draws=499) for seed in range(25)]
@@ -174,6 +161,14 @@ def test_over_draws_the_draw_is_the_unit() -> None:
     one = judge(planted(0, **ALL), draws=499)
     assert one.unit == "run" and "for this list of demonstrations" in one.sentence
     assert judge([planted(0, **ALL)], draws=499).sentence == one.sentence
+
+
+def test_identical_updates_are_supported_over_draws_as_well() -> None:
+    """Agreement is then exactly 1 in every draw, without a spread."""
+    same = {"predictions": 1.0, "representations": 1.0, "labels": 1.0}
+    for draws in (2, 3, 8):
+        found = judge([planted(seed, **same) for seed in range(draws)], draws=199)
+        assert found.overall == "supported", found.sentence
 
 
 def test_draws_that_differ_in_sign_support_nothing() -> None:

@@ -142,7 +142,7 @@ def test_every_step_is_training_cut_short(events: dict[str, Any], given: dict[st
     state = State.model_validate(given)
     with written(state, {"dtype": "float64", "device": "cpu"}) as made:
         prepared = prepare(made, lm)
-    one = recipe_of(made)
+    one = recipe_of(prepared)
     twice = prepared.prompts.training_sequences * 2
     once = type(one)(one.params, one.loss, 1, one.rule)
     assert [event["step"] for event in events["step"]] == [1, 2, 3, 4, 5]
@@ -160,7 +160,7 @@ def test_a_head_s_share_is_that_of_its_own_rows(
     state = State.model_validate(given)
     with written(state, {"dtype": "float64", "device": "cpu"}) as made:
         prepared = prepare(made, lm)
-    (trace,) = trace_training(lm, prepared.prompts.training_sequences, [state.lr], recipe_of(made))
+    (trace,) = trace_training(lm, prepared.prompts.training_sequences, [state.lr], recipe_of(prepared))
     ids = [*prepared.prompts.zero_prefix, *prepared.prompts.queries[0].ids]
     seen: dict[str, torch.Tensor] = {}
     modules = {f"model.layers.{n}.self_attn.v_proj" for n in range(3)}

@@ -39,7 +39,7 @@ from dualview.io.json_files import Place, check_place, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.io.saving import save_somewhere
 from dualview.learning.adapters import WEIGHTS, Exported, must_hold_adapter, save_adapter
-from dualview.learning.finetune import Status, Tuned
+from dualview.learning.recipe import Status, Tuned
 from dualview.metrics.predictions import accuracy, predictions
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import PassPlan, Patch, ask, compute_prefix

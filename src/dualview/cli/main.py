@@ -13,6 +13,7 @@ import typer
 
 from dualview.cli import lab, store
 from dualview.cli.assets import assets
+from dualview.cli.calibrate import calibrate
 from dualview.cli.compile import compile_
 from dualview.cli.exact import exact
 from dualview.cli.explain import explain
@@ -38,8 +39,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _STORE = (store.ls, store.show, store.diff, store.export, store.query)
-_VERBS = (run, prompt, metrics, verify, explain, heads, finetune, compile_, exact, tasks, assets, report, sweep)
-for _verb in (*_VERBS, *_STORE):
+_VERBS = (run, prompt, metrics, verify, explain, heads, finetune, compile_, exact, calibrate, tasks, assets, report)
+for _verb in (*_VERBS, sweep, *_STORE):
     app.command(_verb.__name__.rstrip("_"))(_verb)  # in this order in `--help`
 lab.add(app)
 app.command()(serve)

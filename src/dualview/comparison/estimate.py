@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from rich.table import Table
 
-from dualview.comparison.finetuning import recipe_of
+from dualview.comparison.finetuning import recipe_of, training_of
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.io.progress import Progress
-from dualview.learning.finetune import steps_of
+from dualview.learning.recipe import DISTILLING_ROWS, step_count, steps_of
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing import grow
 from dualview.models.scoring import ask
@@ -52,11 +52,14 @@ def estimate(options: RunOptions, progress: Progress | None = None, lm: Language
     prepared = prepare(options, lm, progress)
     prompts = prepared.prompts
     counts = [len(grow(query, options.at).ids) for query in prompts.queries]
-    rates = len(options.lr_grid) if options.lr == "auto" else 1
-    steps = steps_of(prompts.training_sequences, recipe_of(options))
-    training = sum(len(sequence.ids) for sequence in steps) * rates
-    mean = sum(counts) / len(counts)
-    selection = int(SELECTION_ROWS * mean) * rates if options.lr == "auto" else 0
+    choosing = options.lr == "auto" and options.ft_rule != "distilled"
+    rates, mean = len(options.lr_grid) if choosing else 1, sum(counts) / len(counts)
+    if options.ft_rule == "distilled":
+        read = step_count(training_of(prepared, prompts, 0.0), recipe_of(prepared)) * DISTILLING_ROWS
+        training = int(read * mean)
+    else:
+        training = sum(len(s.ids) for s in steps_of(prompts.training_sequences, recipe_of(prepared))) * rates
+    selection = int(SELECTION_ROWS * mean) * rates if choosing else 0
     speed = _tokens_per_second(prepared, counts)
     # A training token costs a forward and a backward pass, the latter about as much: weights get no gradient.
     work = 3 * sum(counts) + len(prompts.prefix) + 2 * training + selection

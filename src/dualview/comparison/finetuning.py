@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.progress import Advance, Progress
-from dualview.learning.finetune import Training, TrainingRecipe, Tuned, batches, finetune, steps_of
+from dualview.learning.finetune import batches, train
+from dualview.learning.recipe import DISTILLING_RATE, Rule, Training, TrainingRecipe, Tuned, step_count
 from dualview.learning.selection import SelectionTrial, best, judge_rates
-from dualview.learning.training_step import Rule
-from dualview.options import RunOptions
+from dualview.tasks.prompts import PromptSet
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class FineTuning:
 
 def fine_tune(prepared: Prepared, progress: Progress) -> FineTuning:
     """Train at the given rate, or at every rate of the grid and keep the best on the selection rows."""
-    options, prompts = prepared.options, prepared.prompts
-    rates = options.lr_grid if options.lr == "auto" else (options.lr,)
-    steps = len(steps_of(prompts.training_sequences, recipe_of(options))) * len(rates)
+    options = prepared.options
+    rates = _rates(prepared, options.ft_rule) if options.lr == "auto" else (options.lr,)
+    steps = step_count(training_of(prepared, prepared.prompts, 0.0), recipe_of(prepared)) * len(rates)
     what = f"fine-tuning ({len(rates)} learning rates)" if len(rates) > 1 else "fine-tuning"
-    if options.lr != "auto":
+    if options.lr != "auto" or options.ft_rule == "distilled":
         with progress.part(what, steps) as advance:
             return FineTuning(_train(prepared, rates, options.ft_rule, advance)[0], [])
     if options.controls == "full":  # the controls ask for all of them again
@@ -57,28 +57,41 @@ def _judged(prepared: Prepared, tuned: Sequence[Tuned], progress: Progress) -> l
 
 def train_grid(prepared: Prepared, rule: Rule, advance: Advance | None = None) -> Sequence[Tuned]:
     """A rule at every rate of the grid; trained once for runs that differ only in the rule they report."""
-    options = prepared.options
-    recipe = replace(recipe_of(options), rule=rule)
-    key = (prepared.prompts.training_sequences, options.lr_grid, recipe, options.batch_size)
-    return prepared.cache(f"trained by {rule}", key, lambda: _train(prepared, options.lr_grid, rule, advance))
+    rates, recipe = _rates(prepared, rule), recipe_of(prepared, rule)
+    key = (prepared.prompts.prefix, prepared.prompts.training_sequences, rates, recipe, prepared.options.batch_size)
+    return prepared.cache(f"trained by {rule}", key, lambda: _train(prepared, rates, rule, advance))
+
+
+def _rates(prepared: Prepared, rule: Rule) -> tuple[float, ...]:
+    """The rates to choose from; distillation fits at one."""
+    return (DISTILLING_RATE,) if rule == "distilled" else prepared.options.lr_grid
 
 
 def _train(prepared: Prepared, rates: Sequence[float], rule: Rule, advance: Advance | None) -> list[Tuned]:
-    recipe, sequences = replace(recipe_of(prepared.options), rule=rule), prepared.prompts.training_sequences
-    together = prepared.options.batch_size or len(rates)  # rates are rows of a batch, too
-    parts = [rates[start : start + together] for start in range(0, len(rates), together)]
-    return [tuned for part in parts for tuned in finetune(prepared.lm, sequences, part, recipe, advance)]
+    recipe, together = recipe_of(prepared, rule), prepared.options.batch_size or len(rates)
+    trainings = [training_of(prepared, prepared.prompts, rate) for rate in rates]
+    # Rates are rows of a batch, too.
+    parts = [trainings[start : start + together] for start in range(0, len(rates), together)]
+    return [tuned for part in parts for tuned in train(prepared.lm, part, recipe, advance)]
 
 
 def _rate_batches(prepared: Prepared, rule: Rule) -> list[list[float]]:
     """The grid's rates in parts that are trained as one batch."""
-    recipe, sequences = replace(recipe_of(prepared.options), rule=rule), prepared.prompts.training_sequences
-    rates = prepared.options.lr_grid
+    recipe, rates = recipe_of(prepared, rule), prepared.options.lr_grid
     if recipe.params == "all":
         return [[rate] for rate in rates]
-    trainings = [Training(sequences, rate) for rate in rates]
+    trainings = [training_of(prepared, prepared.prompts, rate) for rate in rates]
     return [[training.rate for training in batch] for batch in batches(prepared.lm, trainings, recipe)]
 
 
-def recipe_of(options: RunOptions) -> TrainingRecipe:
-    return TrainingRecipe(options.ft_params, options.ft_loss, options.epochs, options.ft_rule, options.ft_precision)
+def training_of(prepared: Prepared, prompts: PromptSet, rate: float) -> Training:
+    """Fine-tuning on a prompt's demonstrations, or distillation of what they do in context."""
+    return Training(prompts.training_sequences, rate, replace(prepared.in_context, prefix=prompts.prefix))
+
+
+def recipe_of(prepared: Prepared, rule: Rule | None = None) -> TrainingRecipe:
+    """The recipe that the options name, or the same with another rule."""
+    options = prepared.options
+    rule = rule or options.ft_rule
+    rows = selection_queries(prepared) if rule == "distilled" else ()
+    return TrainingRecipe(options.ft_params, options.ft_loss, options.epochs, rule, options.ft_precision, rows)

@@ -27,8 +27,7 @@ from dualview.io.clock import Clock
 from dualview.io.progress import Progress, Silent
 from dualview.learning.adapters import read_config
 from dualview.learning.calibration import calibrated_accuracy
-from dualview.learning.finetune import Tuned
-from dualview.learning.training_step import Rule
+from dualview.learning.recipe import Rule, Tuned
 from dualview.metrics import recompute
 from dualview.metrics.controls import base_name
 from dualview.models.language_model import LanguageModel
@@ -130,7 +129,7 @@ def _controlled(
     passes: dict[str, Asked],
     progress: Progress,
 ) -> Controlled:
-    lr, recipe = learnt.tuned.lr, recipe_of(prepared.options)
+    lr, recipe = learnt.tuned.lr, recipe_of(prepared)
 
     @cache
     def grid(rule: Rule) -> Sequence[Tuned]:
@@ -155,7 +154,7 @@ def _controlled(
             report["order_sensitivity"] = order_report(prepared, trained.tuned, passes)
             advance(1)
             rules = [recipe.rule, *(rule for rule in RULE_CONTROLS if rule != recipe.rule and recipe.params != "all")]
-            grids = {rule: grid(rule) for rule in rules}
+            grids = {rule: grid(rule) for rule in rules if rule != "distilled"}  # it has one rate
             report["norm_curve"] = norm_curve(prepared, grids, passes["zsl"], passes["icl"])
             advance(1)
     return Controlled(made.settings, report, tokens)

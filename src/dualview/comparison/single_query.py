@@ -47,9 +47,9 @@ def question(
 def _must_have_a_dual_form(verb: str, options: RunOptions) -> None:
     if options.ft_params == "all":
         raise UserError(f"{verb} needs the dual form of projections, so it does not go with ft_params all.")
-    if options.ft_rule == "linearised":
+    if options.ft_rule in ("linearised", "distilled"):
         raise UserError(
-            f"{verb} needs the dual form of tuned weights, and the linearised model has none; "
+            f"{verb} needs the dual form of a fine-tuning, and the {options.ft_rule} model has none; "
             "use --ft-rule sgd or layer-causal."
         )
     _must_move(verb, options.lr)
@@ -100,6 +100,6 @@ def _trained(verb: str, prepared: Prepared, progress: Progress) -> TrainingTrace
     _must_move(verb, rate)
     sequences = prepared.prompts.training_sequences
     with progress.part("fine-tuning, with its factors", len(sequences)) as advance:
-        (trace,) = trace_training(prepared.lm, sequences, [rate], recipe_of(prepared.options))
+        (trace,) = trace_training(prepared.lm, sequences, [rate], recipe_of(prepared))
         advance(len(sequences))
     return trace_for(prepared.lm, trace)

@@ -11,74 +11,38 @@ the labels. Dai et al. 2022, appendix B (their release: SGD, batch 1, one epoch,
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dualview.anatomy.layers import Projection, Role
+from dualview.anatomy.layers import Projection
 from dualview.io.errors import UserError
 from dualview.learning.captured_step import captured
-from dualview.learning.training_step import Loss, Rule, Shown, Tape, step_logits
+from dualview.learning.distill import distil
+from dualview.learning.recipe import (
+    Status,
+    Training,
+    TrainingRecipe,
+    Tuned,
+    differentiable,
+    projections_of,
+    steps_of,
+)
+from dualview.learning.training_step import Shown, Tape, step_logits
 from dualview.learning.weight_patches import Deltas, Linearised, Parameters
 from dualview.models.language_model import LanguageModel
-from dualview.models.loading import adopt
 from dualview.models.probe import first_order
 from dualview.models.scoring import Patch
 from dualview.tasks.prompts import TrainingSequence
 
-Params = Literal["kv", "qkv", "v", "all"]
-Precision = Literal["model", "float32"]
-Status = Literal["ok", "diverged", "collapsed"]
-
-ROLES_OF: dict[str, tuple[Role, ...]] = {"kv": ("k", "v"), "qkv": ("q", "k", "v"), "v": ("v",)}
 # What one batch may take besides the weights: logits of all rows and (layer-causal) layers together, and the changes of
 # all rows, which may also be a quarter of the weights.
 _LOGIT_BYTES = {"cpu": 1 << 29, "cuda": 1 << 31}
 _DELTA_BYTES = 1 << 31
-
-
-@dataclass(frozen=True)
-class TrainingRecipe:
-    """How to fine-tune; what is shown and the learning rate are each row's own."""
-
-    params: Params = "kv"
-    loss: Loss = "all"
-    epochs: int = 1
-    rule: Rule = "sgd"
-    precision: Precision = "model"
-    """`model`: differentiate through the model's own weights, whatever their dtype, with changes and error signals in
-    float32 at least. `float32`: through a float32 copy of a narrower model."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """One row of a batch of trainings."""
-
-    sequences: Sequence[TrainingSequence]
-    """What is shown, one a step; each epoch again."""
-    rate: float
-    """A negative rate climbs the loss."""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """One fine-tuned model: the patch to apply, and how training went."""
-
-    lr: float
-    patch: Patch
-    losses: tuple[float, ...]
-    """The loss before each step."""
-    status: Status = "ok"
-
-    def alone(self) -> Tuned:
-        """The same without the memory of the batch that it was a row of."""
-        return replace(self, patch=self.patch.copy()) if isinstance(self.patch, Deltas) else self
 
 
 @dataclass(frozen=True)
@@ -133,7 +97,14 @@ def train(
     if recipe.epochs < 1:
         raise UserError(f"--epochs must be at least 1, not {recipe.epochs}.")
     wide = differentiable(lm, recipe)
-    if recipe.params == "all":
+    if recipe.rule == "distilled":
+        if watch is not None:
+            raise UserError(
+                "Distillation is not a sum over the demonstrations' tokens, so it has no dual form to follow; "
+                "use --ft-rule sgd or layer-causal."
+            )
+        tuned = [distil(wide, training, recipe, progress) for training in trainings]
+    elif recipe.params == "all":
         tuned = [_train_parameters(wide, training, recipe, progress) for training in trainings]
     else:
         together = batches(wide, trainings, recipe)
@@ -146,7 +117,7 @@ def batches(lm: LanguageModel, trainings: Sequence[Training], recipe: TrainingRe
     """The trainings, in order, in batches that fit in memory."""
     longest = max(len(sequence.ids) for training in trainings for sequence in training.sequences)
     layers = len(lm.anatomy.blocks) if recipe.rule == "layer-causal" else 1
-    delta = sum(4 * p.d_out * p.d_in for p in _projections(lm, recipe))
+    delta = sum(4 * p.d_out * p.d_in for p in projections_of(lm, recipe))
     weights = sum(p.numel() * p.element_size() for p in lm.model.parameters())
     logits = 4 * lm.vocab * longest * layers
     by_logits = _LOGIT_BYTES.get(lm.device.type, _LOGIT_BYTES["cpu"]) // logits
@@ -161,18 +132,6 @@ def batches(lm: LanguageModel, trainings: Sequence[Training], recipe: TrainingRe
         else:
             found.append([training])
     return list(found)
-
-
-def steps_of(sequences: Sequence[TrainingSequence], recipe: TrainingRecipe) -> list[TrainingSequence]:
-    """The order of the steps: the prompt's, again for each epoch."""
-    return [sequence for _ in range(recipe.epochs) for sequence in sequences]
-
-
-def _projections(lm: LanguageModel, recipe: TrainingRecipe) -> tuple[Projection, ...]:
-    projections = lm.anatomy.projections(ROLES_OF[recipe.params])
-    if not projections:
-        raise UserError(f"dualview found no {recipe.params} projections to train in {lm.name}.")
-    return projections
 
 
 def _train_batch(
@@ -224,7 +183,7 @@ class _Batch:
     ) -> None:
         self.lm, self.recipe, self.taps = lm, recipe, taps
         self.exact = torch.promote_types(lm.dtype, torch.float32)
-        self.deltas = Deltas.zero(_projections(lm, recipe), len(rates), self.exact)
+        self.deltas = Deltas.zero(projections_of(lm, recipe), len(rates), self.exact)
         self.lr = torch.tensor(rates, dtype=self.exact, device=lm.device)
         self.alive = torch.ones_like(self.lr, dtype=torch.bool)
 
@@ -300,14 +259,6 @@ def _train_parameters(
     return Tuned(
         training.rate, Parameters(lm.model, {n: v.detach() for n, v in values.items()}), tuple(history), status
     )
-
-
-def differentiable(lm: LanguageModel, recipe: TrainingRecipe) -> LanguageModel:
-    """The model to differentiate: itself, or a float32 copy of a narrower one, if asked for or if the weights
-    themselves are trained (half precision would round most steps away)."""
-    if lm.dtype in (torch.float32, torch.float64) or (recipe.precision == "model" and recipe.params != "all"):
-        return lm
-    return adopt(copy.deepcopy(lm.model).float(), lm.tokenizer, lm.name)
 
 
 def _moved(patch: Patch, lm: LanguageModel) -> Patch:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dualview.io.progress import Advance
-from dualview.learning.finetune import Status, Tuned
+from dualview.learning.recipe import Status, Tuned
 from dualview.learning.weight_patches import Deltas
 from dualview.metrics.predictions import accuracy, predictions
 from dualview.models.language_model import LanguageModel

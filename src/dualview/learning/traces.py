@@ -16,17 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.anatomy.layers import Projection
-from dualview.learning.finetune import (
-    Step,
-    Training,
-    TrainingRecipe,
-    Tuned,
-    Watch,
-    batches,
-    differentiable,
-    steps_of,
-    train,
-)
+from dualview.learning.finetune import Step, Watch, batches, train
+from dualview.learning.recipe import Training, TrainingRecipe, Tuned, differentiable, steps_of
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import TrainingSequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,14 +15,12 @@ from dualview.anatomy.dispatch import run_forward
 from dualview.anatomy.hooks import hooked
 from dualview.anatomy.layers import Projection
 from dualview.io.errors import UserError
+from dualview.learning.recipe import Loss, Rule
 from dualview.learning.weight_patches import Deltas, added
 from dualview.models.language_model import LanguageModel
 from dualview.models.prefix import Causal
 from dualview.models.probe import Tap, Whole, tapping
 from dualview.tasks.prompts import TrainingSequence
-
-Loss = Literal["all", "label"]
-Rule = Literal["sgd", "layer-causal", "linearised"]
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ def normal_quantile(p: float) -> float:
     return float(_special.ndtri(p))
 
 
+def beta_quantile(p: float, a: float, b: float) -> float:
+    return float(_special.betaincinv(a, b, p))
+
+
 def student_cdf(t: float, degrees: int) -> float:
     return float(_special.stdtr(degrees, t))
 

@@ -58,6 +58,7 @@ ROLES: Mapping[str, Role] = {
     "ft_flipped_labels": Role("ft", "other", "fine-tuning on flipped labels"),
     "icl_reordered": Role("ft", "ceiling", "ICL with the same demonstrations in another order"),
     "icl_other_demos": Role("ft", "ceiling", "ICL with other demonstrations"),
+    "ft_distilled": Role("ft", "ceiling", "the most that a change of K and V can carry: ICL distilled into them"),
     "ft_all_params": Role("ft", "other", "fine-tuning of all parameters"),
     "ft_sgd": Role("ft", "other", "fine-tuning by gradient descent"),
     "ft_layer_causal": Role("ft", "other", "layer-causal fine-tuning"),

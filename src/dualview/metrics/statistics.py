@@ -18,7 +18,14 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from dualview.metrics._scipy import hypergeometric_tail, normal_cdf, normal_quantile, student_cdf, student_quantile
+from dualview.metrics._scipy import (
+    beta_quantile,
+    hypergeometric_tail,
+    normal_cdf,
+    normal_quantile,
+    student_cdf,
+    student_quantile,
+)
 from dualview.metrics.cosine import defined_mean, ratio
 
 DRAWS = 1999
@@ -233,6 +240,11 @@ def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | N
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
     return Interval(max(0.0, centre - half), min(1.0, centre + half), level, "Wilson")
+
+
+def clopper_pearson_upper(successes: int, n: int, level: float = 0.95) -> float:
+    """The upper end of Clopper and Pearson's exact interval of a proportion; 1 when nothing was tried."""
+    return 1.0 if successes >= n else beta_quantile((1 + level) / 2, successes + 1, n - successes)
 
 
 def hypergeometric_p(n_both: int, n_ft: int, n_icl: int, n_wrong: int) -> float | None:

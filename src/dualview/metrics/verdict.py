@@ -222,7 +222,7 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
     for floor in sorted(shared):
         own = np.array([each.floors[floor] for each in usable])
         gaps[floor] = own if name == "learning" else values - own  # learning's floors are the gains themselves
-    tested = {floor: above_zero_p(gap) for floor, gap in gaps.items()}
+    tested = {floor: _above_zero_p(gap, usable) for floor, gap in gaps.items()}
     worst = max(tested, key=lambda floor: tested[floor])
     mean, interval = float(values.mean()), draw_interval([each.value for each in usable])
     floors = {floor: float(np.mean([each.floors[floor] for each in usable])) for floor in gaps}
@@ -234,6 +234,18 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
     what = "the gains in accuracy are" if name == "learning" else f"{mean:.3f} on average is"
     clause = f"{name}: {what} {relation} {'0' if name == 'learning' else worst} (p = {p:.3g}, {len(usable)} draws)"
     return Level(outcome, clause, mean, interval, floors, worst, p, detectable_mean(gaps.get(worst, values), alpha))
+
+
+def _above_zero_p(gap: np.ndarray, draws: Sequence[Level]) -> float:
+    """p that the gap is above 0 over draws. Draws that all have the same gap (as identical updates do, whose agreement
+    is 1 in each) have no spread to test with: there, if every draw is supported by itself, the weakest decides."""
+    same = float(np.ptp(gap)) <= 1e-9 * float(np.abs(gap).max(initial=0.0))
+    if same and gap[0] > 0 and all(each.outcome == "supported" for each in draws):
+        return max(_ALONE_P if each.p is None else each.p for each in draws)
+    return above_zero_p(gap)
+
+
+_ALONE_P = 0.025  # of a level without a p of its own: a 95 % interval that is above 0
 
 
 def _overall(levels: Mapping[str, Level]) -> Overall:

@@ -150,12 +150,26 @@ def _ask_whole(
             progress(1)
 
 
-def _token_log_probs(
+def token_log_probs(
     logits: Float[Tensor, "batch read vocab"], row: Tensor, target: Tensor
 ) -> Float[Tensor, "batch scored"]:
     """log p of each target token at its row, in at least single precision."""
     logits = first_order(logits if logits.dtype == torch.float64 else logits.float())
     return logits[:, row, target] - torch.logsumexp(logits, -1)[:, row]
+
+
+def candidate_scores(
+    pack: Pack, logits: Float[Tensor, "batch read vocab"], candidates: int
+) -> Float[Tensor, "batch query candidate"]:
+    """The mean log-probability of each candidate's tokens; −∞ where a query has fewer candidates."""
+    found = token_log_probs(logits, pack.read_row, pack.target)
+    shape = (found.shape[0], len(pack.members), candidates)
+    at = pack.scored_query * candidates + pack.scored_candidate
+    total = torch.zeros(shape[0], shape[1] * shape[2], dtype=torch.float64, device=found.device)
+    count = torch.zeros(shape[1] * shape[2], dtype=torch.float64, device=found.device)
+    total.index_add_(1, at, found.double())
+    count.index_add_(0, at, torch.ones_like(at, dtype=torch.float64))
+    return torch.where(count > 0, total / count.clamp(min=1.0), -torch.inf).view(shape)
 
 
 class _Sink:
@@ -198,14 +212,7 @@ class _Sink:
         return Trace(room(self.h.shape[-1]), room(heads, columns), room(heads), demo)
 
     def add(self, pack: Pack, logits: Float[Tensor, "batch read vocab"], trace: Trace | None) -> None:
-        found = _token_log_probs(logits, pack.read_row, pack.target)
-        shape = (found.shape[0], len(pack.members), self.log_probs.shape[2])
-        at = pack.scored_query * shape[2] + pack.scored_candidate
-        total = torch.zeros(shape[0], shape[1] * shape[2], dtype=torch.float64, device=found.device)
-        count = torch.zeros(shape[1] * shape[2], dtype=torch.float64, device=found.device)
-        total.index_add_(1, at, found.double())
-        count.index_add_(0, at, torch.ones_like(at, dtype=torch.float64))
-        mean = torch.where(count > 0, total / count, -torch.inf).view(shape)
+        mean = candidate_scores(pack, logits, self.log_probs.shape[2])
         self.log_probs[:, pack.members] = mean.cpu().numpy()
         self._keep(list(pack.members), logits[0, pack.first_read], trace)
 
@@ -218,7 +225,7 @@ class _Sink:
         trace: Trace | None,
     ) -> None:
         row = torch.arange(len(candidate), device=logits.device)
-        found = _token_log_probs(logits, row, torch.tensor(candidate, device=logits.device))
+        found = token_log_probs(logits, row, torch.tensor(candidate, device=logits.device))
         self.log_probs[:, query, index] = found.mean(1).double().cpu().numpy()
         self._keep([query], logits[0, :1], trace)
 

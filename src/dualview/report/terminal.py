@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dualview.analyses.certificate.certificate import Certificate
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
 from dualview.io.assets import AssetStatus
@@ -15,6 +16,7 @@ from dualview.io.gguf_cache import Conversion
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.report import tables
 from dualview.report.catalogue import run_lines, run_title
+from dualview.report.certificate import certificate_tables, sentence
 from dualview.tasks.task import Task, TaskCheck
 
 
@@ -83,6 +85,14 @@ def _columns(*names: str) -> Table:
     for name in names:
         table.add_column(name, overflow="fold")
     return table
+
+
+def certificate_report(found: Certificate) -> Group:
+    """The certificate's tables and its sentence."""
+    parts: list[RenderableType] = []
+    for table in certificate_tables(found):
+        parts += [Text(table.label, "bold"), _rich(table), Text(f"{table.note}\n", "dim")]
+    return Group(*parts, Text(sentence(found), "bold"))
 
 
 def task_table(tasks: Sequence[Task]) -> Table:

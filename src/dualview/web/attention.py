@@ -30,7 +30,7 @@ from dualview.duality.on_model.single_prompt import projected
 from dualview.duality.theory.linear import aggregate
 from dualview.io.errors import UserError
 from dualview.io.progress import Advance
-from dualview.learning.finetune import steps_of
+from dualview.learning.recipe import steps_of
 from dualview.learning.traces import Factors, TrainingTrace, trace_training
 from dualview.metrics.kendall import kendall
 from dualview.metrics.summary import plain
@@ -63,7 +63,7 @@ RATES = 2
 
 def attention_steps(prepared: Prepared) -> int:
     """How often `attention_json` reports its progress: ICL's pass, and for each rate every step and every layer."""
-    steps = len(steps_of(prepared.prompts.training_sequences, recipe_of(prepared.options)))
+    steps = len(steps_of(prepared.prompts.training_sequences, recipe_of(prepared)))
     return 1 + RATES * (steps + len(prepared.lm.anatomy.layers))
 
 
@@ -91,7 +91,7 @@ def attention_json(prepared: Prepared, lr: float, advance: Advance) -> dict[str,
         "reason": None,
     }
     try:
-        recipe = recipe_of(prepared.options)
+        recipe = recipe_of(prepared)
         traces = trace_training(lm, prompts.training_sequences, (lr, 0.0), recipe, progress=advance)
         ft, control = (dual_parts(prepared, trace_for(lm, trace), shared, advance) for trace in traces)
     except UserError as error:

@@ -16,7 +16,8 @@ from dualview.comparison.controls.training import train_controls
 from dualview.comparison.finetuning import recipe_of
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.io.errors import UserError
-from dualview.learning.finetune import Step, Tuned, Watch, finetune, steps_of
+from dualview.learning.finetune import Step, Watch, finetune
+from dualview.learning.recipe import Tuned, steps_of
 from dualview.learning.selection import status_of
 from dualview.metrics.predictions import candidate_distribution, predictions
 from dualview.metrics.summary import plain
@@ -86,7 +87,7 @@ def _prompt(prepared: Prepared, state: State, shelf: Shelf) -> dict[str, Any]:
         "prefix_tokens": len(prompts.prefix),
         "query_tokens": len(asked.ids),
         "tokens": ShownPrompt(prompts, prepared.lm.tokenizer).tokens,
-        "steps": len(steps_of(prompts.training_sequences, recipe_of(prepared.options))),
+        "steps": len(steps_of(prompts.training_sequences, recipe_of(prepared))),
         "layers": len(prepared.lm.anatomy.layers),
         "heads": [layer.heads for layer in prepared.lm.anatomy.layers],
         "commands": [vars(command) for command in commands(state, shelf.options, shelf.drawn(state))],
@@ -122,7 +123,7 @@ def _scores(asked: Asked) -> dict[str, Any]:
 def _fine_tune(prepared: Prepared, emit: Emit) -> Tuned:
     """Train, asking the query again after every step."""
     lm, prompts, options = prepared.lm, prepared.prompts, prepared.options
-    recipe = recipe_of(options)
+    recipe = recipe_of(prepared)
     total = len(steps_of(prompts.training_sequences, recipe))
     bare = replace(prepared.zero_shot, record=False)
 
@@ -139,7 +140,7 @@ def _fine_tune(prepared: Prepared, emit: Emit) -> Tuned:
 
 def _similarity(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: Emit) -> None:
     """The similarities with their floors and ceilings."""
-    recipe, progress = recipe_of(prepared.options), Telling(emit)
+    recipe, progress = recipe_of(prepared), Telling(emit)
     trained = train_controls(prepared, control_trainings(prepared, lr, full=False), recipe, progress)
     controls = control_settings(prepared, lr, recipe, trained, sizes={"ft": 0.0}, grid=None, progress=progress)
     records = Records(

@@ -23,7 +23,7 @@ from dualview.duality.on_model.dual_finetuning import (
 from dualview.duality.on_model.single_prompt import last_logits
 from dualview.duality.theory.linear import aggregate
 from dualview.io.errors import UserError
-from dualview.learning.finetune import TrainingRecipe
+from dualview.learning.recipe import TrainingRecipe
 from dualview.learning.traces import trace_training
 from dualview.learning.weight_patches import Deltas
 from dualview.models.loading import adopt

@@ -22,7 +22,7 @@ from dualview.duality.on_model.weight_space import compare_updates, tuned_on_bas
 from dualview.duality.theory.geometry import principal_angles
 from dualview.duality.theory.icl_as_update import FourTerms, state_weights
 from dualview.io.errors import UserError
-from dualview.learning.finetune import TrainingRecipe
+from dualview.learning.recipe import TrainingRecipe
 from dualview.learning.traces import trace_training
 from dualview.learning.weight_patches import Deltas
 from dualview.models.loading import adopt

@@ -22,7 +22,7 @@ from dualview.anatomy.layers import Anatomy, Projection, Role
 from dualview.comparison.controls.settings import REORDERED, reordered
 from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
 from dualview.duality.on_model.dual_finetuning import role_factors, update_contributions
-from dualview.learning.finetune import ROLES_OF, TrainingRecipe
+from dualview.learning.recipe import ROLES_OF, TrainingRecipe
 from dualview.learning.traces import Factors, TrainingTokens, TrainingTrace, trace_training
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, TappedQueries
@@ -51,12 +51,13 @@ def token_scores(
     """Every training token's score in context, and by the released and the dual forms with their controls.
 
     Of `passes`, icl (and `icl_reordered`) must hold the summed logits, ft and zsl the taps of `taps_of`. None where
-    the model's layers do not have one projection for each of q, k and v, or other parameters than projections are
-    trained.
+    the model's layers do not have one projection for each of q, k and v, or training is no sum over tokens of changes
+    of projections.
     """
     layers = [_single(layer.projections) for layer in lm.anatomy.layers]
     icl = passes["icl"]
-    if recipe.params == "all" or any(set(layer) != {"q", "k", "v"} for layer in layers) or icl.demo_logits is None:
+    summed = recipe.params != "all" and recipe.rule != "distilled"
+    if not summed or any(set(layer) != {"q", "k", "v"} for layer in layers) or icl.demo_logits is None:
         return None
     queries = [layer["q"] for layer in layers]
     traces = trace_training(lm, prompts.training_sequences, (lr, 0.0), recipe, queries)

@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from dualview.comparison.controls.settings import PERMUTATIONS, reordered
 from dualview.comparison.prepare import Prepared
-from dualview.learning.finetune import Tuned
+from dualview.learning.recipe import Tuned
 from dualview.learning.selection import ask_each
 from dualview.metrics.predictions import order_sensitivity
 from dualview.metrics.summary import compute_metrics
@@ -40,12 +40,13 @@ def order_report(prepared: Prepared, tuned: Mapping[str, Tuned], passes: Mapping
         context = replace(prepared.in_context, prefix=reordered(prepared.prompts, name).prefix, record=False)
         icl.append(ask(lm, queries, context).settings[0].log_probs)
     bare = replace(prepared.zero_shot, record=False)
-    ft += [setting.log_probs for setting in ask_each(lm, queries, bare, [tuned[name] for name in orders])]
+    trained = [tuned[name] for name in orders if name in tuned]  # distillation is not trained in other orders
+    ft += [setting.log_probs for setting in ask_each(lm, queries, bare, trained)] if trained else []
     return {
         "permutations": PERMUTATIONS,
         "queries": len(queries),
         "icl": float(np.nanmean(order_sensitivity(np.stack(icl)))),
-        "ft": float(np.nanmean(order_sensitivity(np.stack(ft)))),
+        "ft": float(np.nanmean(order_sensitivity(np.stack(ft)))) if trained else None,
     }
 
 

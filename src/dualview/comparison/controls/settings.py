@@ -16,12 +16,13 @@ from typing import Any, cast
 import numpy as np
 
 from dualview.comparison.controls.training import Scalable, TrainedControls, as_large, train_controls
+from dualview.comparison.finetuning import training_of
 from dualview.comparison.prepare import Prepared, make_prompts, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
-from dualview.learning.finetune import Training, TrainingRecipe, Tuned, finetune
+from dualview.learning.finetune import finetune
+from dualview.learning.recipe import Rule, Training, TrainingRecipe, Tuned
 from dualview.learning.selection import best, judge_rates
-from dualview.learning.training_step import Rule
 from dualview.metrics.controls import base_name
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
@@ -47,16 +48,18 @@ def control_trainings(prepared: Prepared, lr: float, *, full: bool) -> dict[str,
     prompts = prepared.prompts
 
     def on(made: Callable[[], PromptSet], rate: float = lr) -> Callable[[], Training]:
-        return lambda: Training(made().training_sequences, rate)
+        return lambda: training_of(prepared, made(), rate)
 
     wanted = {"ft_flipped_labels": on(lambda: flipped_labels(prepared))}
     if not full:
         return wanted
-    wanted["ft_sign_flipped"] = on(lambda: prompts, -lr)
+    descends = prepared.options.ft_rule != "distilled"
+    if descends:
+        wanted["ft_sign_flipped"] = on(lambda: prompts, -lr)
     for number in range(DRAWS):
         wanted[drawn("ft_random_labels", number)] = on(lambda n=number: _random_labels(prepared, n))
         wanted[drawn("ft_other_task", number)] = on(lambda n=number: _other_task(prepared, n))
-    for number in range(1, PERMUTATIONS):
+    for number in range(1, PERMUTATIONS if descends else 1):
         wanted[f"order {number}"] = on(lambda n=number: reordered(prompts, f"order {n}"))
     return wanted
 
@@ -152,7 +155,8 @@ def _controls(
         yield context(drawn("icl_random_text", n), lambda n=n: _random_text(prepared, n))
         yield training(drawn("ft_random_labels", n))
         yield training(drawn("ft_other_task", n))
-    yield training("ft_sign_flipped")
+    if "ft_sign_flipped" in trained.tuned:
+        yield training("ft_sign_flipped")
     if recipe.params != "all":
         whole = replace(recipe, params="all", rule="sgd")
         name = "ft_all_params"
@@ -175,8 +179,9 @@ RULE_CONTROLS: Mapping[Rule, str] = {
     "sgd": "ft_sgd",
     "layer-causal": "ft_layer_causal",
     "linearised": "ft_linearised",
+    "distilled": "ft_distilled",
 }
-"""The other rules, each at its own best learning rate."""
+"""The other rules, each at its own best learning rate. Distillation is the ceiling of what K and V can carry."""
 REORDERED = "reordered"
 
 
@@ -211,7 +216,8 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
     return replace(prompts, demos=tuple(prompts.demos[i] for i in order))
 
 
-def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
+def rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
+    """The prompts with other demonstrations, of the same task or of another."""
     options, task = prepared.options, task or prepared.task
     options = replace(options, separator=options.separator or prepared.task.separator)
     made = make_prompts(options, prepared.lm, task, rows, rows[:1], prepared.prompts.queries)
@@ -220,7 +226,7 @@ def _rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> P
 
 def _other_demos(prepared: Prepared) -> PromptSet:
     seed = control_seeds(prepared)["other_demos"]
-    return _rebuilt(prepared, sample_demos(prepared.task, seed, prepared.prompts.shots_used))
+    return rebuilt(prepared, sample_demos(prepared.task, seed, prepared.prompts.shots_used))
 
 
 def flipped_labels(prepared: Prepared) -> PromptSet:
@@ -229,8 +235,12 @@ def flipped_labels(prepared: Prepared) -> PromptSet:
     counts = [len(prepared.task.candidates(row)) for row in shown]
     if min(counts) < 2:
         raise UserError("A task with a single label has no other to flip it to.")
-    rows = [replace(row, label=(row.label + 1) % count) for row, count in zip(shown, counts, strict=True)]
-    return _rebuilt(prepared, rows)
+    return rebuilt(prepared, flipped(prepared.task, shown))
+
+
+def flipped(task: Task, rows: Sequence[Row]) -> list[Row]:
+    """The rows, each with the next label."""
+    return [replace(row, label=(row.label + 1) % len(task.candidates(row))) for row in rows]
 
 
 def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
@@ -240,14 +250,19 @@ def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
     rows = true
     while rows == true:
         rows = [replace(row, label=int(draw.integers(len(prepared.task.candidates(row))))) for row in true]
-    return _rebuilt(prepared, rows)
+    return rebuilt(prepared, rows)
 
 
 def _other_task(prepared: Prepared, number: int = 0) -> PromptSet:
-    name = "product" if prepared.task.name == "source" else "source"
-    other = _embedded_task(name)
+    other, rows = other_demos(prepared, number)
+    return rebuilt(prepared, rows, other)
+
+
+def other_demos(prepared: Prepared, number: int = 0) -> tuple[Task, list[Row]]:
+    """Another task that comes with the package, and as many demonstrations of it."""
+    other = _embedded_task("product" if prepared.task.name == "source" else "source")
     seed = control_seeds(prepared)["other_task"] + 1000 * number
-    return _rebuilt(prepared, sample_demos(other, seed, prepared.prompts.shots_used), other)
+    return other, sample_demos(other, seed, prepared.prompts.shots_used)
 
 
 @cache
@@ -288,7 +303,7 @@ def _untrained(
 ) -> dict[str, Asked]:
     """The whole comparison with untrained weights, fine-tuned until its update is as large as FT's."""
     lm, queries = untrained(prepared.lm, keep_embeddings=keep, seed=seed), prepared.prompts.queries
-    wanted = {name: lambda: Training(prepared.prompts.training_sequences, lr)}
+    wanted = {name: lambda: training_of(prepared, prepared.prompts, lr)}
     made = train_controls(prepared, wanted, recipe, Silent(), sized=[name], size=sizes["ft"], lm=lm)
     tuned = made.get(name)
     found.trained[name] = made.report(name)

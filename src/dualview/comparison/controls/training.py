@@ -16,7 +16,8 @@ import numpy as np
 from dualview.comparison.prepare import Prepared
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
-from dualview.learning.finetune import Training, TrainingRecipe, Tuned, steps_of, train
+from dualview.learning.finetune import train
+from dualview.learning.recipe import Training, TrainingRecipe, Tuned, step_count
 from dualview.learning.selection import ask_each
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.sim_aou import relative_update_norm
@@ -76,10 +77,11 @@ def train_controls(
             problems[name] = error
     if not trainings:
         return TrainedControls({}, {}, problems)
-    steps = sum(len(steps_of(training.sequences, recipe)) for training in trainings.values())
+    steps = sum(step_count(training, recipe) for training in trainings.values())
     with progress.part(f"fine-tuning {len(trainings)} controls", steps) as advance:
         tuned = dict(zip(trainings, train(lm, list(trainings.values()), recipe, advance), strict=True))
-    names = [name for name in sized if name in trainings]
+    # What distillation fits decides its size, not its rate.
+    names = [name for name in sized if name in trainings and recipe.rule != "distilled"]
     if size is None or not size > 0 or not names:
         return TrainedControls(tuned, {}, problems)
     sizes = _corrected(prepared, lm, recipe, trainings, tuned, names, size)

@@ -24,7 +24,7 @@ from dualview.duality.on_model.single_prompt import last_logits
 from dualview.duality.theory.linalg import norm
 from dualview.duality.verify.check import Deviation, Draws
 from dualview.io.errors import UserError
-from dualview.learning.finetune import TrainingRecipe
+from dualview.learning.recipe import TrainingRecipe
 from dualview.learning.traces import TrainingTrace, trace_training
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Patch

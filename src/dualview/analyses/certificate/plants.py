@@ -1,15 +1,18 @@
-"""Records with known answers: how alike ICL and FT are in predictions, representations and what labels teach."""
+"""Made-up records with a known answer: how similar ICL and FT are, level by level, and what else they share."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from dualview.records import Records, Setting
 
 
-def _mixed(rng: np.random.Generator, part: np.ndarray, alike: float, own: np.ndarray | None = None) -> np.ndarray:
-    """Something that has the cosine `alike` with `part`, on average."""
-    return alike * part + (1 - alike**2) ** 0.5 * (rng.normal(size=part.shape) if own is None else own)
+def _mixed(rng: np.random.Generator, part: np.ndarray, cosine: float, own: np.ndarray | None = None) -> np.ndarray:
+    """Something that has this cosine with `part`, on average."""
+    return cosine * part + (1 - cosine**2) ** 0.5 * (rng.normal(size=part.shape) if own is None else own)
 
 
 def _log_softmax(x: np.ndarray) -> np.ndarray:
@@ -68,7 +71,7 @@ def planted(
         known = rng.normal(size=(n, features))
         read = rng.normal(size=(4, features, layers, d))
         read = np.broadcast_to(read[:, :, :1], read.shape) if tied else read
-        a, t, *own = (np.tensordot(known, side, 1) for side in read)
+        a, t, own[0], own[1] = (np.tensordot(known, side, 1) for side in read)
     b, k = _mixed(rng, a, representations, own[0]), _mixed(rng, t, labels, own[1])
     h["zsl"] = z
     for name, task, taught in (("icl", a, t), ("ft", b, k)):
@@ -82,3 +85,18 @@ def planted(
         stacks |= {f"{name}_flipped_labels": stacks[name] for name in ("icl", "ft")}
         settings = {name: Setting(s.log_probs, s.h, stacks[name]) for name, s in settings.items()}
     return Records(gold, settings)
+
+
+INDEPENDENT: Mapping[str, Mapping[str, Any]] = {
+    "nothing shared": {},
+    "a mean direction each": {"common": 3.0},
+    "shared features": {"features": 3},
+    "shrinkage": {"shrink": True},
+    "a label bias": {"bias": 2.0},
+    "shared features and shrinkage": {"features": 2, "shrink": True, "layers": 4},
+    "layers tied by features": {"features": 2, "tied": True, "layers": 8},
+    "everything at once": {"features": 2, "common": 2.0, "shrink": True, "bias": 1.0},
+    "four classes": {"classes": 4, "common": 1.0},
+    "attention maps": {"maps": True, "common": 1.0},
+}
+"""Ways to share something without being similar query by query: options of `planted`."""

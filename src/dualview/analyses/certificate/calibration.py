@@ -1,0 +1,259 @@
+"""`dualview calibrate`: known things under the verdict, from made-up records to whole runs of a model.
+
+Nulls, of which the verdict may support at most 5 %:
+    planted      made-up records that share everything but what is claimed (`plants.INDEPENDENT`)
+    untrained    small models of several architectures with random weights, each a whole run
+    other task   FT on another task's demonstrations
+    reassigned   FT of another list of demonstrations, every query with what happened to another one of its class
+    dose 0       FT's own update, rotated
+Positives, all of which it must support:
+    exact        a model whose in-context learning is one gradient step, by construction
+    distilled    K and V trained to reproduce the in-context model, on rows that are not reported
+Power: how often each level finds a known dose of the in-context update in FT's (`mixtures.dosed`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dualview.analyses.certificate.architectures import ARCHITECTURES, random_model
+from dualview.analyses.certificate.certificate import Certificate, NullFamily, Positive, Power
+from dualview.analyses.certificate.mixtures import dosed, main_settings, reassigned, rotations, within_classes
+from dualview.analyses.certificate.plants import INDEPENDENT, planted
+from dualview.comparison.controls.settings import flipped, other_demos, rebuilt
+from dualview.comparison.finetuning import recipe_of, training_of
+from dualview.comparison.prepare import Prepared, prepare
+from dualview.comparison.result import Result
+from dualview.comparison.run import measure, run
+from dualview.io.errors import UserError
+from dualview.io.progress import Progress, Silent
+from dualview.io.versions import versions
+from dualview.learning.finetune import train
+from dualview.metrics.statistics import generator
+from dualview.metrics.verdict import DECIDING, Verdict, judge, over_draws
+from dualview.models.exact import exact
+from dualview.models.language_model import LanguageModel
+from dualview.models.scoring import ask
+from dualview.options import RunOptions
+from dualview.records import Records
+
+_ANOTHER_TASK = "FT on another task's demonstrations"
+_REASSIGNED = "FT of another list of demonstrations, each query with another query's, of its class"
+_DOSE_0 = "FT's own update, rotated at random; its scores change as ICL changes those of another query of the class"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is judged."""
+
+    plants: int = 80
+    """Made-up records of each kind."""
+    architectures: tuple[str, ...] = tuple(ARCHITECTURES)
+    untrained: int = 3
+    """Draws of weights of each architecture."""
+    seeds: int = 3
+    """Lists of demonstrations."""
+    queries: tuple[int, ...] = (100, 200)
+    """Queries of each judged case; the largest are asked."""
+    shots: int = 32
+    doses: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+    mixtures: int = 6
+    """Random draws of each dose, for each list of demonstrations."""
+    distilled: int = 1
+    """Lists of demonstrations that are distilled."""
+    draws: int = 499
+    """Permutations and rotations of each test."""
+
+
+FULL = Sizes(plants=400, untrained=10, seeds=5, queries=(50, 100, 200, 400), mixtures=20, distilled=5, draws=999)
+
+
+def calibrate(
+    *,
+    model: str | LanguageModel = "embedded",
+    task: str = "movie",
+    full: bool = False,
+    seed: int = 0,
+    sizes: Sizes | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Certificate:
+    """Judge known cases, and count how often the verdict is right.
+
+    model, task   whose runs the real records come from
+    full          more of everything: about an hour on two cores
+    seed          of every random draw: another seed is another certificate
+    options       other fields of `RunOptions` for the real runs (dtype, device, data …)
+    """
+    if seed < 0:
+        raise UserError(f"--seed must be at least 0, not {seed}.")
+    sizes, progress = sizes or (FULL if full else Sizes()), progress or Silent()
+    name = model if isinstance(model, str) else "embedded"
+    given = {"shots": sizes.shots, "n_queries": max(sizes.queries), **options}
+    chosen = RunOptions.make(model=name, task=task, controls="quick", **given)
+    lm = None if isinstance(model, str) else model
+    work = _Work(sizes, seed, progress)
+    runs, prepared = work.real_runs(chosen, lm)  # first: a mistake in the options shows at once
+    lm = prepared[0].lm
+    nulls = [*work.planted_families()]
+    nulls += [work.untrained(chosen, lm), work.other_task(runs, prepared), work.reassigned(runs)]
+    power, at_zero = work.power(runs)
+    nulls.append(NullFamily.of("dose 0", _DOSE_0, at_zero))
+    positives = [*work.exact(), *work.distilled(chosen, lm)]
+    known = {"versions": versions(), "weights_hash": lm.weights_hash, "options": chosen.changed}
+    judged = [family for family in nulls if family.judged]
+    return Certificate(lm.name, Path(task).stem, seed, asdict(sizes), judged, positives, power, known)
+
+
+@dataclass(frozen=True)
+class _Work:
+    sizes: Sizes
+    seed: int
+    progress: Progress
+
+    def judge(self, records: Records | Sequence[Records]) -> Verdict:
+        return judge(records, draws=self.sizes.draws, seed=self.seed)
+
+    def rng(self, name: str) -> np.random.Generator:
+        return generator(self.seed, f"calibrate/{name}")
+
+    def planted_families(self) -> Iterator[NullFamily]:
+        with self.progress.part("made-up records", len(INDEPENDENT) * self.sizes.plants) as advance:
+            for number, (name, options) in enumerate(INDEPENDENT.items()):
+                verdicts: list[Verdict] = []
+                for plant in range(self.sizes.plants):
+                    own = np.random.SeedSequence([self.seed, number, plant]).generate_state(1)[0]
+                    verdicts.append(self.judge(planted(int(own), **options)))
+                    advance(1)
+                yield NullFamily.of(f"planted: {name}", "made-up records", verdicts)
+
+    def real_runs(self, options: RunOptions, lm: LanguageModel | None) -> tuple[list[Records], list[Prepared]]:
+        """The comparison with each list of demonstrations."""
+        records: list[Records] = []
+        prepared: list[Prepared] = []
+        for number in range(self.sizes.seeds):
+            prepared.append(prepare(replace(options, seed=1 + 100 * self.seed + number), lm, self.progress))
+            lm = prepared[0].lm
+            result = measure(prepared[-1], progress=self.progress)
+            records.append(main_settings(_records(result)))
+            # A rate that is chosen once serves all lists: the certificate is not about the choice.
+            options = replace(options, lr=result.ft.lr)
+        return records, [replace(each, options=replace(each.options, lr=options.lr)) for each in prepared]
+
+    def untrained(self, options: RunOptions, lm: LanguageModel) -> NullFamily:
+        verdicts: list[Verdict] = []
+        small = replace(options, shots=min(8, options.shots), n_queries=min(60, options.n_queries), lr="auto")
+        with self.progress.part("untrained models", len(self.sizes.architectures) * self.sizes.untrained) as advance:
+            for name in self.sizes.architectures:
+                for number in range(self.sizes.untrained):
+                    drawn = random_model(name, lm.tokenizer, seed=1000 * self.seed + number)
+                    verdicts.append(self.judge(_records(run(replace(small, seed=1 + number), lm=drawn))))
+                    advance(1)
+        shapes = ", ".join(self.sizes.architectures)
+        return NullFamily.of("untrained", f"whole runs of models with random weights ({shapes})", verdicts)
+
+    def other_task(self, runs: Sequence[Records], prepared: Sequence[Prepared]) -> NullFamily:
+        verdicts: list[Verdict] = []
+        with self.progress.part("fine-tuning on another task", len(runs)) as advance:
+            for records, each in zip(runs, prepared, strict=True):
+                other, rows = other_demos(each)
+                lr = each.options.lr
+                assert not isinstance(lr, str)
+                try:
+                    prompts = [rebuilt(each, shown, other) for shown in (rows, flipped(other, rows))]
+                except UserError:  # a tokenizer of few words does not know the other task's labels
+                    break
+                tuned = train(each.lm, [training_of(each, p, lr) for p in prompts], recipe_of(each))
+                asked = (ask(each.lm, each.prompts.queries, each.zero_shot, t.patch).settings[0] for t in tuned)
+                own = dict(zip(("ft", "ft_flipped_labels"), asked, strict=True))
+                both = Records(records.gold, {**records.settings, **own})
+                verdicts.append(self.judge(main_settings(both)))
+                advance(1)
+        return NullFamily.of("other task", _ANOTHER_TASK, verdicts)
+
+    def reassigned(self, runs: Sequence[Records]) -> NullFamily:
+        rng, verdicts = self.rng("reassigned"), list[Verdict]()
+        pairs = [(a, b) for a in runs for b in runs if a is not b] or [(runs[0], runs[0])]
+        with self.progress.part("fine-tuning of other queries", len(pairs) * self.sizes.mixtures) as advance:
+            for records, others in pairs:
+                for _ in range(self.sizes.mixtures):
+                    order = within_classes(records.gold, rng)
+                    verdicts.append(self.judge(reassigned(records, others, order)))
+                    advance(1)
+        return NullFamily.of("reassigned", _REASSIGNED, verdicts)
+
+    def power(self, runs: Sequence[Records]) -> tuple[list[Power], list[Verdict]]:
+        """Every level's power at every dose, for one run and for all lists together; and the verdicts at dose 0."""
+        sizes, found, at_zero = self.sizes, list[Power](), list[Verdict]()
+        counts = [n for n in sizes.queries if n <= len(runs[0].gold)]
+        total = len(counts) * len(sizes.doses) * sizes.mixtures * len(runs)
+        verdicts: dict[tuple[int, float], list[list[Verdict]]] = {}
+        with self.progress.part("doses", total) as advance:
+            for number in range(sizes.mixtures):
+                rng = self.rng(f"doses/{number}")
+                turned = [rotations(records, rng) for records in runs]
+                for n in counts:
+                    some = [main_settings(records, n) for records in runs]
+                    orders = [within_classes(records.gold, rng) for records in some]
+                    for dose in sizes.doses:
+                        mixed = [dosed(r, dose, t, o) for r, t, o in zip(some, turned, orders, strict=True)]
+                        judged: list[Verdict] = []
+                        for records in mixed:
+                            judged.append(self.judge(records))
+                            advance(1)
+                        verdicts.setdefault((n, dose), []).append(judged)
+        for (n, dose), mixtures in verdicts.items():
+            alone = [verdict for draw in mixtures for verdict in draw]
+            together = [over_draws([each.levels for each in draw]) for draw in mixtures] if len(runs) > 1 else []
+            for draws, those in ((1, alone), (len(runs), together)):
+                found += _power(those, dose, n, draws) if those else []
+            at_zero += [*alone, *together] if dose == 0 else []
+        return found, at_zero
+
+    def exact(self) -> Iterator[Positive]:
+        meaning = "a model whose in-context learning is one gradient step, by construction"
+        verdicts: list[Verdict] = []
+        with tempfile.TemporaryDirectory() as folder:
+            made = exact(Path(folder) / "exact", seed=self.seed)
+            for number in range(self.sizes.seeds):
+                options = RunOptions.make(
+                    model=str(made.folder),
+                    task=str(made.task),
+                    ft_loss="label",
+                    lr=made.rate,
+                    seed=1 + number,
+                    n_queries=max(self.sizes.queries),
+                )
+                verdicts.append(self.judge(_records(run(options))))
+        yield Positive.of("exact", meaning, verdicts[0])
+        if len(verdicts) > 1:
+            yield Positive.of("exact, over draws", meaning, over_draws([each.levels for each in verdicts]))
+
+    def distilled(self, options: RunOptions, lm: LanguageModel) -> Iterator[Positive]:
+        meaning = "K and V trained to reproduce the in-context model, on rows that are not reported"
+        verdicts: list[Verdict] = []
+        for number in range(self.sizes.distilled):
+            own = replace(options, seed=1 + 100 * self.seed + number, lr="auto", ft_rule="distilled")
+            verdicts.append(self.judge(_records(run(own, lm=lm, progress=self.progress))))
+            if number == 0:
+                yield Positive.of("distilled", meaning, verdicts[0])
+        if len(verdicts) > 1:
+            yield Positive.of("distilled, over draws", meaning, over_draws([each.levels for each in verdicts]))
+
+
+def _records(result: Result) -> Records:
+    assert result.records is not None
+    return result.records
+
+
+def _power(verdicts: Sequence[Verdict], dose: float, queries: int, draws: int) -> list[Power]:
+    counts = {level: sum(each.levels[level].outcome == "supported" for each in verdicts) for level in DECIDING} | {
+        "overall": sum(each.overall == "supported" for each in verdicts)
+    }
+    return [Power(level, dose, queries, draws, len(verdicts), count) for level, count in counts.items()]

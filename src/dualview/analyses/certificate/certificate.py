@@ -1,0 +1,145 @@
+"""What `dualview calibrate` found: how often the verdict says yes to nothing, and how often to something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dualview.metrics.statistics import clopper_pearson_upper
+from dualview.metrics.verdict import DECIDING, Verdict
+
+SCHEMA = "dualview.calibration/1"
+LIMIT = 0.05
+"""The largest rate of false support that a certificate may have."""
+
+
+@dataclass(frozen=True)
+class NullFamily:
+    """Cases of one kind in which ICL and FT are not similar: how many, and how many the verdict supports."""
+
+    name: str
+    meaning: str
+    judged: int
+    supported: int
+    levels: Mapping[str, int]
+    """How often each level alone is supported."""
+
+    @classmethod
+    def of(cls, name: str, meaning: str, verdicts: Sequence[Verdict]) -> NullFamily:
+        levels = {
+            level: sum(each.levels[level].outcome == "supported" for each in verdicts if _learnt(each))
+            for level in DECIDING
+        }
+        return cls(name, meaning, len(verdicts), sum(each.overall == "supported" for each in verdicts), levels)
+
+    @property
+    def upper(self) -> float:
+        """The upper end of Clopper and Pearson's 95 % interval of the rate."""
+        return clopper_pearson_upper(self.supported, self.judged)
+
+
+def _learnt(verdict: Verdict) -> bool:
+    return verdict.levels["learning"].outcome == "supported"
+
+
+@dataclass(frozen=True)
+class Positive:
+    """A case in which FT does what ICL does, by construction or by training."""
+
+    name: str
+    meaning: str
+    overall: str
+    sentence: str
+    values: Mapping[str, float | None]
+    """Of each level."""
+
+    @classmethod
+    def of(cls, name: str, meaning: str, verdict: Verdict) -> Positive:
+        values = {level: part.value for level, part in verdict.levels.items()}
+        return cls(name, meaning, verdict.overall, verdict.sentence, values)
+
+
+@dataclass(frozen=True)
+class Power:
+    """How often a level is supported at a known dose of similarity."""
+
+    level: str
+    """One of the deciding levels, or `overall`."""
+    dose: float
+    queries: int
+    draws: int
+    """Lists of demonstrations judged together; 1 is a single run."""
+    judged: int
+    supported: int
+
+    @property
+    def power(self) -> float:
+        return self.supported / self.judged
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The verdict's error rates and its power."""
+
+    model: str
+    task: str
+    seed: int
+    sizes: Mapping[str, Any]
+    nulls: Sequence[NullFamily]
+    positives: Sequence[Positive]
+    power: Sequence[Power]
+    provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def all_nulls(self) -> NullFamily:
+        """Every case without similarity, together."""
+        levels = {level: sum(family.levels[level] for family in self.nulls) for level in DECIDING}
+        judged, supported = (sum(getattr(family, name) for family in self.nulls) for name in ("judged", "supported"))
+        return NullFamily("all", "every case above", judged, supported, levels)
+
+    @property
+    def passed(self) -> bool:
+        """False support at most 5 % by its upper bound, and every positive supported."""
+        return self.all_nulls.upper <= LIMIT and all(each.overall == "supported" for each in self.positives)
+
+    def smallest_dose(self, level: str, queries: int, draws: int, power: float = 0.8) -> float | None:
+        """The smallest dose from which on a level is found with this probability; None if no dose is."""
+        points = sorted(
+            (p for p in self.power if (p.level, p.queries, p.draws) == (level, queries, draws)),
+            key=lambda point: -point.dose,
+        )
+        found = None
+        for point in points:
+            if point.power < power:
+                break
+            found = point.dose
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            **{name: getattr(self, name) for name in ("model", "task", "seed", "passed")},
+            "sizes": dict(self.sizes),
+            "nulls": [{**vars(f), "levels": dict(f.levels), "upper": f.upper} for f in (*self.nulls, self.all_nulls)],
+            "positives": [{**vars(p), "values": dict(p.values)} for p in self.positives],
+            "power": [{**vars(p), "power": p.power} for p in self.power],
+            "provenance": dict(self.provenance),
+        }
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Certificate:
+        def own(kind: Any, part: Mapping[str, Any]) -> Any:
+            return kind(**{name: part[name] for name in kind.__dataclass_fields__})
+
+        families = [own(NullFamily, part) for part in given["nulls"] if part["name"] != "all"]
+        return cls(
+            given["model"],
+            given["task"],
+            given["seed"],
+            given["sizes"],
+            families,
+            [own(Positive, part) for part in given["positives"]],
+            [own(Power, part) for part in given["power"]],
+            given["provenance"],
+        )

@@ -1,0 +1,193 @@
+"""Context distillation: K and V trained to reproduce the in-context model without its demonstrations.
+
+The trained model reads rows that are never reported, zero-shot. It must give what the in-context model gives for them:
+the scores s of the candidates (centred) and the output h of every attention layer, at the recorded token,
+
+    loss = ½ ‖s − s_icl‖² / ‖s_zsl − s_icl‖² + ½ mean_layers ‖h − h_icl‖² / ‖h_zsl − h_icl‖²
+
+(norms over rows), so the loss is the share of the in-context change that is not reproduced: 1 at the base weights, 0
+if K and V can carry all of it. No label of these rows is read: what the trained model knows of the task it has from
+the in-context model. Adam, because this is a fit and not a model of learning; its rate is relative to the root mean$
+square of each projection's weights, and falls to 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from dualview.anatomy.dispatch import run_forward
+from dualview.anatomy.hooks import hooked
+from dualview.io.errors import UserError
+from dualview.learning.recipe import (
+    DISTILLING_PASSES,
+    DISTILLING_ROWS,
+    Training,
+    TrainingRecipe,
+    Tuned,
+    projections_of,
+    step_count,
+)
+from dualview.learning.weight_patches import Deltas
+from dualview.models.language_model import LanguageModel
+from dualview.models.packing import At, grow, pack
+from dualview.models.prefix import Prefix, as_row
+from dualview.models.probe import Packed, Whole
+from dualview.models.scoring import PassPlan, ask, candidate_scores, token_log_probs
+from dualview.tasks.prompts import Query
+from dualview.tasks.task import shuffled
+
+
+def distil(
+    lm: LanguageModel, training: Training, recipe: TrainingRecipe, progress: Callable[[int], None] | None = None
+) -> Tuned:
+    """K and V that reproduce `training.teacher` on `recipe.rows`; `lm` itself is not changed."""
+    if training.teacher is None or not recipe.rows:
+        raise UserError("Distillation needs an in-context prompt to reproduce and rows to reproduce it on.")
+    if training.rate < 0:
+        raise UserError(f"Distillation's rate must be at least 0, not {training.rate:g}.")
+    goal = _Goal.of(lm, recipe.rows, training.teacher)
+    deltas = Deltas.zero(projections_of(lm, recipe), 1, torch.promote_types(lm.dtype, torch.float32))
+    groups: list[dict[str, Any]] = []
+    for projection, weight, bias in zip(deltas.projections, deltas.weights, deltas.biases, strict=True):
+        trained = [part.requires_grad_() for part in (weight, bias) if part is not None]
+        size = float(projection.weight().detach().float().square().mean().sqrt())
+        groups.append({"params": trained, "lr": training.rate * size})
+    optimiser = torch.optim.Adam(groups, betas=(0.9, 0.99))
+    steps = step_count(training, recipe)
+    falling = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, total_iters=steps)
+    losses: list[float] = []
+    for rows in _steps(len(recipe.rows), DISTILLING_PASSES * recipe.epochs):
+        with torch.enable_grad():
+            loss = goal.loss(lm, rows, deltas)
+        losses.append(float(loss.detach()))
+        if not np.isfinite(losses[-1]):
+            break
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        falling.step()
+        if progress is not None:
+            progress(1)
+    for group in groups:
+        for part in group["params"]:
+            part.requires_grad_(False).grad = None
+    return Tuned(training.rate, deltas, tuple(losses), "ok" if np.isfinite(losses[-1]) else "diverged")
+
+
+def _steps(rows: int, passes: int) -> list[list[int]]:
+    """The rows of every step: each pass goes through all of them once, in an order of its own."""
+    orders = [shuffled(rows, f"distillation, pass {number}") for number in range(passes)]
+    return [order[at : at + DISTILLING_ROWS] for order in orders for at in range(0, rows, DISTILLING_ROWS)]
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """What the in-context model gives for each row, and how far zero-shot is from it."""
+
+    queries: tuple[Query, ...]
+    """The rows as they are read without demonstrations, BOS included."""
+    at: At
+    known: Bool[Tensor, "row candidate"]
+    scores: Float[Tensor, "row candidate"]
+    h: Float[Tensor, "row layer d_model"]
+    score_scale: float
+    h_scale: Float[Tensor, " layer"]
+
+    @classmethod
+    def of(cls, lm: LanguageModel, rows: Sequence[Query], teacher: PassPlan) -> _Goal:
+        bare = teacher.prefix[: teacher.special]
+        icl, zsl = (
+            ask(lm, rows, replace(teacher, prefix=prefix, record=True, demo_logits=False, taps=())).settings[0]
+            for prefix in (teacher.prefix, bare)
+        )
+        assert icl.h is not None and zsl.h is not None
+        scores, before = (torch.from_numpy(each.log_probs).to(lm.device) for each in (icl, zsl))
+        known = torch.isfinite(scores)
+        h, h_before = (torch.from_numpy(each).to(lm.device) for each in (icl.h, zsl.h))
+        return cls(
+            tuple(replace(row, ids=(*bare, *row.ids)) for row in rows),
+            teacher.at,
+            known,
+            _centred(scores, known),
+            h,
+            float((_centred(scores, known) - _centred(before, known)).square().sum(1).mean()),
+            (h - h_before).square().sum(-1).mean(0),
+        )
+
+    def loss(self, lm: LanguageModel, rows: list[int], patch: Deltas) -> Float[Tensor, ""]:
+        """The share of the in-context change of these rows that is not reproduced."""
+        with patch.applied():
+            scores, h = _answers(lm, [self.queries[i] for i in rows], self.at, self.scores.shape[1])
+        missed = (_centred(scores, self.known[rows]) - self.scores[rows]).square().sum(1).mean()
+        wide = self.h.new_zeros(len(rows), *self.h.shape[1:])
+        for layer, found in enumerate(h):
+            wide[:, layer, : found.shape[-1]] = found.to(wide)
+        lost = (wide - self.h[rows]).square().sum(-1).mean(0)
+        moved = self.h_scale > 0  # a layer that no demonstration moves has nothing to reproduce
+        of_h = (lost[moved] / self.h_scale[moved]).mean() if bool(moved.any()) else lost.sum()
+        return (missed / (self.score_scale or 1.0)).to(of_h) / 2 + of_h / 2
+
+
+def _centred(scores: Float[Tensor, "row candidate"], known: Bool[Tensor, "row candidate"]) -> Tensor:
+    """Scores less their mean over the row's candidates; 0 where a row has fewer."""
+    filled = scores.masked_fill(~known, 0.0)
+    return (filled - filled.sum(1, keepdim=True) / known.sum(1, keepdim=True)).masked_fill(~known, 0.0)
+
+
+def _answers(
+    lm: LanguageModel, queries: Sequence[Query], at: At, candidates: int
+) -> tuple[Float[Tensor, "row candidate"], list[Float[Tensor, "row d_model"]]]:
+    """Every candidate's score, and each attention layer's output at the recorded token, with their gradients.
+
+    `ask` without a prefix: the log-sum-exps by which it joins a prefix have no gradient.
+    """
+    if not lm.shares_prefix(0, max(query.longest for query in queries)):
+        return _answers_whole(lm, queries, at, candidates)
+    packed = pack([grow(query, at) for query in queries], range(len(queries))).to(lm.device)
+    strategy = Packed(packed, Prefix(0))
+    h: list[Tensor] = []
+
+    def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        h.append(output[0, packed.record.to(output.device)])
+
+    with hooked(module.register_forward_hook(keep) for module in {layer.output for layer in lm.anatomy.layers}):
+        logits = run_forward(lm.model, strategy, packed.ids[None], strategy.positions[None], packed.read)
+    return candidate_scores(packed, logits, candidates)[0], h
+
+
+def _answers_whole(
+    lm: LanguageModel, queries: Sequence[Query], at: At, candidates: int
+) -> tuple[Float[Tensor, "row candidate"], list[Float[Tensor, "row d_model"]]]:
+    """The same one prompt and candidate at a time, for models that cannot be packed."""
+    scores = torch.full((len(queries), candidates), -torch.inf, dtype=torch.float64, device=lm.device)
+    h: list[list[Tensor]] = []
+    for i, query in enumerate(queries):
+        for j, candidate in enumerate(query.candidates):
+            recorded = j == 0
+            read = candidate if recorded and at == "label0" else candidate[:-1]
+            ids, stop = as_row([*query.ids, *read], lm.device), len(query.ids)
+            positions = torch.arange(ids.shape[1], device=lm.device)
+            last = stop - 1 + (len(read) if at == "label0" else 0)
+            outputs: list[Tensor] = []
+
+            def keep(_m: nn.Module, _i: Any, output: Tensor, outputs: list[Tensor] = outputs, last: int = last) -> None:
+                outputs.append(output[:, last])
+
+            modules = {layer.output for layer in lm.anatomy.layers} if recorded else ()
+            keeping = torch.arange(stop - 1, stop - 1 + len(candidate), device=lm.device)
+            with hooked(module.register_forward_hook(keep) for module in modules):
+                strategy = Whole(positions, range(ids.shape[1]), 0, None)
+                logits = run_forward(lm.model, strategy, ids, positions[None], keeping, native=True)
+            tokens = torch.tensor(candidate, device=lm.device)
+            row = torch.arange(len(candidate), device=lm.device)
+            scores[i, j] = token_log_probs(logits, row, tokens).mean().double()
+            if recorded:
+                h.append(outputs)
+    return scores, [torch.cat(layer) for layer in zip(*h, strict=True)]

@@ -1,0 +1,147 @@
+"""The verdict's certificate as tables, a figure and a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dualview.analyses.certificate.certificate import LIMIT, Certificate
+from dualview.io.atomic import write_json, write_text
+from dualview.io.saving import extra, save_somewhere
+from dualview.metrics.verdict import DECIDING
+from dualview.report.figures.curves import Curve, curves
+from dualview.report.figures.style import save
+from dualview.report.tables import TextTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "calibration"
+LEVELS = (*DECIDING, "overall")
+
+
+def certificate_tables(found: Certificate) -> list[TextTable]:
+    """Nulls, positives, and the smallest dose that each level finds."""
+    nulls = [
+        [family.name, str(family.judged), str(family.supported), f"{family.upper:.3f}"]
+        + [str(family.levels[level]) for level in DECIDING]
+        for family in (*found.nulls, found.all_nulls)
+    ]
+    positives = [
+        [each.name, each.overall, *(_number(each.values.get(level)) for level in DECIDING)] for each in found.positives
+    ]
+    sizes = list(dict.fromkeys((point.queries, point.draws) for point in found.power))
+    doses = [
+        [f"{queries} queries, {_runs(draws)}", *(_dose(found, level, queries, draws) for level in LEVELS)]
+        for queries, draws in sizes
+    ]
+    return [
+        TextTable(
+            "Nulls",
+            ["nulls", "judged", "supported", "at most", *DECIDING],
+            nulls,
+            range(1, 7),
+            f"Supported: false support. At most: upper end of its 95 % interval (Clopper and Pearson); all together "
+            f"must be at most {LIMIT:.0%}. The last three columns count each level alone, where both have learnt.",
+        ),
+        TextTable(
+            "Positives", ["positives", "verdict", *DECIDING], positives, range(2, 5), "The number behind each level."
+        ),
+        TextTable(
+            "Power",
+            ["smallest dose found", *LEVELS],
+            doses,
+            range(1, 5),
+            "Dose: the share α of the in-context update in FT's, α û + √(1 − α²) of something else. The smallest from "
+            "which on at least 80 % are found; – where none is.",
+        ),
+    ]
+
+
+def _runs(draws: int) -> str:
+    return "one run" if draws == 1 else f"{draws} draws"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _dose(found: Certificate, level: str, queries: int, draws: int) -> str:
+    dose = found.smallest_dose(level, queries, draws)
+    return "–" if dose is None else f"{dose:g}"
+
+
+def sentence(found: Certificate) -> str:
+    """The certificate in one sentence."""
+    nulls, yes = found.all_nulls, sum(each.overall == "supported" for each in found.positives)
+    return (
+        f"{'Passed' if found.passed else 'Not passed'}: {nulls.supported} of {nulls.judged} nulls are supported (at "
+        f"most {nulls.upper:.1%} by the 95 % bound, limit {LIMIT:.0%}) and {yes} of {len(found.positives)} positives."
+    )
+
+
+def power_figure(found: Certificate) -> Figure:
+    """Power against dose, each level, in single runs with the most queries."""
+    most = max((point.queries for point in found.power), default=0)
+    points = {
+        level: sorted(
+            (p for p in found.power if (p.level, p.queries, p.draws) == (level, most, 1)), key=lambda p: p.dose
+        )
+        for level in LEVELS
+    }
+    series = {level: Curve([p.dose for p in own], [p.power for p in own]) for level, own in points.items()}
+    count = points["overall"][0].judged if points["overall"] else 0
+    note = f"{found.model}, {found.task}: {count} records for each dose, {most} queries each, one run alone."
+    title = "Power of the verdict"
+    return curves(
+        series, title, "dose α of the in-context update in FT's", "share supported", note, references={"80 %": 0.8}
+    )
+
+
+def page(found: Certificate) -> str:
+    """The certificate as Markdown."""
+    command = f"dualview calibrate --task {found.task} --seed {found.seed} --out docs"
+    parts = [
+        "# Calibration",
+        "A measuring instrument is trusted because known things were put under it. Here known nulls and known "
+        "positives are put under the verdict of `dualview run`: it must not support the first and must support "
+        "the second. The figure says how much similarity it needs to see it.",
+        f"**{sentence(found)}**",
+        f"```\n{command}\n```",
+        *(_markdown(table) for table in certificate_tables(found)),
+        f"![Power against dose]({NAME}.png)",
+        "## What was put under it",
+        "\n".join(
+            f"- *{each.name}*: {each.meaning}." for each in (*found.nulls, *found.positives) if _first(each.name)
+        ),
+        "Made-up records share everything but what is claimed: a mean direction, features of the query, shrinkage of "
+        "the zero-shot output, a label bias, the same features in all layers. `--seed` draws everything again; "
+        "`--full` judges more. The verdict's own page is [Metrics](metrics.md).",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _first(name: str) -> bool:
+    """Variants of one case (`exact, over draws`) are explained once, made-up records in a sentence of their own."""
+    return ", over" not in name and not name.startswith("planted")
+
+
+def _markdown(table: TextTable) -> str:
+    def line(cells: list[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    ruler = line(["---:" if index in table.numeric else "---" for index in range(len(table.head))])
+    return "\n".join([line(list(table.head)), ruler, *(line(list(row)) for row in table.rows)]) + f"\n\n{table.note}"
+
+
+def write_certificate(found: Certificate, folder: Path) -> list[Path]:
+    """calibration.json, then the page and the figure; one of these that fails is a warning."""
+    kept, text, figure = (folder / f"{NAME}.{kind}" for kind in ("json", "md", "png"))
+    written = save_somewhere([kept], lambda place: write_json(place, found.to_json()))
+
+    def write_page() -> list[Path]:
+        write_text(text, page(found))
+        return [text]
+
+    written += extra(f"Writing {text}", write_page, written[0]) or []
+    return written + (extra(f"Writing {figure}", lambda: save(power_figure(found), figure), written[0]) or [])
