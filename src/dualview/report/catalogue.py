@@ -140,7 +140,7 @@ def given_weights(measured: Measured) -> list[str]:
 
 def learner_numbers(measured: Measured, title: str) -> list[Number]:
     """The numbers of a learner that is judged as ft is, named after it; those that are not its own are left out."""
-    shared = ("accuracy.zsl", "accuracy.icl", "sim_am.before", "update_norm.icl")
+    shared = ("accuracy.zsl", "accuracy.icl", "accuracy.ft", "sim_am.before", "update_norm.icl")  # shown with the run
 
     def named(text: str) -> str:
         return re.sub(r"\b(fine-tuned|fine-tuning|FT)\b", title, text)
