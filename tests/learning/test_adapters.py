@@ -16,18 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from dualview.anatomy.dispatch import run_forward
 from dualview.io.errors import UserError
-from dualview.learning.adapters import (
-    CONFIG,
-    WEIGHTS,
-    Adapter,
-    adapter_names,
-    compressed,
-    deltas_as_adapter,
-    load_adapter,
-    must_hold_adapter,
-    random_directions,
-    save_adapter,
-)
+from dualview.learning.adapter_writing import compressed, deltas_as_adapter, must_hold_adapter, save_adapter
+from dualview.learning.adapters import CONFIG, WEIGHTS, Adapter, adapter_names, load_adapter, random_directions
 from dualview.learning.finetune import finetune
 from dualview.learning.recipe import TrainingRecipe
 from dualview.models.language_model import LanguageModel

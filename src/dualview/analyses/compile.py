@@ -38,7 +38,8 @@ from dualview.io.errors import UserError, one_of
 from dualview.io.json_files import Place, check_place, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.io.saving import save_somewhere
-from dualview.learning.adapters import WEIGHTS, Exported, must_hold_adapter, save_adapter
+from dualview.learning.adapter_writing import Exported, must_hold_adapter, save_adapter
+from dualview.learning.adapters import WEIGHTS
 from dualview.learning.recipe import Status, Tuned
 from dualview.metrics.predictions import accuracy, predictions
 from dualview.models.language_model import LanguageModel
@@ -175,21 +176,8 @@ def compile_patch(
     options     fields of `RunOptions`, except those of a comparison alone (task, demos or seed and shots, lr, dtype …)
     """
     progress = progress or Silent()
-    if fit_rows < 1:
-        raise UserError(f"fit_rows is {fit_rows}; a patch is fitted on at least one row.")
-    if not ridges or not all(np.isfinite(ridge) and ridge >= 0 for ridge in ridges):
-        raise UserError("The ridges to choose from are finite numbers of at least 0; give at least one.")
     refuse_options("compile", options, COMPARISON_ONLY)
-    one_of("format", format, Literal["patch", "peft"])
-    if format == "peft":
-        must_hold_adapter(Path(out), rank)
-    elif rank is not None:
-        raise UserError("--rank is of a LoRA adapter; give --format peft with it.")
-    else:
-        must_be_writable(Path(out))
-    check_place(json)
-    if json is not None and Path(json).resolve() == Path(out).resolve():
-        raise UserError(f"--out and --json both name {out}; give each its own file.")
+    _check(Path(out), format, rank, fit_rows, ridges, json)
     clock = Clock()
     loaded = None if isinstance(model, str) else model
     chosen = RunOptions.make(model=model if isinstance(model, str) else model.name, **options)
@@ -235,6 +223,24 @@ def compile_patch(
     )
     save_json(json, compiled.to_json())
     return compiled
+
+
+def _check(out: Path, format: str, rank: int | None, fit_rows: int, ridges: Sequence[float], json: Place) -> None:
+    """Refuse, before the work, what cannot be fitted or written."""
+    if fit_rows < 1:
+        raise UserError(f"fit_rows is {fit_rows}; a patch is fitted on at least one row.")
+    if not ridges or not all(np.isfinite(ridge) and ridge >= 0 for ridge in ridges):
+        raise UserError("The ridges to choose from are finite numbers of at least 0; give at least one.")
+    one_of("format", format, Literal["patch", "peft"])
+    if format == "peft":
+        must_hold_adapter(out, rank)
+    elif rank is not None:
+        raise UserError("--rank is of a LoRA adapter; give --format peft with it.")
+    else:
+        must_be_writable(out)
+    check_place(json)
+    if json is not None and Path(json).resolve() == out.resolve():
+        raise UserError(f"--out and --json both name {out}; give each its own file.")
 
 
 def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Query, ...]]:

@@ -21,7 +21,7 @@ from dualview.io.clock import Clock
 from dualview.io.errors import UserError
 from dualview.io.json_files import Place, check_place, save_json
 from dualview.io.progress import Progress, Silent
-from dualview.learning.adapters import Exported, deltas_as_adapter, must_hold_adapter, save_adapter
+from dualview.learning.adapter_writing import Exported, deltas_as_adapter, must_hold_adapter, save_adapter
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import PassPlan, Patch, ask
 from dualview.options import COMPARISON_ONLY, RunOptions, refuse_options

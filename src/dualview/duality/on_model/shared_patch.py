@@ -36,14 +36,8 @@ from dualview.duality.on_model.single_prompt import hooked
 from dualview.duality.theory.linalg import symmetric_eigen
 from dualview.io.atomic import whole
 from dualview.io.errors import UserError
-from dualview.learning.adapters import (
-    Adapter,
-    Exported,
-    LinearChange,
-    random_directions,
-    random_vector,
-    truncated,
-)
+from dualview.learning.adapter_writing import Exported, truncated
+from dualview.learning.adapters import Adapter, LinearChange, random_directions, random_vector
 from dualview.models.language_model import LanguageModel
 from dualview.models.prefix import Prefix
 from dualview.tasks.prompts import Query
