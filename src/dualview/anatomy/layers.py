@@ -66,6 +66,20 @@ class Layer:
     kv_heads: int
     d_head: int
     d_model: int
+    d_value: int | None = None
+    """The width of a head's output, where it is known: heads · d_value numbers enter the output map head by head."""
+
+    @property
+    def d_in(self) -> int:
+        """How many numbers enter the output map."""
+        return Projection("", self.output, None).d_in
+
+    def output_by_head(self) -> Float[Tensor, "d_model head d_value"] | None:
+        """The output map's weight, head by head; None where what enters it is not the heads' outputs side by side."""
+        weight = Projection("", self.output, None).weight()
+        if weight.is_meta or self.d_value is None or weight.shape[1] != self.heads * self.d_value:
+            return None
+        return weight.unflatten(1, (self.heads, self.d_value))
 
 
 @dataclass(frozen=True)
@@ -121,7 +135,8 @@ def dissect(model: PreTrainedModel) -> Anatomy:
             role: _sources(tensor, before, names) for role, tensor in zip(ROLES, (q, k, v), strict=True)
         }
         output = _output(events, at, inside, width)
-        layers.append(Layer(event.module, output, projections, q.shape[1], k.shape[1], q.shape[-1], _width(output)))
+        sizes = q.shape[1], k.shape[1], q.shape[-1], _width(output), v.shape[-1]
+        layers.append(Layer(event.module, output, projections, *sizes))
     return Anatomy(tuple(layers), blocks, final)
 
 

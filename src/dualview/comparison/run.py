@@ -30,10 +30,13 @@ from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.recipe import Rule, Tuned
 from dualview.metrics import recompute
 from dualview.metrics.controls import base_name
+from dualview.metrics.label_contrast import FLIPPED
+from dualview.models.head_span import off_spans
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.options import RunOptions
 from dualview.records import Records, Setting, TokenScores
+from dualview.records.setting import is_learner
 
 
 def run(options: RunOptions, *, lm: LanguageModel | None = None, progress: Progress | None = None) -> Result:
@@ -64,7 +67,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     learners = load_learners(options, lm)
     watched = options.controls != "none"
     bare = replace(prepared.zero_shot, taps=taps_of(lm.anatomy) if watched else ())
-    passes = {"zsl": asking("zsl", bare)}
+    passes = {"zsl": asking("zsl", replace(bare, own=watched))}
     passes["icl"] = asking("icl", replace(prepared.in_context, demo_logits=watched))
     learnt = fine_tune(prepared, progress)
     clock.lap("fine-tuning")
@@ -73,9 +76,10 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
         passes[name] = asking(name, prepared.zero_shot, given)
     controlled = _controlled(prepared, learnt, learners, passes, progress) if watched else Controlled()
     clock.lap("controls")
+    settings = {**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings}
     records = Records(
         gold=np.array([query.gold for query in queries]),
-        settings={**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings},
+        settings=_off_heads(lm, passes["zsl"], settings),
         columns=passes["zsl"].columns,
         meta={"task": prepared.task.name, "model": lm.name, "controls": options.controls},
         token_scores=controlled.token_scores,
@@ -105,6 +109,17 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     result._records = records  # pyright: ignore[reportPrivateUsage]
     result._asked = AskedPrompts(prepared.prompts, lm.tokenizer)  # pyright: ignore[reportPrivateUsage]
     return result
+
+
+def _off_heads(lm: LanguageModel, zsl: Asked, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The settings, those that the verdict compares with what they change outside the heads' own outputs."""
+    base = zsl.settings[0].h
+    if zsl.own is None or base is None:
+        return dict(settings)
+    learners = [name for name in settings if is_learner(name)]
+    h = {name: settings[name].h for name in ("icl", "ft", *learners, *FLIPPED.values()) if name in settings}
+    found = off_spans(lm, zsl.own, base, {name: each for name, each in h.items() if each is not None})
+    return {name: replace(setting, off_span=found.get(name)) for name, setting in settings.items()}
 
 
 def _pass_key(prepared: Prepared, how: PassPlan) -> Hashable:
@@ -141,7 +156,16 @@ def _controlled(
     sized = [name for name in wanted if base_name(name) in ("ft_random_labels", "ft_other_task")]
     trained = train_controls(prepared, wanted, recipe, progress, sized=sized, size=size)
     sizes = {name: update_size(passes["zsl"].settings[0], passes[name].settings[0]) for name in ("ft", *learners)}
-    made = control_settings(prepared, lr, recipe, trained, sizes=sizes, grid=grid if full else None, progress=progress)
+    made = control_settings(
+        prepared,
+        lr,
+        recipe,
+        trained,
+        sizes=sizes,
+        grid=grid if full else None,
+        progress=progress,
+        zsl=passes["zsl"],
+    )
     made.settings.update(learner_controls(prepared, learners, passes, trained, progress))
     report: dict[str, Any] = {}
     again = made.passes.get("icl_reordered")

@@ -38,6 +38,7 @@ from dualview.metrics.levels import (
     similarity_level,
 )
 from dualview.metrics.measured import Measured, VerdictPart
+from dualview.metrics.setting_tables import RecordTables
 from dualview.metrics.statistics import DRAWS, Interval, above_zero_p, detectable_mean, draw_interval
 from dualview.records import Records, as_records
 
@@ -128,14 +129,19 @@ def judge(
             raise UserError("judge was given an empty list; give records, or a list of them.")
         judged = [judge(each, learner=learner, seed=seed, draws=draws, level=level) for each in several]
         return judged[0] if len(judged) == 1 else over_draws([each.levels for each in judged], alpha=alpha)
-    given, options = as_records(records), ControlOptions(seed, draws, level)
+    given = as_records(records)
     given = given if learner == "ft" else given.judged_as_ft(learner)
-    limit = ALPHA if alpha is None else alpha
+    return judge_one(given, ControlOptions(seed, draws, level), ALPHA if alpha is None else alpha)
+
+
+def judge_one(given: Records, options: ControlOptions, limit: float, tables: RecordTables | None = None) -> Verdict:
+    """The verdict on one run; `tables` are its similarities, where they are known already."""
+    seed, draws, level = options.seed, options.draws, options.level
     scores = (given[name].log_probs for name in ("zsl", "icl", "ft"))
     agreed = agreement(given.gold, *scores, seed=seed, draws=draws)
     floors = {"permuted": FloorResult(0.0, agreed.p)} if agreed.value is not None else {}
     metrics = {
-        **compute_controls(given, options),
+        **compute_controls(given, options, tables),
         "agreement": MetricControls(
             "agreement",
             agreed.value,

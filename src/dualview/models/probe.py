@@ -60,6 +60,8 @@ class Trace:
     """[batch, query, head] each."""
     demo_logits: Layers | None = None
     """Σ over heads of the scaled logits against the prefix's tokens, [batch, query, key] each, if requested."""
+    own: Layers | None = None
+    """What enters each output projection, the heads' outputs side by side, [batch, query, d_in] each, if requested."""
     taps: list[Tap] = field(default_factory=list[Tap])
     """What went into and came out of the projections that were tapped, in the order in which they ran."""
 
@@ -265,9 +267,11 @@ def recording(
 ) -> Generator[None]:
     """Keep each attention's output after its projection, and what `taps` name, at the row's tokens `at`."""
 
-    def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+    def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         assert trace is not None
         trace.h.append(_rows(output, at))
+        if trace.own is not None:
+            trace.own.append(_rows(inputs[0], at))
 
     modules = {layer.output for layer in anatomy.layers} if trace is not None else ()
     with (

@@ -57,6 +57,8 @@ class Asked:
     columns: np.ndarray
     demo_logits: Float[np.ndarray, "detailed layer key"] | None = None
     tapped: tuple[TappedQueries, ...] = ()
+    own: Float[np.ndarray, "query layer d_in"] | None = None
+    """What enters each output projection (of the patch's first row); narrower layers leave zeros."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class PassPlan:
     """Shift the queries by this many positions."""
     demo_logits: bool = False
     """Keep the summed logits against every token of the prefix."""
+    own: bool = False
+    """Keep what enters each output projection: the heads' outputs, side by side."""
     taps: tuple[Projection, ...] = ()
     """Projections whose inputs and outputs to keep at the recorded token."""
     detailed: int = 100
@@ -184,7 +188,7 @@ class _Sink:
         self.columns = np.array([len(tree.path) for tree in trees])
         widest = max((len(query.candidates) for query in queries), default=0)
         self.log_probs = np.full((rows, n, widest), -np.inf)
-        self.h = self.m = self.mass = self.demo = self.top_ids = self.top_probs = None
+        self.h = self.m = self.mass = self.demo = self.own = self.top_ids = self.top_probs = None
         self.tapped: tuple[TappedQueries, ...] = ()
         if how.record:
             heads = max(layer.heads for layer in lm.anatomy.layers)
@@ -196,6 +200,8 @@ class _Sink:
             self.tapped = tuple(
                 TappedQueries(np.zeros((few, p.d_in), dtype), np.zeros((few, p.d_out), dtype)) for p in how.taps
             )
+        if how.record and how.own:
+            self.own = np.zeros((rows, n, layers, max(layer.d_in for layer in lm.anatomy.layers)), dtype)
         if how.record and how.demo_logits:
             self.demo = np.zeros((min(n, how.detailed), layers, len(how.prefix)), dtype)
 
@@ -209,7 +215,8 @@ class _Sink:
             return Layers(layers, self.rows, queries, *rest, like=self.like)
 
         demo = room(len(self.how.prefix)) if self.demo is not None else None
-        return Trace(room(self.h.shape[-1]), room(heads, columns), room(heads), demo)
+        own = room(self.own.shape[-1]) if self.own is not None else None
+        return Trace(room(self.h.shape[-1]), room(heads, columns), room(heads), demo, own)
 
     def add(self, pack: Pack, logits: Float[Tensor, "batch read vocab"], trace: Trace | None) -> None:
         mean = candidate_scores(pack, logits, self.log_probs.shape[2])
@@ -245,6 +252,8 @@ class _Sink:
         _put(self.h, members, trace.h)
         _put(self.m, members, trace.m)
         _put(self.mass, members, trace.demo_mass)
+        if self.own is not None and trace.own is not None:
+            _put(self.own, members, trace.own)
         if self.demo is not None and trace.demo_logits is not None:
             self.demo[detailed] = _host(trace.demo_logits.array[:, 0, few]).swapaxes(0, 1)
 
@@ -259,7 +268,8 @@ class _Sink:
             )
             for row in range(self.rows)
         )
-        return Asked(settings, self.columns, self.demo, self.tapped)
+        own = None if self.own is None else self.own[0]
+        return Asked(settings, self.columns, self.demo, self.tapped, own)
 
 
 def _put(into: Float[np.ndarray, "batch query layer ..."], members: list[int], layers: Layers) -> None:

@@ -19,6 +19,7 @@ DIMS = {
     "demo_mass": ("query", "layer", "head"),
     "top_ids": ("query", "rank"),
     "top_probs": ("query", "rank"),
+    "off_span": ("query", "layer", "d_model"),
 }
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Int
 from dualview.io.errors import UserError
 from dualview.records.as_xarray import to_xarray
 from dualview.records.parsing import parse_mapping
-from dualview.records.setting import AXES, LEARNERS, MAIN_SETTINGS, Setting, TokenScores
+from dualview.records.setting import AXES, MAIN_SETTINGS, Setting, TokenScores, is_learner
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Records:
     @property
     def learners(self) -> tuple[str, ...]:
         """The settings that are compared with icl as ft is."""
-        return tuple(name for name in self.settings if "/" not in name and name.partition(":")[0] in LEARNERS)
+        return tuple(filter(is_learner, self.settings))
 
     def judged_as_ft(self, learner: str) -> Records:
         """The records of another learner than ft: itself in ft's place, with its own controls and those of ICL.

@@ -24,11 +24,12 @@ from dualview.learning.finetune import finetune
 from dualview.learning.recipe import Rule, Training, TrainingRecipe, Tuned
 from dualview.learning.selection import best, judge_rates
 from dualview.metrics.controls import base_name
+from dualview.metrics.cosine import UNDEFINED_BELOW
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
 from dualview.records import Setting
-from dualview.tasks.prompts import PromptSet
+from dualview.tasks.prompts import PromptSet, Query
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import sample_demos
 from dualview.tasks.task import Task, load_task, shuffled
@@ -91,10 +92,14 @@ def control_settings(
     sizes: Mapping[str, float],
     grid: Grid | None,
     progress: Progress,
+    zsl: Asked | None = None,
 ) -> Controls:
-    """Run the quick controls or, given a `grid`, all of them; `sizes` are those of FT's and the learners' updates."""
+    """Run the quick controls or, given a `grid`, all of them.
+
+    `sizes` are those of FT's and the learners' updates, `zsl` is the run's pass.
+    """
     found = Controls()
-    for name, run in _controls(prepared, lr, recipe, trained, sizes, grid, found):
+    for name, run in _controls(prepared, lr, recipe, trained, sizes, grid, found, zsl):
         with progress.part(f"control {name}", 1) as advance:
             try:
                 made = run()
@@ -119,6 +124,7 @@ def _controls(
     sizes: Mapping[str, float],
     grid: Grid | None,
     found: Controls,
+    zsl: Asked | None,
 ) -> Iterator[tuple[str, Control]]:
     lm, prompts, report = prepared.lm, prepared.prompts, found.trained
 
@@ -143,7 +149,11 @@ def _controls(
 
     shift = len(prompts.prefix) - len(prompts.zero_prefix)
     yield context("icl_reordered", lambda: reordered(prompts, REORDERED).prefix, demo_logits=True)
-    yield untouched("zsl_shifted", lambda: replace(prepared.zero_shot, shift=shift))
+    moved = replace(prepared.zero_shot, shift=shift)
+    if zsl is not None and _stays(lm, prompts.queries, moved, zsl):
+        yield "zsl_shifted", lambda: {"": zsl}
+    else:
+        yield untouched("zsl_shifted", lambda: moved)
     yield context("icl_flipped_labels", lambda: flipped_labels(prepared).prefix)
     yield training("ft_flipped_labels")
     if grid is None:
@@ -173,6 +183,26 @@ def _controls(
                     prepared, lr, recipe, sizes, found, name, keep=keep, seed=UNTRAINED_SEED + n
                 ),
             )
+
+
+def _stays(lm: LanguageModel, queries: Sequence[Query], moved: PassPlan, zsl: Asked) -> bool:
+    """Whether moving the queries changes nothing but rounding: with relative positions only, and no BOS to move from.
+
+    The longest query tells: positions do not depend on the text, and the others' are among its own.
+    """
+    base = zsl.settings[0]
+    if moved.prefix or not moved.record or base.h is None or base.m is None:
+        return False
+    longest = int(zsl.columns.argmax())
+    alone = ask(lm, [queries[longest]], moved).settings[0]
+    if alone.h is None or alone.m is None:
+        return False
+    for there, here in ((alone.h[0], base.h[longest]), (alone.m[0], base.m[longest, ..., : alone.m.shape[-1]])):
+        sides = [side.astype(np.float64).reshape(len(here), -1) for side in (there - here, here)]
+        change, size = (np.linalg.norm(side, axis=1) for side in sides)
+        if not bool((change <= UNDEFINED_BELOW * size).all()):
+            return False
+    return True
 
 
 RULE_CONTROLS: Mapping[Rule, str] = {

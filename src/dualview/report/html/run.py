@@ -41,6 +41,7 @@ _RECORD_FLOORS = {
     "shuffled_query": "fine-tuning's update of another query",
     "mean_direction": "the part due to the mean update over queries",
     "rotated": "fine-tuning's own updates, rotated at random",
+    "head_span": "the part due to the span of the heads' own zero-shot outputs",
     "zsl_direction": "the part due to the direction of the zero-shot vector",
     "noise": "random updates of these sizes after outputs are normalised",
     "before": "the map before fine-tuning",
