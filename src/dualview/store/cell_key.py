@@ -43,17 +43,24 @@ _ABOUT_TASK = {"citation", "licence", "notes"}
 # Options that enter the key by content, or that only name where something is read or written.
 _BY_CONTENT = ("task", "data", "demos", "queries", "patch", "device", "save_records")
 
+CONTENT_OPTIONS = (
+    "protocol",  # it decides the defaults of the others
+    *("model", "trust_remote_code", "task", "data", "demos", "queries", "patch", "device", "controls"),
+)
+"""The options on which `Fingerprints.content` depends."""
+
 HashFile = Callable[[Path], str]
 
 
 @lru_cache(maxsize=100_000, typed=True)
-def _fragment(name: str, value: Any) -> str:
+def fragment(name: str, value: Any) -> str:
+    """One option as text."""
     return f"{name}={json.dumps(plain(value), ensure_ascii=False)}"
 
 
 def canonical(options: RunOptions) -> str:
     """Every option as one line of text, the same for equal options."""
-    return "\n".join(map(_fragment, *zip(*vars(options).items(), strict=True)))
+    return "\n".join(map(fragment, *zip(*vars(options).items(), strict=True)))
 
 
 def asked_id(options: RunOptions) -> str:
@@ -113,11 +120,15 @@ class Fingerprints:
 
         `asked` is the options' id, if known; `auto` the kind of device that `auto` meant, if not this machine's.
         """
+        content = self.content(options, auto=auto)
+        return None if content is None else digest(asked or asked_id(options), content)
+
+    def content(self, options: RunOptions, *, auto: str | None = None) -> str | None:
+        """A hash of everything that `CONTENT_OPTIONS` name; None where only loading can tell."""
         device = (auto or self.auto) if options.device == "auto" else "given"
         model, task = (options.model, options.trust_remote_code), (options.task, options.data)
         files = (options.demos, options.queries, options.patch)
-        content = self._content_hash(model, task, files, device, library_hash(options))
-        return None if content is None else digest(asked or asked_id(options), content)
+        return self._content_hash(model, task, files, device, library_hash(options))
 
     def _content(
         self,
