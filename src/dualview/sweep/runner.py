@@ -109,11 +109,11 @@ def sweep(
         run.announce()
         if not dry_run:
             make_current(run.plan, opened)
-            with suppress(OSError):
-                pack(opened, at_least=_PACK_EVERY)  # a store of an earlier dualview, or of many short sweeps
             if run.plan.todo:
                 run.trackers += open_trackers(track, opened, say)
                 run.run(_engine(engine, opened, threads, ray), progress)
+            else:
+                run.tidy()
         return run.summary()
 
 
@@ -197,6 +197,14 @@ class Sweep:
             with uninterrupted():
                 for held in list(self._held):
                     self._release(held)
+
+    def tidy(self) -> None:
+        """Pack the cells of a store of an earlier dualview, or of many short sweeps."""
+        try:
+            with suppress(OSError):
+                pack(self.store, at_least=_PACK_EVERY)
+        except KeyboardInterrupt:
+            self._stopped = True
 
     # ------------------------------------------------------------------------------------------------ handing out
 
