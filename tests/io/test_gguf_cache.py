@@ -23,7 +23,7 @@ from dualview.io.gguf import read_gguf
 from dualview.models import loading, packing_memory
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import DTYPES, load_model
-from dualview.report import prompts
+from dualview.report.html import prompts
 from dualview.store import cell_key as identity
 from dualview.store.fingerprint import tokenizer_hash
 from tiny_gguf import write_tiny_llama
