@@ -33,6 +33,7 @@ from dualview.io.hashing import FileNote, digest, sha256_of
 from dualview.store.cell import ROWS, NewCell, read_manifest
 from dualview.store.cell_key import CONTENT_OPTIONS, CellIdentity, Fingerprints
 from dualview.store.compaction import finish_pack
+from dualview.store.locks import locked
 from dualview.store.packs import FILES, FILES_SCHEMA, ROW_GROUP, note_of, read_pack, rows_of
 from dualview.store.store import Store
 from dualview.store.tables import TABLES
@@ -163,7 +164,11 @@ def grow(store: Path, pattern: Pattern, start: int, stop: int, content: str) -> 
     assert isinstance(grid, Grid)
     (store / "packs").mkdir(exist_ok=True)
     todo = list[Made]()
-    with Store(store, create=True) as opened, ProcessPoolExecutor(os.cpu_count()) as pool:
+    with (
+        Store(store, create=True) as opened,
+        locked(opened.paths.locks, "pack"),  # a sweep that packs meanwhile would remove what is half-written
+        ProcessPoolExecutor(os.cpu_count()) as pool,
+    ):
         waiting: list[Any] = []
 
         def flush(cells: list[Made]) -> None:
