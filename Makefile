@@ -12,7 +12,7 @@ run: $(RUN)
 	$(BIN)/dualview run --out out --save-records
 
 test: $(DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The numerical tests again as other processors would round.
 test-rounding: $(DEV)

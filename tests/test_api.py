@@ -156,3 +156,23 @@ def test_prompt_and_tasks(lm: dualview.LanguageModel, task: str) -> None:
 def test_json_to_standard_output(lm: dualview.LanguageModel, task: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = dualview.run(model=lm, task=task, json="-", controls="none", **SMALL)
     assert json.loads(capsys.readouterr().out) == found.to_json()
+
+
+def test_words_that_mean_nothing_are_refused(lm: Any, task: str) -> None:
+    prompts = dualview.build_prompts(task, lm, shots=2, n_queries=2)
+    wrong = (
+        lambda: dualview.ask(lm, prompts, "ft"),
+        lambda: dualview.ask(lm, prompts, at="nowhere"),
+        lambda: dualview.finetune(lm, prompts, lr=0.01, rule="bogus"),
+        lambda: dualview.finetune(lm, prompts, lr=0.01, loss="bogus"),
+        lambda: dualview.finetune(lm, prompts, lr=0.01, params="bogus"),
+        lambda: dualview.assets("bogus"),
+        lambda: dualview.load_model(3),
+    )
+    for call in wrong:
+        with pytest.raises(dualview.UserError):
+            call()
+
+
+def test_a_model_is_shown_in_one_line(lm: Any) -> None:
+    assert "\n" not in repr(lm) and "parameters" in repr(lm)

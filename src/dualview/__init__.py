@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dualview.metrics.recompute import recompute as metrics
     from dualview.metrics.summary import compute_metrics
     from dualview.metrics.verdict import Verdict, judge
+    from dualview.models.exact import exact
     from dualview.models.language_model import LanguageModel
     from dualview.models.loading import load_model
     from dualview.options import RunOptions
@@ -54,6 +55,7 @@ _NAMES = {
     "metrics.measured": ("Measured",),
     "metrics.summary": ("compute_metrics",),
     "metrics.verdict": ("Verdict", "judge"),
+    "models.exact": ("exact",),
     "models.language_model": ("LanguageModel",),
     "models.loading": ("load_model",),
     "options": ("RunOptions",),
@@ -91,6 +93,7 @@ __all__ = [
     "compile",
     "compute_metrics",
     "diff",
+    "exact",
     "explain",
     "export",
     "finetune",

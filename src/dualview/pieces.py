@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from dualview.comparison.result import Result
+from dualview.io.errors import one_of
 from dualview.learning.finetune import Loss, Params, Rule, TrainingRecipe, Tuned
 from dualview.learning.finetune import finetune as train
 from dualview.models.language_model import LanguageModel
@@ -77,6 +78,8 @@ def ask(
     at       where to record: at the prompt's last token, or at the first token of the label
     record   keep attention's output, its logits and the mass on demonstrations, not only the scores
     """
+    one_of("setting", setting, Literal["zsl", "icl"])
+    one_of("at", at, At)
     bare = prompts.zero_prefix
     how = PassPlan(prompts.prefix if setting == "icl" else bare, len(bare), at=at, record=record)
     return ask_model(lm, prompts.queries, how, patch.patch if isinstance(patch, Tuned) else patch)
@@ -93,6 +96,8 @@ def finetune(
     rule: Rule = "sgd",
 ) -> Tuned:
     """Train on the demonstrations, one step each; the model is not changed, the update is a patch for `ask`."""
+    for what, given, choices in (("loss", loss, Loss), ("params", params, Params), ("rule", rule, Rule)):
+        one_of(what, given, choices)
     recipe = TrainingRecipe(params=params, loss=loss, epochs=epochs, rule=rule)
     return train(lm, prompts.training_sequences, [lr], recipe)[0]
 

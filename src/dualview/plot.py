@@ -2,12 +2,14 @@
 
 Of one run:      `accuracy`, `sim_aou`, `sim_am`, `kendall`, `demo_mass`, `norm_curve`; `run_figures` draws all it has.
 Of one answer:   `attention` draws what `dualview.explain` found.
-Of many runs:    `accuracy_by_task`, `similarity_by_layer` and `similarity_against_norm`, of the runs of a store.
+Of many runs:    `accuracy_by_task(group)`, `similarity_by_layer(group, "sim_aou.raw", "SimAOU")` and
+                 `similarity_against_norm(group.runs)`, for each `group` of `run_groups(STORE)`.
 Of the theory:   `sign_risk`. `curves` draws any series with bands.
 """
 
 from __future__ import annotations
 
+from dualview.report.build import run_groups
 from dualview.report.figures.curves import Curve, curves
 from dualview.report.figures.explanation import attention
 from dualview.report.figures.run import (
@@ -33,6 +35,7 @@ __all__ = [
     "kendall",
     "norm_curve",
     "run_figures",
+    "run_groups",
     "save",
     "sign_risk",
     "sim_am",

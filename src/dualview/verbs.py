@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, one_of
 from dualview.io.json_files import Place, check_place, is_stdout, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.options import RunOptions
@@ -210,6 +210,7 @@ def assets(action: Literal["list", "fetch", "verify", "clear"] = "list", *, say:
     from dualview.io import assets as files
     from dualview.io import gguf_cache
 
+    one_of("action", action, Literal["list", "fetch", "verify", "clear"])
     say = say or (lambda _message: None)
     if action == "clear":
         return Assets([], gguf_cache.clear())

@@ -14,10 +14,18 @@ import dualview
 import zoo
 from close import assert_alike
 from dualview.comparison.controls.kendall import taps_of, token_scores
-from dualview.comparison.controls.settings import _random_labels, _random_text, reordered  # pyright: ignore[reportPrivateUsage]
+from dualview.comparison.controls.settings import (
+    _random_labels,  # pyright: ignore[reportPrivateUsage]
+    _random_text,  # pyright: ignore[reportPrivateUsage]
+    flipped_labels,
+    reordered,
+)
+from dualview.comparison.controls.training import CLOSE, train_controls, update_size
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.seeds import compare_seeds, parse_seeds
-from dualview.learning.finetune import TrainingRecipe, finetune
+from dualview.io.errors import UserError
+from dualview.io.progress import Silent
+from dualview.learning.finetune import Training, TrainingRecipe, finetune
 from dualview.learning.traces import trace_training
 from dualview.metrics.kendall import Kendall
 from dualview.metrics.recompute import recompute
@@ -90,7 +98,11 @@ FLOORS |= {"untrained", "untrained_but_embeddings", "zsl_shifted"}
 def test_full_controls_are_all_there(full: dict[str, Any]) -> None:
     assert set(full["controls"]["sim_aou"]["floors"]) == FLOORS
     assert set(full["controls"]["sim_aou"]["ceilings"]) == {"icl_reordered", "icl_other_demos"}
-    assert set(full["controls"]["sim_aou"]["others"]) == {"ft_all_params", "ft_layer_causal", "ft_linearised"}
+    rules = {"ft_all_params", "ft_layer_causal", "ft_linearised"}
+    assert set(full["controls"]["sim_aou"]["others"]) == rules | {"icl_flipped_labels", "ft_flipped_labels"}
+    draws = {name: len(values) for name, values in full["controls"]["sim_aou"]["floors_draws"].items()}
+    assert draws["icl_random_labels"] == draws["ft_random_labels"] == draws["icl_random_text"] == 5
+    assert draws["untrained"] == draws["untrained_but_embeddings"] == 3
     # This tokenizer knows none of the other task's labels: those two controls say so and the rest goes on.
     assert set(full["controls_skipped"]) == {"icl_other_task", "ft_other_task"}
     assert "same tokens" in full["controls_skipped"]["icl_other_task"]
@@ -137,10 +149,10 @@ def test_two_runs_are_the_same(lm: LanguageModel, task: Path) -> None:
     assert once() == once()
 
 
-def test_quick_controls_are_two_more_passes(lm: LanguageModel, task: Path) -> None:
+def test_quick_controls_are_four_more_passes(lm: LanguageModel, task: Path) -> None:
     found = dualview.compare(model=lm, task=str(task), shots=4, n_queries=8, lr=LR)
     assert found.records is not None
-    assert set(found.records.controls) == {"icl_reordered", "zsl_shifted"}
+    assert set(found.records.controls) == {*("icl_reordered", "zsl_shifted", "icl_flipped_labels", "ft_flipped_labels")}
     plain = dualview.compare(model=lm, task=str(task), shots=4, n_queries=8, lr=LR, controls="none").to_json()
     assert "verdict" not in plain and "controls" not in plain
 
@@ -316,10 +328,12 @@ def test_icl_reordered_is_kendalls_ceiling(prepared: Prepared) -> None:
 
 
 def test_every_draw_and_every_training_of_the_controls_is_told(full: dict[str, Any]) -> None:
-    drawn = {"demos", "other_demos", "random_labels", "random_text", "other_task", "untrained", "reordered"}
+    drawn = {"demos", "other_demos", "random_labels", "random_text", "other_task", "untrained", "reordered", "draws"}
     assert set(full["provenance"]["seeds"]) == drawn
     told = full["controls_trained"]
     assert {"ft_sign_flipped", "ft_layer_causal", "ft_linearised", "untrained"} <= set(told)
+    for name in ("ft_random_labels", "ft_random_labels@5", "untrained", "untrained@3"):
+        assert 0.8 < told[name]["size_over_ft"] < 1.25, "read at the size of FT's update"
     assert told["ft_sign_flipped"]["lr"] == -LR and told["ft_layer_causal"]["lr"] in (0.01, 0.05)
 
 
@@ -367,3 +381,41 @@ def test_over_seeds(lm: LanguageModel, task: Path) -> None:
     assert sum(several.verdicts.values()) == 3
     with pytest.raises(dualview.UserError, match="two different seeds"):
         parse_seeds("4")
+
+
+def test_flipped_labels_are_all_wrong_and_nothing_else_changes(prepared: Prepared) -> None:
+    flipped = flipped_labels(prepared)
+    assert len(flipped.demos) == len(prepared.prompts.demos)
+    for true, other in zip(prepared.prompts.training_sequences, flipped.training_sequences, strict=True):
+        assert true.ids[: true.label_start] == other.ids[: other.label_start]
+        assert true.ids[true.label_start :] != other.ids[other.label_start :]
+
+
+def test_a_control_is_trained_until_it_is_as_large(prepared: Prepared) -> None:
+    sequences = prepared.prompts.training_sequences
+    wanted = {"down": lambda: Training(sequences, 1e-4), "up": lambda: Training(sequences, -0.3)}
+    zsl = ask(prepared.lm, prepared.prompts.queries, prepared.zero_shot).settings[0]
+    made = train_controls(prepared, wanted, TrainingRecipe(), Silent(), sized=["down", "up"], size=0.05)
+    for name, sign in (("down", 1), ("up", -1)):
+        tuned = made.get(name)
+        assert np.sign(tuned.lr) == sign
+        after = ask(prepared.lm, prepared.prompts.queries, prepared.zero_shot, tuned.patch).settings[0]
+        assert update_size(zsl, after) / 0.05 == pytest.approx(made.sizes[name], rel=1e-6)
+        assert 1 / CLOSE <= made.sizes[name] <= CLOSE
+    left = train_controls(prepared, wanted, TrainingRecipe(), Silent())
+    assert (left.get("down").lr, left.get("up").lr) == (1e-4, -0.3) and not left.sizes
+
+
+def test_a_control_that_cannot_be_made_says_why(prepared: Prepared) -> None:
+    def broken() -> Training:
+        raise UserError("One demonstration has no other order.")
+
+    made = train_controls(prepared, {"order": broken}, TrainingRecipe(), Silent())
+    with pytest.raises(UserError, match="no other order"):
+        made.get("order")
+
+
+def test_seeds_are_judged_together(lm: LanguageModel, task: Path) -> None:
+    several = dualview.run(model=lm, task=str(task), shots=4, n_queries=12, lr=LR, seeds="1:3")
+    assert several.verdict is not None and several.verdict.unit == "3 draws"
+    assert set(several.verdict.levels) == {"learning", "predictions", "representations", "attention", "labels"}

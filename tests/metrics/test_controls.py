@@ -63,7 +63,8 @@ def test_each_control_takes_its_place(records: Records) -> None:
         }
         assert controls.others == {"ft_all_params": pytest.approx(sim(z, i, records["ft_all_params"]))}
         assert "zsl_shifted" not in controls.floors and "strange" not in controls.floors
-        assert all(floor.p is not None for floor in controls.floors.values())
+        drawn = {"icl_random_labels", "ft_random_labels", "untrained"}
+        assert {name for name, floor in controls.floors.items() if floor.p is None} == drawn, "one draw has no p"
     assert set(found["sim_am_after"].floors) >= {"before", "gaussian", "shuffled_query", "mean_direction"}
     assert set(found["sim_aou_normalised"].floors) >= {"noise", "zsl_direction"}
 
@@ -126,4 +127,4 @@ def test_a_control_that_changes_nothing_but_rounding_is_no_floor(records: Record
         moved = replace(zsl, h=h)
         found = compute_controls(replace(records, settings={**records.settings, "zsl_shifted": moved}))["sim_aou"]
         assert (found.floors["zsl_shifted"].value is not None) == defined
-        assert (found.floors["zsl_shifted"].p is not None) == defined
+        assert len(found.floors["zsl_shifted"].draws) == int(defined)

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.statistics import (
+    above_zero_p,
+    another_draw_p,
     benjamini_hochberg,
+    detectable_mean,
     draw_interval,
     generator,
     holm,
@@ -148,3 +152,44 @@ def test_corrections_by_definition(values: list[float]) -> None:
     with_hole = np.append(p, np.nan)
     np.testing.assert_allclose(holm(with_hole)[:-1], holm(p))
     assert np.isnan(holm(with_hole)[-1]) and np.isnan(benjamini_hochberg(with_hole)[-1])
+
+
+@pytest.mark.parametrize("n", [2, 4, 6])
+def test_a_mean_above_zero_is_student_s(n: int) -> None:
+    values = np.random.default_rng(n).normal(0.4, 1, n)
+    assert above_zero_p(values) == pytest.approx(stats.ttest_1samp(values, 0, alternative="greater").pvalue)
+
+
+@pytest.mark.parametrize("n", [7, 9])
+def test_from_seven_draws_every_flip_is_tried(n: int) -> None:
+    values = np.random.default_rng(n).normal(0.4, 1, n)
+    flips = [sum(s * v for s, v in zip(signs, values, strict=True)) for signs in itertools.product((1, -1), repeat=n)]
+    assert above_zero_p(values) == pytest.approx(np.mean(np.array(flips) >= values.sum() - 1e-12))
+
+
+def test_equal_draws_have_the_smallest_p_there_is() -> None:
+    assert above_zero_p(np.full(4, 0.3)) == 0.5**4 and above_zero_p(np.full(4, -0.3)) == 1.0
+    assert above_zero_p(np.zeros(3)) == 1.0
+
+
+def test_another_draw_reaches_a_value_as_often_as_p_says() -> None:
+    rng, below = np.random.default_rng(0), 0
+    for _ in range(2000):
+        *draws, value = rng.normal(0.2, 0.1, 6)
+        p = another_draw_p(value, draws)
+        assert p is not None
+        below += p < 0.05
+    assert 0.035 < below / 2000 < 0.065
+    assert another_draw_p(0.5, [0.1]) is None
+    assert another_draw_p(0.5, [0.1, 0.1]) == 0 and another_draw_p(0.1, [0.1, 0.1]) == 1
+
+
+def test_what_a_mean_over_draws_could_have_shown() -> None:
+    """Draws whose standard deviation is 1: a mean of that size is found four times of five."""
+    rng, found = np.random.default_rng(1), 0
+    assert detectable_mean(np.array([1.0]), 0.05) is None
+    reach = detectable_mean(np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * (5 / 6) ** 0.5, 0.05)
+    assert reach is not None
+    for _ in range(1000):
+        found += above_zero_p(rng.normal(reach, 1.0, 6)) < 0.05
+    assert 0.72 < found / 1000 < 0.9

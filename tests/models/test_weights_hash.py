@@ -1,4 +1,4 @@
-"""The hash of a model's weights: the same however it is come to, kept by files, never out of date."""
+"""The hash of a model's weights: the same however it is computed, kept by file, never out of date."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import typer
 from dualview.cli import lab, store
 from dualview.cli.assets import assets
 from dualview.cli.compile import compile_
+from dualview.cli.exact import exact
 from dualview.cli.explain import explain
 from dualview.cli.heads import heads
 from dualview.cli.metrics import metrics
@@ -36,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _STORE = (store.ls, store.show, store.diff, store.export, store.query)
-for _verb in (run, prompt, metrics, verify, explain, heads, compile_, tasks, assets, report, sweep, *_STORE):
+for _verb in (run, prompt, metrics, verify, explain, heads, compile_, exact, tasks, assets, report, sweep, *_STORE):
     app.command(_verb.__name__.rstrip("_"))(_verb)  # in this order in `--help`
 lab.add(app)
 app.command()(serve)

@@ -10,6 +10,10 @@ _NUMBERS = (
     *("sim_am.before", "update_norm.icl", "update_norm.ft", "demo_mass.mean"),
     *CONTROL_OF,
 )
+_ORDER = (
+    *("accuracy", "rec2ftp", "agreement", "label_contrast", "sim_aou", "sim_am"),
+    *("kendall", "overlap", "demo_mass", "update_norm"),
+)
 COLUMNS = ("value", "low", "high", "floor", "floor_name", "ceiling", "p")
 
 
@@ -31,9 +35,7 @@ def frame_of(result: Measured) -> Any:
 
 def _place(key: str) -> int:
     """Numbers of one metric stay together, in the order of the result file."""
-    return ("accuracy", "rec2ftp", "sim_aou", "sim_am", "kendall", "overlap", "demo_mass", "update_norm").index(
-        key.split(".", 1)[0]
-    )
+    return _ORDER.index(key.split(".", 1)[0])
 
 
 def _row(result: Measured, key: str) -> list[Any] | None:
@@ -42,7 +44,8 @@ def _row(result: Measured, key: str) -> list[Any] | None:
     if value is None and control is None:
         return None
     if control is None:
-        return [value, None, None, None, None, None, result.rec2ftp.p if key == "rec2ftp.value" else None]
+        low, high = (result.accuracy_ci or {}).get(key.removeprefix("accuracy."), (None, None))
+        return [value, low, high, None, None, None, result.rec2ftp.p if key == "rec2ftp.value" else None]
     low, high = control.ci or (None, None)
     name, floor = control.highest_floor or (None, None)
     return [value, low, high, floor, name, control.ceiling, control.p]

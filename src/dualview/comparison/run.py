@@ -16,7 +16,8 @@ import torch
 from dualview.comparison.assembly import assemble
 from dualview.comparison.controls.kendall import taps_of, token_scores
 from dualview.comparison.controls.sensitivity import norm_curve, order_report
-from dualview.comparison.controls.settings import RULE_CONTROLS, control_settings, full_controls
+from dualview.comparison.controls.settings import RULE_CONTROLS, control_settings, control_trainings
+from dualview.comparison.controls.training import train_controls, update_size
 from dualview.comparison.finetuning import FineTuning, fine_tune, recipe_of, train_grid
 from dualview.comparison.prepare import Prepared, prepare, selection_queries
 from dualview.comparison.provenance import provenance
@@ -27,6 +28,7 @@ from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.finetune import Tuned
 from dualview.learning.training_step import Rule
 from dualview.metrics import recompute
+from dualview.metrics.controls import base_name
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.options import RunOptions
@@ -125,17 +127,21 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
     def grid(rule: Rule) -> Sequence[Tuned]:
         return learnt.grid if rule == recipe.rule and learnt.grid else train_grid(prepared, rule)
 
-    full = full_controls(prepared, lr, recipe, grid, progress) if prepared.options.controls == "full" else None
-    made = control_settings(prepared, lr, recipe, full=full, progress=progress)
+    full = prepared.options.controls == "full"
+    size = update_size(passes["zsl"].settings[0], passes["ft"].settings[0])
+    wanted = control_trainings(prepared, lr, full=full)
+    sized = [name for name in wanted if base_name(name) in ("ft_random_labels", "ft_other_task")]
+    trained = train_controls(prepared, wanted, recipe, progress, sized=sized, size=size)
+    made = control_settings(prepared, lr, recipe, trained, size=size, grid=grid if full else None, progress=progress)
     report: dict[str, Any] = {}
     again = made.passes.get("icl_reordered")
     with progress.part("attention to training tokens", 1) as advance:
         tokens = token_scores(prepared.lm, prepared.prompts, recipe, lr, passes, again)
         advance(1)
     report["controls_skipped"], report["controls_trained"] = made.skipped, made.trained
-    if full is not None:
+    if full:
         with progress.part("order sensitivity and step size", 2) as advance:
-            report["order_sensitivity"] = order_report(prepared, full.tuned, passes)
+            report["order_sensitivity"] = order_report(prepared, trained.tuned, passes)
             advance(1)
             rules = [recipe.rule, *(rule for rule in RULE_CONTROLS if rule != recipe.rule and recipe.params != "all")]
             grids = {rule: grid(rule) for rule in rules}

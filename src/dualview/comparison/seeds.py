@@ -16,8 +16,9 @@ from dualview.io.atomic import write_json
 from dualview.io.display import as_html
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
-from dualview.metrics.measured import limits_of
+from dualview.metrics.measured import VerdictPart, limits_of
 from dualview.metrics.statistics import draw_interval
+from dualview.metrics.verdict import verdict_over
 from dualview.options import RunOptions, seeds_in
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class SeedsResult(BaseModel):
     summary: dict[str, OverSeeds]
     verdicts: dict[str, int]
     """How often each verdict was reached."""
+    verdict: VerdictPart | None = None
+    """Over the draws, where there are two or more with controls."""
     results: list[Result]
 
     def _repr_html_(self) -> str | None:
@@ -103,7 +106,7 @@ def compare_seeds(
     summary = {key: _over(results, key) for key in NUMBERS}
     verdicts = Counter(result.verdict.overall for result in results if result.verdict is not None)
     found = {"seeds": list(seeds), "summary": summary, "verdicts": dict(verdicts), "results": results}
-    return SeedsResult.model_validate(found)
+    return SeedsResult.model_validate({**found, "verdict": verdict_over(results)})
 
 
 NUMBERS = (
@@ -112,6 +115,8 @@ NUMBERS = (
     *(f"sim_am.{name}" for name in ("before", "after", "delta")),
     *(f"update_norm.{name}" for name in ("icl", "ft")),
     "rec2ftp.value",
+    "agreement.value",
+    "label_contrast.value",
 )
 """What is summarised over seeds."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 
 class UserError(Exception):
@@ -10,6 +10,13 @@ class UserError(Exception):
 
     The command line prints the sentence alone and exits with code 2.
     """
+
+
+def one_of(what: str, given: object, choices: Any) -> None:
+    """Refuse a word that is none of a `Literal`'s."""
+    words = get_args(choices)
+    if given not in words:
+        raise UserError(f"{what} is one of {', '.join(map(str, words))}, not {given!r}.")
 
 
 def first_line(error: BaseException) -> str:

@@ -5,19 +5,23 @@
 
     accuracy(log_probs, gold)                          log_probs[query, candidate]
     rec2ftp(gold, zsl, icl, ft)                        log_probs of each setting
+    agreement(gold, zsl, icl, ft)                      log_probs of each setting
     sim_aou(zsl, icl, ft), sim_aou_normalised          h[query, layer, d_model]
+    label_contrast(zsl, icl, icl_flipped, ft, …)       h[query, layer, d_model]
     relative_update_norm(zsl, setting), noise_floor    h[query, layer, d_model]
     sim_am(zsl, icl, ft, columns)                      m[query, layer, head, key]
     kendall(x, y), top_k_recall(x, y, k)               scores[query, layer, item]
     token_overlap(a, b), overlap_cosine(a, b)          the `top_k` of distributions[query, vocab]
     order_sensitivity(log_probs)                       log_probs[permutation, query, candidate]
 
-`sim_aou`, `sim_am` and `kendall` are also the names of the modules that define them: as attributes of this package they
-are the functions; `from dualview.metrics.kendall import …` reads the module.
+`agreement`, `label_contrast`, `sim_aou`, `sim_am` and `kendall` are also the names of the modules that define them: as
+attributes of this package they are the functions; `from dualview.metrics.kendall import …` reads the module.
 """
 
 from dualview.io.callable_package import make_callable
+from dualview.metrics.agreement import agreement
 from dualview.metrics.kendall import kendall, top_k_recall
+from dualview.metrics.label_contrast import label_contrast
 from dualview.metrics.overlap import overlap_cosine, token_overlap, top_k
 from dualview.metrics.predictions import accuracy, order_sensitivity, rec2ftp
 from dualview.metrics.sim_am import sim_am
@@ -28,8 +32,10 @@ __all__ = [
     "Layered",
     "Metrics",
     "accuracy",
+    "agreement",
     "compute_metrics",
     "kendall",
+    "label_contrast",
     "noise_floor",
     "order_sensitivity",
     "overlap_cosine",

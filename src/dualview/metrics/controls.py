@@ -9,21 +9,22 @@ settings, `<name>_zsl`, `<name>_icl` and `<name>_ft`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from dualview.metrics._scipy import normal_cdf
-from dualview.metrics.cosine import Form, layer_means, overall_mean, similarity_table
+from dualview.metrics.cosine import Form, defined_mean, layer_means, overall_mean, similarity_table
 from dualview.metrics.measured import LayerBounds
-from dualview.metrics.nulls import Floor, RecordFloors, record_floors
+from dualview.metrics.nulls import Floor, RecordFloors, contrast_floors, record_floors
 from dualview.metrics.predictions import correct, rec2ftp
 from dualview.metrics.statistics import (
     DRAWS,
     Interval,
+    another_draw_p,
     benjamini_hochberg,
     holm,
     paired_interval,
@@ -52,6 +53,8 @@ ROLES: Mapping[str, Role] = {
     "ft_random_labels": Role("ft", "floor", "fine-tuning on random labels"),
     "ft_other_task": Role("ft", "floor", "fine-tuning on another task"),
     "ft_sign_flipped": Role("ft", "floor", "fine-tuning up the gradient"),
+    "icl_flipped_labels": Role("icl", "other", "demonstrations with flipped labels"),
+    "ft_flipped_labels": Role("ft", "other", "fine-tuning on flipped labels"),
     "icl_reordered": Role("ft", "ceiling", "ICL with the same demonstrations in another order"),
     "icl_other_demos": Role("ft", "ceiling", "ICL with other demonstrations"),
     "ft_all_params": Role("ft", "other", "fine-tuning of all parameters"),
@@ -63,8 +66,8 @@ ROLES: Mapping[str, Role] = {
 
 
 def role_of(name: str) -> Role | None:
-    if name in ROLES:
-        return ROLES[name]
+    if base_name(name) in ROLES:
+        return ROLES[base_name(name)]
     if name.startswith(("icl_", "zsl_")):
         return Role("icl", "other", name)
     return Role("ft", "other", name) if name.startswith("ft_") else None
@@ -113,6 +116,8 @@ class FloorResult:
 
     value: float | None
     p: float | None
+    draws: tuple[float, ...] = ()
+    """Of a control that is drawn at random: its value in each draw."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,8 @@ class MetricControls:
     below_p: float | None = None
     reason: str | None = None
     per_layer: LayerBounds | None = None
+    detectable: float | None = None
+    """The smallest value beyond its floors that would have been found with a probability of 80 %."""
 
     @classmethod
     def over_queries(
@@ -177,6 +184,8 @@ class MetricControls:
             "ci_kind": None if self.ci is None else self.ci.kind,
             "floors": {name: floor.value for name, floor in self.floors.items()},
             "floors_p": {name: floor.p for name, floor in self.floors.items()},
+            "floors_draws": {name: list(floor.draws) for name, floor in self.floors.items() if floor.draws},
+            "detectable": self.detectable,
             "ceiling": self.ceiling,
             "ceilings": dict(self.ceilings),
             "others": dict(self.others),
@@ -222,6 +231,12 @@ def compute_controls(records: Records, options: ControlOptions | None = None) ->
         floors = record_floors(stacks[0], stacks[1], stacks[2], forms, columns=records.columns, seed=options.seed)
         for name in names:
             results[name] = similarity_controls(records, name, floors[SIMILARITIES[name].form], options)
+    contrast = contrast_floors(records, seed=options.seed)
+    name = "label_contrast"
+    if contrast is None:
+        results[name] = MetricControls(name, None, reason=NOT_RECORDED)
+    else:
+        results[name] = _from_records(name, contrast, options)
     return results
 
 
@@ -259,38 +274,68 @@ def similarity_controls(
     records: Records, name: str, from_records: RecordFloors, options: ControlOptions
 ) -> MetricControls:
     """One similarity with its interval, every floor's p-value, and its ceilings."""
-    values, floors, bounds = from_records.value, dict(from_records.floors), _Bounds()
-    ceilings: dict[str, np.ndarray] = {}
+    tables: dict[str, dict[str, np.ndarray]] = {"floor": {}, "ceiling": {}, "other": {}}
     for control, trio in control_trios(records).items():
         table = _table(name, trio, records.columns)
-        if table is not None and np.isfinite(table).mean() < LEAST_DEFINED:
-            table = np.full_like(table, np.nan)
-        if table is not None and trio.bound == "floor":
-            floors[control] = Floor(table, values - table)
-        elif table is not None:
-            bounds.put(control, trio, plain(overall_mean(table)))
-            if trio.bound == "ceiling":
-                ceilings[control] = table
-    results = {
-        floor: FloorResult(plain(overall_mean(f.per_query)), _floor_p(name, floor, f, from_records, options))
-        for floor, f in floors.items()
+        if table is not None:
+            undefined = np.isfinite(table).mean() < LEAST_DEFINED
+            tables[trio.bound][control] = np.full_like(table, np.nan) if undefined else table
+    own = _from_records(name, from_records, options)
+    draws: dict[str, list[np.ndarray]] = {}
+    for control, table in tables["floor"].items():
+        draws.setdefault(base_name(control), []).append(table)
+    bounds = {control: defined_mean(np.stack(several), axis=0) for control, several in draws.items()}
+    per_layer = layer_bounds(
+        from_records.value,
+        {**{floor: f.per_query for floor, f in from_records.floors.items() if floor != "rotated"}, **bounds},
+        tables["ceiling"],
+    )
+    return replace(
+        own,
+        floors={**own.floors, **{control: _drawn(own.value, several) for control, several in draws.items()}},
+        ceilings={control: plain(overall_mean(table)) for control, table in tables["ceiling"].items()},
+        others={control: plain(overall_mean(table)) for control, table in tables["other"].items()},
+        per_layer=per_layer,
+    )
+
+
+def _from_records(name: str, found: RecordFloors, options: ControlOptions) -> MetricControls:
+    """A similarity with the floors that its records give."""
+    value, rotated = plain(overall_mean(found.value)), found.rotated
+    floors = {
+        floor: FloorResult(plain(overall_mean(f.per_query)), _floor_p(name, floor, f, found, options))
+        for floor, f in found.floors.items()
     }
-    value, rotated = plain(overall_mean(values)), from_records.rotated
+    bounds = {floor: f.per_query for floor, f in found.floors.items() if floor != "rotated"}
     return MetricControls(
         metric=name,
         value=value,
-        ci=query_interval(values, seed=options.seed, name=f"ci/{name}", draws=options.draws, level=options.level),
-        floors=results,
-        ceilings=bounds.ceilings,
-        others=bounds.others,
-        p=from_records.tests["shuffled_query"].p,
-        p_per_layer=from_records.tests["shuffled_query"].p_per_layer,
+        ci=query_interval(found.value, seed=options.seed, name=f"ci/{name}", draws=options.draws, level=options.level),
+        floors=floors,
+        p=found.tests["shuffled_query"].p,
+        p_per_layer=found.tests["shuffled_query"].p_per_layer,
         below_p=None if value is None or rotated is None else normal_cdf(value / rotated.whole),
         reason=None if value is not None else "undefined for every query",
-        per_layer=layer_bounds(
-            values, {name: f.per_query for name, f in floors.items() if name != "rotated"}, ceilings
-        ),
+        per_layer=layer_bounds(found.value, bounds, {}),
+        detectable=found.detectable,
     )
+
+
+def _drawn(value: float | None, tables: Sequence[np.ndarray]) -> FloorResult:
+    """A control's floor: its mean over draws, and how likely another draw is to reach the value."""
+    means = [mean for table in tables if np.isfinite(mean := overall_mean(table))]
+    if value is None or not means:
+        return FloorResult(None, None)
+    return FloorResult(float(np.mean(means)), another_draw_p(value, means), tuple(means))
+
+
+def base_name(control: str) -> str:
+    """The name of a control without the number of its draw.
+
+    >>> base_name("icl_random_labels@3")
+    'icl_random_labels'
+    """
+    return control.partition("@")[0]
 
 
 def _floor_p(metric: str, name: str, floor: Floor, from_records: RecordFloors, options: ControlOptions) -> float | None:

@@ -16,6 +16,8 @@ LayerRow = list[float | None]
 Named = dict[str, float | None]
 CONTROL_OF = {
     "rec2ftp.value": "rec2ftp",
+    "agreement.value": "agreement",
+    "label_contrast.value": "label_contrast",
     "sim_aou.raw": "sim_aou",
     "sim_aou.normalised": "sim_aou_normalised",
     "sim_am.after": "sim_am_after",
@@ -30,6 +32,8 @@ _LIMITS = {
     "accuracy": (0.0, 1.0),
     "rec2ftp": (0.0, 1.0),
     "overlap": (0.0, 1.0),
+    "agreement": (-1.0, 1.0),
+    "label_contrast": (-1.0, 1.0),
     "sim_aou": (-1.0, 1.0),
     "sim_am": (-1.0, 1.0),
     "kendall": (-1.0, 1.0),
@@ -79,6 +83,21 @@ class Rec2FTPPart(ResultPart):
     chance: float | None
     p: float | None
     reverse: float | None
+    reason: str | None = None
+
+
+class AgreementPart(ResultPart):
+    value: float | None
+    p: float | None
+    below_p: float | None = None
+    interval: tuple[float, float] | None = None
+    detectable: float | None = None
+    reason: str | None = None
+
+
+class LabelContrastPart(ResultPart):
+    value: float | None
+    per_layer: LayerRow
     reason: str | None = None
 
 
@@ -176,6 +195,8 @@ class ControlPart(ResultPart):
     """How the 95 % interval is computed: bootstrap over queries, or Wilson."""
     floors: Named
     floors_p: Named
+    floors_draws: dict[str, list[float]] = Field(default_factory=dict)
+    detectable: float | None = None
     ceiling: float | None
     ceilings: Named
     others: Named
@@ -215,26 +236,48 @@ class JudgedMetric(ResultPart):
     ceiling: float | None
     p: float | None
     position: float | None = None
-    passed: bool | None
+    passed: bool | None = None
+
+
+class LevelPart(ResultPart):
+    """One level of the verdict."""
+
+    outcome: str
+    clause: str
+    value: float | None
+    interval: tuple[float, float] | None
+    floor: float | None
+    floors: dict[str, float] = Field(default_factory=dict)
+    decided_by: str | None
+    p: float | None
+    detectable: float | None
 
 
 class VerdictPart(ResultPart):
+    """The verdict. Results of the first edition have `conditions` and no levels."""
+
     overall: str
     sentence: str
+    unit: str | None = None
+    levels: dict[str, LevelPart] = Field(default_factory=dict)
     by_metric: dict[str, JudgedMetric] = Field(default_factory=dict)
-    conditions: list[ConditionPart]
-    limits: str
+    conditions: list[ConditionPart] = Field(default_factory=list)
+    limits: str = ""
 
 
 class Measured(ResultPart):
     """Every metric of one run, with its controls and the verdict where controls were run."""
 
     accuracy: Accuracy
+    accuracy_ci: dict[str, tuple[float, float]] | None = None
+    """Wilson's 95 % interval of every accuracy; not in results of the first edition."""
     rec2ftp: Rec2FTPPart
     sim_aou: SimAOUPart
     sim_am: SimAMPart
     update_norm: UpdateNormPart
     demo_mass: DemoMassPart | None = None
+    agreement: AgreementPart | None = None
+    label_contrast: LabelContrastPart | None = None
     kendall: KendallPart | None = None
     overlap: dict[str, OverlapPart] | None = None
     controls: dict[str, ControlPart] | None = None

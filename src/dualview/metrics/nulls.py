@@ -24,13 +24,16 @@ with its number of columns has no such floor and is left out of these two tests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from dualview.metrics._scipy import normal_quantile
 from dualview.metrics.cosine import Form, defined_mean, dot, each_layer, layer_of, long_enough, norm, ratio
+from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.null_updates import (
     LayerVectors,
     Sides,
@@ -44,11 +47,13 @@ from dualview.metrics.null_updates import (
 )
 from dualview.metrics.sim_aou import noise_floor
 from dualview.metrics.statistics import generator
+from dualview.records import Records
 
 OUTPUT_BLOCK = 64
 MAP_BLOCK = 16
 _PERMUTATIONS = 999
 _ROTATION_SAMPLE = 64
+_LEAST_ORDERS = 100
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class ShuffleTest:
 
     p: float | None
     p_per_layer: Float[np.ndarray, " layer"]
+    spread: float = 0.0
+    """The standard deviation of the mean similarity over permutations."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,13 @@ class RecordFloors:
     """Exact permutation tests, for the floors that have one."""
     rotated: Rotated | None
     """For updates only."""
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest similarity beyond its floors that is found at p < .01 with a probability of 80 %."""
+        spreads = [test.spread for test in self.tests.values() if test.p is not None]
+        spreads += [] if self.rotated is None else [self.rotated.specific]
+        return (normal_quantile(0.99) + normal_quantile(0.8)) * max(spreads) if spreads else None
 
 
 def output_blocks(n_queries: int, seed: int) -> list[Int[np.ndarray, " _member"]]:
@@ -129,7 +143,8 @@ def shuffle_test(pairs: Sequence[Float[np.ndarray, "layer _member _member"]], *,
     expected = np.zeros(layers)
     for block in pairs:
         expected += (~np.isnan(block)).sum(axis=(1, 2)) / block.shape[1]
-    if not expected.any():
+    orders = sum(math.lgamma(int(block.shape[1]) + 1) for block in pairs)
+    if not expected.any() or orders < math.log(_LEAST_ORDERS):  # so few orders cannot give a small p
         return ShuffleTest(None, np.full(layers, np.nan))
     weight = np.where(expected > 0, 1.0 / np.maximum(expected, 1e-300), 0.0)
     observed, shuffled = np.zeros(layers), np.zeros((layers, _PERMUTATIONS))
@@ -143,7 +158,8 @@ def shuffle_test(pairs: Sequence[Float[np.ndarray, "layer _member _member"]], *,
     slack = 1e-12 * np.abs(observed).sum()
     per_layer = (1 + (shuffled >= observed[:, None] - slack).sum(axis=1)) / (_PERMUTATIONS + 1)
     overall = (1 + int((shuffled.sum(axis=0) >= observed.sum() - slack).sum())) / (_PERMUTATIONS + 1)
-    return ShuffleTest(overall, np.where(expected > 0, per_layer, np.nan))
+    spread = float(shuffled.sum(axis=0).std()) / int((expected > 0).sum())
+    return ShuffleTest(overall, np.where(expected > 0, per_layer, np.nan), spread)
 
 
 @dataclass(frozen=True)
@@ -229,6 +245,21 @@ def record_floors(
 
     each_layer(fill, layers)
     return {form: _finish(into, blocks, seed, f"{array}/{form}") for form, into in collected.items()}
+
+
+def contrast_floors(records: Records, *, seed: int = 0) -> RecordFloors | None:
+    """The label contrast with its floors (another query, the mean direction, rotations); None if it was not recorded.
+
+    The floors are those of an update: each contrast is laid on h_zsl, as if it were what a setting adds to it.
+    """
+    if any(name not in records.settings for name in FLIPPED.values()):
+        return None
+    zsl = records["zsl"].h
+    sides = [(records[name].h, records[flipped].h) for name, flipped in FLIPPED.items()]
+    if zsl is None or any(true is None or flipped is None for true, flipped in sides):
+        return None
+    icl, ft = (zsl + (true - flipped) for true, flipped in sides if true is not None and flipped is not None)
+    return record_floors(zsl, icl, ft, ["update"], seed=seed)["update"]
 
 
 def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str) -> RecordFloors:

@@ -128,6 +128,26 @@ def ratio_interval(
     return _percentiles(means[:, 0] / means[:, 1], _expanded_tail(level, part.size), level)
 
 
+def correlation_interval(
+    a: Float[np.ndarray, " query *part"],
+    b: Float[np.ndarray, " query *part"],
+    *,
+    seed: int,
+    name: str,
+    draws: int = DRAWS,
+    level: float = 0.95,
+) -> Interval | None:
+    """The same bootstrap for Σ a·b / √(Σ‖a‖² Σ‖b‖²), the cosine of everything that queries have."""
+    if a.shape[0] < 2:
+        return None
+    left, right = _as_table(a), _as_table(b)
+    sums = np.stack([(left * right).sum(1), (left**2).sum(1), (right**2).sum(1)], axis=1)
+    means = _resampled_layers(sums, generator(seed, name), draws)
+    return _percentiles(
+        ratio(means[:, 0], np.sqrt(means[:, 1] * means[:, 2])), _expanded_tail(level, a.shape[0]), level
+    )
+
+
 def paired_interval(
     after: Float[np.ndarray, " query *layer"],
     before: Float[np.ndarray, " query *layer"],
@@ -162,6 +182,44 @@ def draw_p(values: Float[np.ndarray, " draw"]) -> float | None:
     """Student's two-sided p that the mean over draws is 0; None with fewer than two draws, or where all are equal."""
     spread = float(values.std(ddof=1)) if values.size > 1 else 0.0
     return 2 * student_cdf(-abs(float(values.mean())) * values.size**0.5 / spread, values.size - 1) if spread else None
+
+
+def above_zero_p(values: Float[np.ndarray, " draw"]) -> float:
+    """One-sided p that the mean over independent draws is above 0: Student's t, from seven draws exact sign flips.
+
+    Draws that are all equal and above 0 give the smallest p that so many draws can: 2⁻ⁿ.
+    """
+    n, mean = values.size, float(values.mean())
+    if _EXACT_FROM <= n <= _EXACT_TO:
+        signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+        return float((signs @ values >= values.sum() - 1e-12 * np.abs(values).sum()).mean())
+    spread = float(values.std(ddof=1)) if n > 1 else 0.0
+    if spread <= 1e-12 * abs(mean):
+        return 0.5**n if mean > 0 else 1.0
+    return 1 - student_cdf(mean * n**0.5 / spread, n - 1)
+
+
+_EXACT_FROM, _EXACT_TO = 7, 16
+
+
+def detectable_mean(values: Float[np.ndarray, " draw"], alpha: float, power: float = 0.8) -> float | None:
+    """The mean that so many draws with this spread find at p < alpha with the given probability."""
+    n = values.size
+    if n < 2:
+        return None
+    reach = student_quantile(1 - alpha, n - 1) + student_quantile(power, n - 1)
+    return reach * float(values.std(ddof=1)) / n**0.5
+
+
+def another_draw_p(value: float, draws: Sequence[float]) -> float | None:
+    """P that another draw like these reaches `value`: Student's predictive distribution; None with fewer than two."""
+    n = len(draws)
+    if n < 2:
+        return None
+    mean, spread = float(np.mean(draws)), float(np.std(draws, ddof=1))
+    if spread <= 1e-12 * max(1.0, abs(mean)):
+        return 0.0 if value > mean else 1.0
+    return 1 - student_cdf((value - mean) / (spread * (1 + 1 / n) ** 0.5), n - 1)
 
 
 def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | None:

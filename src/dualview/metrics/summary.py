@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from jaxtyping import Float
 
+from dualview.metrics.agreement import Agreement, agreement
 from dualview.metrics.cosine import layer_means, overall_mean
+from dualview.metrics.label_contrast import FLIPPED, label_contrast
 from dualview.metrics.predictions import Rec2FTP, accuracy, prediction_warnings, rec2ftp
 from dualview.metrics.sim_am import DemoMass, SimAM, by_query, demo_mass_summary, sim_am
 from dualview.metrics.sim_aou import noise_floor, relative_update_norm, sim_aou, sim_aou_normalised
+from dualview.metrics.statistics import wilson_interval
 from dualview.records import Records, as_records
 
 
@@ -56,6 +60,8 @@ class Metrics:
     """All metrics of one run; None where the records lack the arrays. `to_json` gives the result file's keys."""
 
     accuracy: Mapping[str, float]
+    n: int
+    """Queries."""
     rec2ftp: Rec2FTP
     sim_aou_raw: Layered | None
     sim_aou_normalised: Layered | None
@@ -67,7 +73,16 @@ class Metrics:
     heads: SimAM | None
     """SimAM of every query, layer and head."""
     demo_mass: DemoMass | None
+    agreement: Agreement
+    label_contrast: Layered | None
+    """None where flipped labels were not run."""
     warnings: tuple[str, ...]
+
+    @property
+    def accuracy_intervals(self) -> Mapping[str, tuple[float, float]]:
+        """Wilson's 95 % interval of every accuracy."""
+        found = {name: wilson_interval(round(value * self.n), self.n) for name, value in self.accuracy.items()}
+        return {name: (each.low, each.high) for name, each in found.items() if each is not None}
 
     @property
     def sim_aou_per_query(self) -> Float[np.ndarray, "query layer"] | None:
@@ -98,6 +113,7 @@ class Metrics:
         """The contract's keys as plain numbers and nulls, with reasons and counts."""
         return {
             "accuracy": dict(self.accuracy),
+            "accuracy_ci": {name: list(interval) for name, interval in self.accuracy_intervals.items()},
             "rec2ftp": self.rec2ftp.to_json(),
             "sim_aou": {
                 **_block({"raw": self.sim_aou_raw, "normalised": self.sim_aou_normalised}),
@@ -107,8 +123,14 @@ class Metrics:
             "sim_am": _block({"before": self.sim_am_before, "after": self.sim_am_after, "delta": self.sim_am_delta}),
             "update_norm": _block({"icl": self.update_norm_icl, "ft": self.update_norm_ft}),
             "demo_mass": None if self.demo_mass is None else self.demo_mass.to_json(),
+            "agreement": self.agreement.to_json(),
+            "label_contrast": self._label_contrast(),
             "warnings": list(self.warnings),
         }
+
+    def _label_contrast(self) -> dict[str, object] | None:
+        found = self.label_contrast
+        return None if found is None else {"value": found.value, "per_layer": found.per_layer, "reason": found.reason}
 
 
 def _block(parts: Mapping[str, Layered | None]) -> dict[str, object]:
@@ -140,6 +162,7 @@ def compute_metrics(records: object) -> Metrics:
         heads = sim_am(zsl.m, icl.m, ft.m, data.columns)
     return Metrics(
         accuracy={name: accuracy(setting.log_probs, data.gold) for name, setting in data.settings.items()},
+        n=data.n_queries,
         rec2ftp=rec2ftp(data.gold, zsl.log_probs, icl.log_probs, ft.log_probs),
         sim_aou_raw=raw,
         sim_aou_normalised=normalised,
@@ -150,8 +173,18 @@ def compute_metrics(records: object) -> Metrics:
         update_norm_ft=ft_norm,
         heads=heads,
         demo_mass=None if icl.demo_mass is None else demo_mass_summary(icl.demo_mass),
+        agreement=agreement(data.gold, zsl.log_probs, icl.log_probs, ft.log_probs),
+        label_contrast=_label_contrast(data),
         warnings=tuple(_warnings(data)),
     )
+
+
+def _label_contrast(records: Records) -> Layered | None:
+    names = ("zsl", "icl", FLIPPED["icl"], "ft", FLIPPED["ft"])
+    if any(name not in records.settings or records[name].h is None for name in names):
+        return None
+    zsl, icl, icl_flipped, ft, ft_flipped = (cast("np.ndarray", records[name].h) for name in names)
+    return Layered.of(label_contrast(zsl, icl, icl_flipped, ft, ft_flipped))
 
 
 def _warnings(records: Records) -> list[str]:

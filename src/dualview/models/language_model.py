@@ -16,7 +16,7 @@ from dualview.models.weights_hash import WeightsHash
 from dualview.variants.registry import VARIANTS, implementation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LanguageModel:
     """A causal LM with its tokenizer, and what dualview found out about it."""
 
@@ -88,6 +88,10 @@ class LanguageModel:
     def weights_hash(self) -> str:
         """sha256 over every weight's name, shape, dtype and bytes; computed once."""
         return self._hash.value(self.model.state_dict())
+
+    def __repr__(self) -> str:
+        kind, size = type(self.model).__name__, sum(p.numel() for p in self.model.parameters())
+        return f"LanguageModel({self.name!r}, {kind}, {size:,} parameters, {self.dtype}, {self.device})"
 
     def hash_weights_soon(self) -> None:
         """Begin to compute `weights_hash` while other work goes on."""

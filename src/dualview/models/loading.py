@@ -49,6 +49,8 @@ def load_model(
     trust_remote_code: bool = False,
 ) -> LanguageModel:
     """Load a causal LM by name: `embedded`, a folder, a `.gguf` file or a hub id (`owner/name@revision`)."""
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UserError(f"A model is named by a text (embedded, a folder, a .gguf file or a hub id), not by {name!r}.")
     if dtype not in DTYPES:
         raise UserError(f"Unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}.")
     where = None if device == BALANCED else pick_device(device)

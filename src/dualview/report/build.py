@@ -15,6 +15,7 @@ from dualview.comparison.seeds import SCHEMA as SEEDS_SCHEMA
 from dualview.io.atomic import must_be_writable
 from dualview.io.errors import UserError
 from dualview.records import Records, load_records
+from dualview.report.overview import RunGroup, RunSummary, groups_of, ordered
 from dualview.store.paths import StorePaths
 
 RESULT, SEEDS, RECORDS, REPORT = "result.json", "seeds.json", "records.safetensors", "report.html"
@@ -99,6 +100,14 @@ def _stored(folder: Path) -> Iterable[Result]:
 
     with Store(folder) as store:
         yield from (_coherent(stored.result, f"{folder}, cell {stored.key[:12]},") for stored in store.results())
+
+
+def run_groups(store: Path | str) -> list[RunGroup]:
+    """The runs of a store in groups that differ only in task and seed: what the figures of many runs draw."""
+    folder = Path(store)
+    if not is_store(folder):
+        raise UserError(f"{folder} is not a store: give the folder that `dualview sweep` wrote.")
+    return groups_of(ordered([RunSummary.of(result) for result in _stored(folder)]))
 
 
 def _many(results: Iterable[Result], where: Path, figures: Path | None, title: str) -> list[Path]:

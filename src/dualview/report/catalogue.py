@@ -55,6 +55,19 @@ NUMBERS = (
         "accurate ICL fixes a large share of any set",
     ),
     Number(
+        "agreement.value",
+        "agreement",
+        "+.3f",
+        "correlation of the changes in label log-odds that ICL and fine-tuning make, query by query within a class; 1 "
+        "the same queries move alike, 0 unrelated",
+    ),
+    Number(
+        "label_contrast.value",
+        "label contrast",
+        "+.3f",
+        "cosine of what flipping the demonstrations' labels changes in attention's output, ICL's with fine-tuning's",
+    ),
+    Number(
         "sim_aou.raw",
         "SimAOU raw",
         "+.3f",
@@ -118,9 +131,13 @@ PATCHED = Number(
 """Shown only for a run with a patch."""
 
 
-def accuracy_interval(result: Result, value: float) -> tuple[float, float] | None:
-    """The 95 % interval of one of its accuracies: Wilson over queries."""
-    n = result.task.n_queries
+def accuracy_interval(measured: Measured, setting: str, value: float) -> tuple[float, float] | None:
+    """The 95 % interval of one of its accuracies, Wilson over queries; None where the number of queries is unknown."""
+    if measured.accuracy_ci is not None:
+        return measured.accuracy_ci.get(setting)
+    if not isinstance(measured, Result):
+        return None
+    n = measured.task.n_queries
     found = wilson_interval(round(value * n), n)
     return None if found is None else (found.low, found.high)
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dualview.comparison.result import NormPoint, Result
-from dualview.metrics.measured import limits_of
+from dualview.metrics.measured import VerdictPart, limits_of
 from dualview.metrics.statistics import draw_interval
+from dualview.metrics.verdict import over_verdicts
 from dualview.report.catalogue import NUMBERS, SIMILARITIES
 from dualview.report.charts.profiles import per_layer
 from dualview.report.charts.run import NORM_KEYS, norm_points
@@ -35,7 +36,7 @@ class RunSummary:
     numbers: Mapping[str, float | None]
     layers: Mapping[str, Sequence[float | None]]
     points: Sequence[NormPoint]
-    verdict: str | None
+    verdict: VerdictPart | None
     options: Mapping[str, Any]
 
     @classmethod
@@ -54,7 +55,7 @@ class RunSummary:
             numbers={key: result.number(key) for key in keys},
             layers={key: row for key, row in layers.items() if row is not None},
             points=norm_points(result),
-            verdict=None if result.verdict is None else result.verdict.overall,
+            verdict=result.verdict,
             options={name: value for name, value in result.provenance.options.items() if name not in _IGNORED},
         )
 
@@ -126,7 +127,11 @@ class RunGroup:
 
     def verdicts(self, task: str | None = None) -> Counter[str]:
         runs = self.runs if task is None else self.on(task)
-        return Counter(run.verdict or "none" for run in runs)
+        return Counter("none" if run.verdict is None else run.verdict.overall for run in runs)
+
+    def over_draws(self, task: str) -> VerdictPart | None:
+        """The verdict over the task's draws, the draw being the unit; None with fewer than two."""
+        return over_verdicts([run.verdict for run in self.on(task) if run.verdict is not None])
 
     def layers(self, task: str, key: str) -> list[Mean | None]:
         """Each layer's mean over seeds; runs of another depth than the first are left out."""

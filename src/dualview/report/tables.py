@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
-from dualview.metrics.measured import Measured
+from dualview.metrics.measured import Measured, VerdictPart
 from dualview.report.catalogue import NUMBERS, Number, accuracy_interval, present, shown
 from dualview.report.published import published
 
@@ -54,8 +54,8 @@ def metric_rows(measured: Measured) -> list[MetricRow]:
 def _row(measured: Measured, number: Number) -> MetricRow:
     value, control = measured.number(number.key), measured.control_of(number.key)
     floor, ci = (None, None) if control is None else (control.highest_floor, control.ci)
-    if isinstance(measured, Result) and number.key.startswith("accuracy.") and value is not None:
-        ci = accuracy_interval(measured, value)  # no control has it
+    if number.key.startswith("accuracy.") and value is not None:
+        ci = accuracy_interval(measured, number.key.partition(".")[2], value)  # no control has it
     p = measured.rec2ftp.p if number.key == "rec2ftp.value" else None if control is None else control.p
     return MetricRow(
         name=number.name,
@@ -143,6 +143,36 @@ def papers_table(measured: Measured) -> TextTable | None:
     cells = [[row.name, *(row.published.get(source, "") for source in sources)] for row in rows]
     head = ["number", *sources]
     return TextTable("Published values, other models", head, cells, _all_but(head))
+
+
+def levels_table(verdict: VerdictPart) -> TextTable | None:
+    """The verdict level by level; None for a result of the first edition, which has conditions instead."""
+    if not verdict.levels:
+        return None
+    head = ("level", "outcome", "value", "highest floor", "decided by", "p", "detectable")
+    rows = [
+        (
+            name,
+            level.outcome,
+            _short(level.value),
+            _short(level.floor) if name != "learning" else "",
+            level.decided_by or "",
+            "" if level.p is None else f"{level.p:.3g}",
+            _short(level.detectable),
+        )
+        for name, level in verdict.levels.items()
+    ]
+    return TextTable("The verdict, level by level", head, rows, {2, 3, 5, 6}, LEVELS_NOTE)
+
+
+LEVELS_NOTE = (
+    "Learning must hold before anything else can be tested; attention is reported and decides nothing. Detectable: the "
+    "smallest value beyond its floors that would have been found with a probability of 80 %."
+)
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:+.3f}"
 
 
 def seeds_table(several: SeedsResult) -> TextTable:

@@ -12,7 +12,7 @@ from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
 from dualview.io.assets import AssetStatus
 from dualview.io.gguf_cache import Conversion
-from dualview.metrics.measured import Measured
+from dualview.metrics.measured import Measured, VerdictPart
 from dualview.report import tables
 from dualview.report.catalogue import run_lines, run_title
 from dualview.tasks.task import Task, TaskCheck
@@ -32,7 +32,7 @@ def metrics_report(measured: Measured) -> Group:
     if (papers := tables.papers_table(measured)) is not None:
         parts += [Text("\npublished, other models:", "dim"), _rich(papers, style="dim")]
     if measured.verdict is not None:
-        parts += [Text(f"\n{measured.verdict.sentence}", "bold"), Text(measured.verdict.limits, "dim")]
+        parts += _verdict(measured.verdict)
     return Group(*parts)
 
 
@@ -40,8 +40,18 @@ def seeds_table(several: SeedsResult) -> RenderableType:
     """Each number over seeds: its mean, the interval of the mean, and every seed's value."""
     table = tables.seeds_table(several)
     verdicts = ", ".join(f"{verdict} {count}" for verdict, count in several.verdicts.items())
-    note, last = Text(f"\n{table.note}", "dim"), Text(f"\nverdicts: {verdicts or 'none'}", "bold")
-    return Group(_heading(several.results[0]), _rich(table), note, last)
+    parts: list[RenderableType] = [_heading(several.results[0]), _rich(table), Text(f"\n{table.note}", "dim")]
+    if several.verdict is not None:
+        parts += _verdict(several.verdict)
+    return Group(*parts, Text(f"\nverdicts of the draws, each alone: {verdicts or 'none'}", "bold"))
+
+
+def _verdict(verdict: VerdictPart) -> list[RenderableType]:
+    """The sentence, and the levels behind it."""
+    parts: list[RenderableType] = [Text(f"\n{verdict.sentence}\n", "bold")]
+    if (levels := tables.levels_table(verdict)) is not None:
+        parts += [_rich(levels), Text(f"\n{levels.note}", "dim")]
+    return parts
 
 
 def _heading(result: Result) -> Text:

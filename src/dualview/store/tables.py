@@ -28,6 +28,8 @@ _VALUE_COLUMN = {
     "accuracy_icl": "accuracy_icl_gain",
     "accuracy_ft": "accuracy_ft_gain",
     "rec2ftp": "rec2ftp",
+    "agreement": "agreement",
+    "label_contrast": "label_contrast",
     "sim_aou": "sim_aou_raw",
     "sim_aou_normalised": "sim_aou_normalised",
     "sim_am": "sim_am_delta",

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dualview.comparison.controls.settings import control_settings
+from dualview.comparison.controls.settings import control_settings, control_trainings
+from dualview.comparison.controls.training import train_controls
 from dualview.comparison.finetuning import recipe_of
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.io.errors import UserError
@@ -138,13 +139,9 @@ def _fine_tune(prepared: Prepared, emit: Emit) -> Tuned:
 
 def _similarity(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: Emit) -> None:
     """The similarities with their floors and ceilings."""
-    controls = control_settings(
-        prepared,
-        lr,
-        recipe_of(prepared.options),
-        full=None,
-        progress=Telling(emit),
-    )
+    recipe, progress = recipe_of(prepared.options), Telling(emit)
+    trained = train_controls(prepared, control_trainings(prepared, lr, full=False), recipe, progress)
+    controls = control_settings(prepared, lr, recipe, trained, size=0.0, grid=None, progress=progress)
     records = Records(
         gold=np.array([query.gold for query in prepared.prompts.queries]),
         settings={**{name: asked.settings[0] for name, asked in passes.items()}, **controls.settings},

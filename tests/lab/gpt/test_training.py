@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dualview.lab.gpt.model import Shape, build, variant_of
-from dualview.lab.gpt.training import Blocks, TrainingRecipe, block_losses, median_of, saved_bytes, token_losses, train
+from dualview.lab.gpt.training import Blocks, CorpusRecipe, block_losses, median_of, saved_bytes, token_losses, train
 from dualview.lab.units import Unit
 
 SHAPE = Shape(vocab=50, d_model=16, layers=2, heads=2, context=32, d_ff=24)
-RECIPE = TrainingRecipe(steps=30, batch=3, context=16, lr=1e-2, warmup=5)
+RECIPE = CorpusRecipe(steps=30, batch=3, context=16, lr=1e-2, warmup=5)
 TOKENS = torch.randint(50, (401,), generator=torch.Generator().manual_seed(0)).int()
 
 

@@ -1,8 +1,9 @@
 """Asking the same queries again under a control: another context, another fine-tuning, another model.
 
 Each control is one more `Setting`, next to zsl, icl and ft, under the name by which `metrics.controls` knows it.
-`quick` takes two more passes: the demonstrations in another order (the ceiling), and the query moved to its in-context
-position without them. `full` takes the rest.
+`quick` runs four: the demonstrations in another order (the ceiling), the query moved to its in-context position without
+them, and flipped labels in context and in fine-tuning. `full` runs the rest, those with a random draw several times:
+the second draw of `icl_random_labels` is `icl_random_labels@2`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from dualview.comparison.controls.training import TrainedControls, train_controls
 from dualview.comparison.prepare import Prepared, make_prompts, selection_queries
 from dualview.io.errors import UserError
-from dualview.io.progress import Progress
-from dualview.learning.finetune import Training, TrainingRecipe, Tuned, finetune, steps_of, train
+from dualview.io.progress import Progress, Silent
+from dualview.learning.finetune import Training, TrainingRecipe, Tuned, finetune
 from dualview.learning.selection import best, judge_rates
 from dualview.learning.training_step import Rule
+from dualview.metrics.controls import base_name
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
@@ -35,47 +38,32 @@ PERMUTATIONS = 5
 """Orders of the demonstrations that order sensitivity compares, the prompt's own included."""
 
 
-@dataclass(frozen=True)
-class FullControls:
-    """What the full controls need besides the quick ones."""
-
-    grid: Grid
-    tuned: Mapping[str, Tuned]
-    """The trainings of `control_trainings`, by name."""
-    problems: Mapping[str, UserError]
-    """Why some of them could not be run."""
+DRAWS, UNTRAINED_DRAWS = 5, 3
+"""How often `full` draws a control with a random draw, and untrained weights."""
 
 
-def control_trainings(prepared: Prepared, lr: float) -> dict[str, Callable[[], Training]]:
-    """Every control that is fine-tuning at the run's own rate on other demonstrations, by name."""
+def control_trainings(prepared: Prepared, lr: float, *, full: bool) -> dict[str, Callable[[], Training]]:
+    """Every control that is fine-tuning of the model itself at the run's own rate, by name."""
     prompts = prepared.prompts
 
     def on(made: Callable[[], PromptSet], rate: float = lr) -> Callable[[], Training]:
         return lambda: Training(made().training_sequences, rate)
 
-    return {
-        "ft_sign_flipped": on(lambda: prompts, -lr),
-        "ft_random_labels": on(lambda: _random_labels(prepared)),
-        "ft_other_task": on(lambda: _other_task(prepared)),
-        **{f"order {i}": on(lambda i=i: reordered(prompts, f"order {i}")) for i in range(1, PERMUTATIONS)},
-    }
+    wanted = {"ft_flipped_labels": on(lambda: flipped_labels(prepared))}
+    if not full:
+        return wanted
+    wanted["ft_sign_flipped"] = on(lambda: prompts, -lr)
+    for number in range(DRAWS):
+        wanted[drawn("ft_random_labels", number)] = on(lambda n=number: _random_labels(prepared, n))
+        wanted[drawn("ft_other_task", number)] = on(lambda n=number: _other_task(prepared, n))
+    for number in range(1, PERMUTATIONS):
+        wanted[f"order {number}"] = on(lambda n=number: reordered(prompts, f"order {n}"))
+    return wanted
 
 
-def full_controls(
-    prepared: Prepared, lr: float, recipe: TrainingRecipe, grid: Grid, progress: Progress
-) -> FullControls:
-    """Train every control of `control_trainings`, all as rows of one batch."""
-    trainings: dict[str, Training] = {}
-    problems: dict[str, UserError] = {}
-    for name, make in control_trainings(prepared, lr).items():
-        try:
-            trainings[name] = make()
-        except UserError as error:
-            problems[name] = error
-    steps = sum(len(steps_of(training.sequences, recipe)) for training in trainings.values())
-    with progress.part(f"fine-tuning {len(trainings)} controls", steps) as advance:
-        tuned = train(prepared.lm, list(trainings.values()), recipe, advance)
-    return FullControls(grid, dict(zip(trainings, tuned, strict=True)), problems)
+def drawn(name: str, number: int) -> str:
+    """The name of a control's draw, counted from 0; the first has the plain name."""
+    return name if number == 0 else f"{name}@{number + 1}"
 
 
 @dataclass(frozen=True)
@@ -92,16 +80,23 @@ class Controls:
 
 
 def control_settings(
-    prepared: Prepared, lr: float, recipe: TrainingRecipe, *, full: FullControls | None, progress: Progress
+    prepared: Prepared,
+    lr: float,
+    recipe: TrainingRecipe,
+    trained: TrainedControls,
+    *,
+    size: float,
+    grid: Grid | None,
+    progress: Progress,
 ) -> Controls:
-    """Run the quick controls, or all of them."""
+    """Run the quick controls or, given a `grid`, all of them; `size` is that of FT's update."""
     found = Controls()
-    for name, run in _controls(prepared, lr, recipe, full, found.trained):
+    for name, run in _controls(prepared, lr, recipe, trained, size, grid, found.trained):
         with progress.part(f"control {name}", 1) as advance:
             try:
                 made = run()
             except UserError as error:
-                found.skipped[name] = str(error)
+                found.skipped.setdefault(base_name(name), str(error))
                 continue
             advance(1)
         found.settings.update({f"{name}{suffix}": asked.settings[0] for suffix, asked in made.items()})
@@ -114,7 +109,13 @@ Control = Callable[[], dict[str, Asked]]
 
 
 def _controls(
-    prepared: Prepared, lr: float, recipe: TrainingRecipe, full: FullControls | None, trained: dict[str, dict[str, Any]]
+    prepared: Prepared,
+    lr: float,
+    recipe: TrainingRecipe,
+    trained: TrainedControls,
+    size: float,
+    grid: Grid | None,
+    report: dict[str, dict[str, Any]],
 ) -> Iterator[tuple[str, Control]]:
     lm, prompts = prepared.lm, prepared.prompts
 
@@ -126,37 +127,48 @@ def _controls(
         return untouched(name, lambda: replace(prepared.in_context, prefix=prefix(), demo_logits=demo_logits))
 
     def patched(name: str, tuned: Tuned) -> dict[str, Asked]:
-        trained[name] = {"lr": tuned.lr, "status": tuned.status}
+        report[name] = {"lr": tuned.lr, "status": tuned.status}
         return {"": ask(lm, prompts.queries, prepared.zero_shot, tuned.patch)}
+
+    def training(name: str) -> tuple[str, Control]:
+        def run() -> dict[str, Asked]:
+            made = patched(name, trained.get(name))
+            report[name] = trained.report(name)
+            return made
+
+        return name, run
 
     shift = len(prompts.prefix) - len(prompts.zero_prefix)
     yield context("icl_reordered", lambda: reordered(prompts, REORDERED).prefix, demo_logits=True)
     yield untouched("zsl_shifted", lambda: replace(prepared.zero_shot, shift=shift))
-    if full is None:
+    yield context("icl_flipped_labels", lambda: flipped_labels(prepared).prefix)
+    yield training("ft_flipped_labels")
+    if grid is None:
         return
-
-    def training(name: str) -> dict[str, Asked]:
-        if name in full.problems:
-            raise full.problems[name]
-        return patched(name, full.tuned[name])
-
     yield context("icl_other_demos", lambda: _other_demos(prepared).prefix)
-    yield context("icl_random_labels", lambda: _random_labels(prepared).prefix)
-    yield context("icl_other_task", lambda: _other_task(prepared).prefix)
-    yield context("icl_random_text", lambda: _random_text(prepared))
-    for name in ("ft_sign_flipped", "ft_random_labels", "ft_other_task"):
-        yield name, lambda name=name: training(name)
+    for n in range(DRAWS):
+        yield context(drawn("icl_random_labels", n), lambda n=n: _random_labels(prepared, n).prefix)
+        yield context(drawn("icl_other_task", n), lambda n=n: _other_task(prepared, n).prefix)
+        yield context(drawn("icl_random_text", n), lambda n=n: _random_text(prepared, n))
+        yield training(drawn("ft_random_labels", n))
+        yield training(drawn("ft_other_task", n))
+    yield training("ft_sign_flipped")
     if recipe.params != "all":
         whole = replace(recipe, params="all", rule="sgd")
-        yield (
-            "ft_all_params",
-            lambda: patched("ft_all_params", finetune(lm, prompts.training_sequences, [lr], whole)[0]),
-        )
+        name = "ft_all_params"
+        yield name, lambda: patched("ft_all_params", finetune(lm, prompts.training_sequences, [lr], whole)[0])
         for rule, name in RULE_CONTROLS.items():
             if rule != recipe.rule:
-                yield name, lambda rule=rule, name=name: patched(name, _best(prepared, full.grid(rule)))
-    for name, keep in (("untrained", False), ("untrained_but_embeddings", True)):
-        yield name, lambda name=name, keep=keep: _untrained(prepared, lr, recipe, trained, name, keep=keep)
+                yield name, lambda rule=rule, name=name: patched(name, _best(prepared, grid(rule)))
+    for n in range(UNTRAINED_DRAWS):
+        for stem, keep in (("untrained", False), ("untrained_but_embeddings", True)):
+            name = drawn(stem, n)
+            yield (
+                name,
+                lambda name=name, keep=keep, n=n: _untrained(
+                    prepared, lr, recipe, size, report, name, keep=keep, seed=UNTRAINED_SEED + n
+                ),
+            )
 
 
 RULE_CONTROLS: Mapping[Rule, str] = {
@@ -169,7 +181,8 @@ REORDERED = "reordered"
 
 
 def control_seeds(prepared: Prepared) -> dict[str, Any]:
-    """Every seed that a control draws with; orders are shuffled by a key and the number of demonstrations alone."""
+    """Every seed that a control draws with, and the number of draws (`_generator`, `_other_task`: how the seeds of
+    further draws follow). Orders are shuffled by a key and the number of demonstrations alone."""
     seed = prepared.seed or 0
     return {
         "other_demos": 1000 + seed,
@@ -178,7 +191,14 @@ def control_seeds(prepared: Prepared) -> dict[str, Any]:
         "other_task": seed,
         "untrained": UNTRAINED_SEED,
         "reordered": REORDERED,
+        "draws": {"random": DRAWS, "untrained": UNTRAINED_DRAWS},
     }
+
+
+def _generator(prepared: Prepared, name: str, number: int) -> np.random.Generator:
+    """The generator of one draw of a control; the first has the seed of `control_seeds` alone."""
+    seed = control_seeds(prepared)[name]
+    return np.random.default_rng([*seed, number] if number else seed)
 
 
 def reordered(prompts: PromptSet, key: str) -> PromptSet:
@@ -203,9 +223,19 @@ def _other_demos(prepared: Prepared) -> PromptSet:
     return _rebuilt(prepared, sample_demos(prepared.task, seed, prepared.prompts.shots_used))
 
 
-def _random_labels(prepared: Prepared) -> PromptSet:
+def flipped_labels(prepared: Prepared) -> PromptSet:
+    """The demonstrations with permuted labels, none of which is the true one: each label becomes the next."""
+    shown = prepared.demos[: prepared.prompts.shots_used]
+    counts = [len(prepared.task.candidates(row)) for row in shown]
+    if min(counts) < 2:
+        raise UserError("A task with a single label has no other to flip it to.")
+    rows = [replace(row, label=(row.label + 1) % count) for row, count in zip(shown, counts, strict=True)]
+    return _rebuilt(prepared, rows)
+
+
+def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
     """The demonstrations with labels drawn evenly, independent of the text; drawn again if all are the true ones."""
-    draw = np.random.default_rng(control_seeds(prepared)["random_labels"])
+    draw = _generator(prepared, "random_labels", number)
     true = list(prepared.demos[: prepared.prompts.shots_used])
     rows = true
     while rows == true:
@@ -213,10 +243,10 @@ def _random_labels(prepared: Prepared) -> PromptSet:
     return _rebuilt(prepared, rows)
 
 
-def _other_task(prepared: Prepared) -> PromptSet:
+def _other_task(prepared: Prepared, number: int = 0) -> PromptSet:
     name = "product" if prepared.task.name == "source" else "source"
     other = _embedded_task(name)
-    seed = control_seeds(prepared)["other_task"]
+    seed = control_seeds(prepared)["other_task"] + 1000 * number
     return _rebuilt(prepared, sample_demos(other, seed, prepared.prompts.shots_used), other)
 
 
@@ -226,7 +256,7 @@ def _embedded_task(name: str) -> Task:
     return load_task(name)
 
 
-def _random_text(prepared: Prepared) -> tuple[int, ...]:
+def _random_text(prepared: Prepared, number: int = 0) -> tuple[int, ...]:
     """As many tokens as the demonstrations have, drawn evenly from the vocabulary without BOS and EOS.
 
     (Which other tokens count as special depends on the version of transformers that reads the tokenizer.)
@@ -234,7 +264,7 @@ def _random_text(prepared: Prepared) -> tuple[int, ...]:
     prompts, tokenizer = prepared.prompts, prepared.lm.tokenizer
     ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
     plain = np.array([t for t in range(min(len(tokenizer), prepared.lm.vocab)) if t not in ends])
-    draw = np.random.default_rng(control_seeds(prepared)["random_text"])
+    draw = _generator(prepared, "random_text", number)
     count = len(prompts.prefix) - len(prompts.zero_prefix)
     return (*prompts.zero_prefix, *(int(t) for t in draw.choice(plain, count)))
 
@@ -246,12 +276,22 @@ def _best(prepared: Prepared, tuned: Sequence[Tuned]) -> Tuned:
 
 
 def _untrained(
-    prepared: Prepared, lr: float, recipe: TrainingRecipe, trained: dict[str, dict[str, Any]], name: str, *, keep: bool
+    prepared: Prepared,
+    lr: float,
+    recipe: TrainingRecipe,
+    size: float,
+    report: dict[str, dict[str, Any]],
+    name: str,
+    *,
+    keep: bool,
+    seed: int,
 ) -> dict[str, Asked]:
-    lm, queries = untrained(prepared.lm, keep_embeddings=keep, seed=UNTRAINED_SEED), prepared.prompts.queries
-    tuned = finetune(lm, prepared.prompts.training_sequences, [lr], recipe)[0]
-    trained[name] = {"lr": tuned.lr, "status": tuned.status}
-
+    """The whole comparison with untrained weights, fine-tuned until its update is as large as FT's."""
+    lm, queries = untrained(prepared.lm, keep_embeddings=keep, seed=seed), prepared.prompts.queries
+    wanted = {name: lambda: Training(prepared.prompts.training_sequences, lr)}
+    made = train_controls(prepared, wanted, recipe, Silent(), sized=[name], size=size, lm=lm)
+    tuned = made.get(name)
+    report[name] = made.report(name)
     return {
         "_zsl": _cached_pass(prepared, f"{name}_zsl", lm, prepared.zero_shot),
         "_icl": _cached_pass(prepared, f"{name}_icl", lm, prepared.in_context),

@@ -29,7 +29,7 @@ _WARM = 2
 
 
 @dataclass(frozen=True)
-class TrainingRecipe:
+class CorpusRecipe:
     """How a model is trained."""
 
     steps: int
@@ -116,7 +116,7 @@ def token_losses(
     return losses.view(tokens.shape[0], -1)
 
 
-def make_optimiser(model: nn.Module, recipe: TrainingRecipe, device: torch.device) -> torch.optim.AdamW:
+def make_optimiser(model: nn.Module, recipe: CorpusRecipe, device: torch.device) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -126,7 +126,7 @@ def make_optimiser(model: nn.Module, recipe: TrainingRecipe, device: torch.devic
 def train(
     model: PreTrainedModel,
     blocks: Blocks,
-    recipe: TrainingRecipe,
+    recipe: CorpusRecipe,
     unit: Unit,
     *,
     advance: Callable[[int], None] = lambda _steps: None,

@@ -10,7 +10,7 @@ from annotated_types import Ge
 
 from dualview.lab.gpt.corpus import TokenizerKind
 from dualview.lab.gpt.model import MAIN, NAMES
-from dualview.lab.gpt.training import TrainingRecipe
+from dualview.lab.gpt.training import CorpusRecipe
 from dualview.lab.settings import Positive, SeveralSeeds
 from dualview.options import AtLeastOne, option
 
@@ -116,10 +116,10 @@ class LanguageSettings(SeveralSeeds):
         return [(name, seed) for seed in self.all_seeds for name in self.only if name in MAIN or seed == self.seed]
 
     @property
-    def recipe(self) -> TrainingRecipe:
+    def recipe(self) -> CorpusRecipe:
         """The settings that have the same name in a recipe."""
-        shared = [field.name for field in fields(TrainingRecipe) if hasattr(self, field.name)]
-        return TrainingRecipe(**{name: getattr(self, name) for name in shared})
+        shared = [field.name for field in fields(CorpusRecipe) if hasattr(self, field.name)]
+        return CorpusRecipe(**{name: getattr(self, name) for name in shared})
 
     @property
     def keep_at(self) -> list[int]:

@@ -28,7 +28,7 @@ def accuracy_chart(result: Result) -> Chart:
     """The settings' accuracies with their intervals, and the papers' on the same task."""
     task = result.task
     values = {name: value for name in SETTING_NAMES if (value := result.number(f"accuracy.{name}")) is not None}
-    intervals = [accuracy_interval(result, value) or (None, None) for value in values.values()]
+    intervals = [accuracy_interval(result, name, value) or (None, None) for name, value in values.items()]
     papers = [published_values(task.name, f"accuracy.{name}") for name in values]
     sources = dict.fromkeys(source for found in papers for source in found)
     bars: Series = {

@@ -40,7 +40,8 @@ def seeds_html(several: SeedsResult) -> str:
     verdicts = ", ".join(f"{verdict} {count}" for verdict, count in several.verdicts.items())
     line = f"seeds {', '.join(map(str, several.seeds))}"
     title = run_title(several.results[0])
-    return _render(title, line, f"Verdicts: {verdicts or 'none'}.", seeds_table(several), figures)
+    over = "" if several.verdict is None else f"{several.verdict.sentence} "
+    return _render(title, line, f"{over}Verdicts of the draws: {verdicts or 'none'}.", seeds_table(several), figures)
 
 
 def _render(

@@ -19,7 +19,7 @@ from dualview.report.html.page import render_page
 from dualview.report.html.prompts import Missing, ShownPrompts, prompts_of
 from dualview.report.html.queries import answers_of, patterns_of, query_rows, settings_of, viewer_data
 from dualview.report.html.repro_command import command_of
-from dualview.report.tables import TextTable, metrics_table
+from dualview.report.tables import TextTable, levels_table, metrics_table
 
 _CONTENTS = {
     "verdict": "Verdict",
@@ -61,6 +61,7 @@ def render(result: Result, *, records: Records | None = None, prompts: ShownProm
         contents=_CONTENTS,
         result=result,
         marks=_MARKS,
+        levels=None if result.verdict is None else levels_table(result.verdict),
         numbers=metrics_table(result, wide=True),
         floors=floors_table(result),
         catalogue=NUMBERS,

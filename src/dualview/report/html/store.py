@@ -204,7 +204,7 @@ def runs_table(runs: Sequence[RunSummary]) -> TextTable:
             run.rule if run.status == "ok" else f"{run.rule}, {run.status}",
             f"{run.lr:g}",
             *(shown(run.numbers[number.key], number.style) for number in numbers),
-            run.verdict or "none",
+            "none" if run.verdict is None else run.verdict.overall,
         ]
         for run in runs[:LISTED]
     ]

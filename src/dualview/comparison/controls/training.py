@@ -1,0 +1,126 @@
+"""Controls that are fine-tunings: of other labels, other demonstrations, other orders, or other weights.
+
+Similarity grows with the size of an update, so a control is read at the size of FT's: its learning rate is corrected
+until its update is as large, relative to the zero-shot output, on the first queries. All controls of one model are rows
+of one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dualview.comparison.prepare import Prepared
+from dualview.io.errors import UserError
+from dualview.io.progress import Progress
+from dualview.learning.finetune import Training, TrainingRecipe, Tuned, steps_of, train
+from dualview.learning.selection import ask_each
+from dualview.metrics.cosine import overall_mean
+from dualview.metrics.sim_aou import relative_update_norm
+from dualview.models.language_model import LanguageModel
+from dualview.models.scoring import ask
+from dualview.records import Setting
+
+SIZED_ON = 64
+"""Queries on which the size of an update is compared."""
+CLOSE = 1.1
+"""Sizes within this factor count as equal."""
+_ROUNDS, _LARGEST_CORRECTION = 4, 30.0
+
+
+@dataclass(frozen=True)
+class TrainedControls:
+    """The fine-tunings of the controls, by name."""
+
+    tuned: Mapping[str, Tuned]
+    sizes: Mapping[str, float]
+    """Each one's update over FT's, where they were made equal: near 1."""
+    problems: Mapping[str, UserError]
+    """Why some could not be run."""
+
+    def get(self, name: str) -> Tuned:
+        if name in self.problems:
+            raise self.problems[name]
+        return self.tuned[name]
+
+    def report(self, name: str) -> dict[str, Any]:
+        tuned = self.tuned[name]
+        size = {} if name not in self.sizes else {"size_over_ft": self.sizes[name]}
+        return {"lr": tuned.lr, "status": tuned.status, **size}
+
+
+def train_controls(
+    prepared: Prepared,
+    wanted: Mapping[str, Callable[[], Training]],
+    recipe: TrainingRecipe,
+    progress: Progress,
+    *,
+    sized: Sequence[str] = (),
+    size: float | None = None,
+    lm: LanguageModel | None = None,
+) -> TrainedControls:
+    """Train the controls, all as rows of one batch; those named in `sized` until their updates are as large as `size`.
+
+    A control that cannot be made (one demonstration has no other order) is left out, with the reason.
+    """
+    lm = lm or prepared.lm
+    trainings: dict[str, Training] = {}
+    problems: dict[str, UserError] = {}
+    for name, make in wanted.items():
+        try:
+            trainings[name] = make()
+        except UserError as error:
+            problems[name] = error
+    if not trainings:
+        return TrainedControls({}, {}, problems)
+    steps = sum(len(steps_of(training.sequences, recipe)) for training in trainings.values())
+    with progress.part(f"fine-tuning {len(trainings)} controls", steps) as advance:
+        tuned = dict(zip(trainings, train(lm, list(trainings.values()), recipe, advance), strict=True))
+    names = [name for name in sized if name in trainings]
+    if size is None or not size > 0 or not names:
+        return TrainedControls(tuned, {}, problems)
+    sizes = _corrected(prepared, lm, recipe, trainings, tuned, names, size)
+    return TrainedControls(tuned, sizes, problems)
+
+
+def _corrected(
+    prepared: Prepared,
+    lm: LanguageModel,
+    recipe: TrainingRecipe,
+    trainings: Mapping[str, Training],
+    tuned: dict[str, Tuned],
+    names: Sequence[str],
+    size: float,
+) -> dict[str, float]:
+    """Train again, at corrected rates, what is not as large as `size`; each one's size over it in the end."""
+    queries = prepared.prompts.queries[:SIZED_ON]
+    base = ask(lm, queries, prepared.zero_shot).settings[0]
+    found: dict[str, float] = {}
+    open_ = list(names)
+    for round_ in range(_ROUNDS):
+        asked = ask_each(lm, queries, prepared.zero_shot, [tuned[name] for name in open_])
+        for name, setting in zip(open_, asked, strict=True):
+            found[name] = update_size(base, setting) / size
+        open_ = [name for name in open_ if not 1 / CLOSE <= found[name] <= CLOSE]
+        if not open_ or round_ == _ROUNDS - 1:
+            break
+        again = [replace(trainings[name], rate=tuned[name].lr * _correction(found[name])) for name in open_]
+        tuned.update(zip(open_, train(lm, again, recipe), strict=True))
+    return found
+
+
+def update_size(zsl: Setting, setting: Setting) -> float:
+    """The mean of ‖Δh‖ / ‖h_zsl‖ over queries and layers; infinite where training diverged."""
+    assert zsl.h is not None and setting.h is not None
+    found = overall_mean(relative_update_norm(zsl.h[: len(setting.h)], setting.h))
+    return found if np.isfinite(found) else float("inf")
+
+
+def _correction(size_over_wanted: float) -> float:
+    """What to multiply the rate by: an update grows about as its rate does."""
+    if not np.isfinite(size_over_wanted) or size_over_wanted <= 0:
+        return 1 / _LARGEST_CORRECTION
+    return float(np.clip(1 / size_over_wanted, 1 / _LARGEST_CORRECTION, _LARGEST_CORRECTION))

@@ -1,0 +1,127 @@
+"""Do ICL and FT move the same queries the same way? Agreement of the changes in label log-odds.
+
+Rec2FTP counts whole predictions, so it has no power where nearly all of them are right. Agreement looks at how far each
+query's log-odds moved, and only at what sets a query apart within its class:
+
+    Δ_s = c(log p_s) − c(log p_zsl),        c(x) = x − mean over candidates
+    r_s = Δ_s − its least-squares fit on the gold class and on c(log p_zsl)
+    agreement = Σ_q r_icl·r_ft / √(Σ_q ‖r_icl‖² · Σ_q ‖r_ft‖²)
+
+The fit removes what two unrelated settings share: a shift towards one label, the class itself, and a shrinking or
+stretching of the zero-shot log-odds. The test permutes FT's residuals among the queries of a class (Freedman and Lane
+1983: residuals of the reduced model are what is exchangeable).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from dualview.metrics._scipy import normal_quantile
+from dualview.metrics.statistics import DRAWS, Interval, correlation_interval, generator
+
+LEAST_ORDERS = 100
+"""With fewer orders of the queries within classes than this, no permutation test can reach p = .01."""
+_SAME = 1e-9
+_CHUNK = 4_000_000
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The correlation, −1 to 1, with its interval over queries and its permutation p-values; None with the `reason`."""
+
+    value: float | None
+    p: float | None = None
+    below_p: float | None = None
+    interval: Interval | None = None
+    detectable: float | None = None
+    """The smallest agreement that a run of this size finds at p < .01 with a probability of 80 %."""
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        interval = None if self.interval is None else self.interval.to_json()
+        return {**vars(self), "interval": interval}
+
+
+def agreement(
+    gold: Int[np.ndarray, " query"],
+    zsl: Float[np.ndarray, "query candidate"],
+    icl: Float[np.ndarray, "query candidate"],
+    ft: Float[np.ndarray, "query candidate"],
+    *,
+    seed: int = 0,
+    draws: int = DRAWS,
+) -> Agreement:
+    """Agreement of the settings' candidate scores (mean log-probabilities); see the module for its equation."""
+    base = centred_log_odds(zsl)
+    moved = [centred_log_odds(side) - base for side in (icl, ft)]
+    if not all(np.isfinite(side).all() for side in moved):
+        return Agreement(None, reason="a score is not finite: fine-tuning diverged")
+    classes, member = np.unique(gold, return_inverse=True)
+    basis = _column_basis(np.column_stack([np.eye(classes.size)[member], base]))
+    if gold.size < basis.shape[1] + 2:
+        return Agreement(None, reason=f"{gold.size} queries are too few to tell them apart within classes")
+    if sum(math.lgamma(int(size) + 1) for size in np.bincount(member)) < math.log(LEAST_ORDERS):
+        return Agreement(None, reason="too few queries of each class to permute")
+    rest = [side - basis @ (basis.T @ side) for side in moved]
+    for name, side, whole in zip(("ICL", "FT"), rest, moved, strict=True):
+        if np.linalg.norm(side) <= _SAME * max(np.linalg.norm(whole), np.linalg.norm(base)):
+            return Agreement(None, reason=f"{name} moves all queries of a class alike")
+    ours, theirs = rest
+    value = _correlation(ours, theirs)
+    null = _permuted(ours, theirs, basis, member, generator(seed, "agreement"), draws)
+    slack = 1e-12
+    return Agreement(
+        value=value,
+        p=(1 + int((null >= value - slack).sum())) / (draws + 1),
+        below_p=(1 + int((null <= value + slack).sum())) / (draws + 1),
+        interval=correlation_interval(ours, theirs, seed=seed, name="ci/agreement", draws=draws),
+        detectable=min(1.0, (normal_quantile(0.99) + normal_quantile(0.8)) * float(null.std())),
+    )
+
+
+def centred_log_odds(log_probs: Float[np.ndarray, "query candidate"]) -> Float[np.ndarray, "query candidate"]:
+    """Each score less the mean over the query's candidates; 0 where a query has no such candidate (−∞)."""
+    scores = log_probs.astype(np.float64)
+    there = ~np.isneginf(scores)
+    count = np.maximum(there.sum(axis=1, keepdims=True), 1)
+    mean = np.where(there, scores, 0.0).sum(axis=1, keepdims=True) / count
+    return np.where(there, scores - mean, 0.0)
+
+
+def _column_basis(columns: Float[np.ndarray, "query column"]) -> Float[np.ndarray, "query rank"]:
+    """Orthonormal columns that span the given ones."""
+    left, sizes, _ = np.linalg.svd(columns, full_matrices=False)
+    return left[:, sizes > 1e-10 * sizes[0]]
+
+
+def _correlation(a: Float[np.ndarray, "query candidate"], b: Float[np.ndarray, "query candidate"]) -> float:
+    return float(np.clip(np.vdot(a, b) / (np.linalg.norm(a) * np.linalg.norm(b)), -1.0, 1.0))
+
+
+def _permuted(
+    ours: Float[np.ndarray, "query candidate"],
+    theirs: Float[np.ndarray, "query candidate"],
+    basis: Float[np.ndarray, "query rank"],
+    member: Int[np.ndarray, " query"],
+    rng: np.random.Generator,
+    draws: int,
+) -> Float[np.ndarray, " draw"]:
+    """The correlation with FT's residuals permuted within classes, and freed again of what the fit explains."""
+    size = ours.size
+    found: list[np.ndarray] = []
+    for start in range(0, draws, step := max(1, _CHUNK // size)):
+        count = min(step, draws - start)
+        order = np.empty((count, member.size), dtype=np.int64)
+        for label in range(int(member.max()) + 1):
+            own = np.flatnonzero(member == label)
+            order[:, own] = rng.permuted(np.broadcast_to(own, (count, own.size)), axis=1)
+        shuffled = theirs[order]
+        product = np.einsum("qc,dqc->d", ours, shuffled)
+        explained = np.einsum("qr,dqc->drc", basis, shuffled)
+        left = np.sqrt(np.maximum((theirs**2).sum() - (explained**2).sum(axis=(1, 2)), 1e-300))
+        found.append(product / (np.linalg.norm(ours) * left))
+    return np.clip(np.concatenate(found), -1.0, 1.0)

@@ -1,0 +1,164 @@
+"""The five levels of the verdict, each with an outcome of its own, for one run.
+
+1. *Learning*, the precondition: ICL and FT each beat zero-shot and the best single answer. Without it nothing below can
+   be tested.
+2. *Predictions*: the same queries change in the same way (`agreement`).
+3. *Representations*: raw SimAOU above every floor.
+4. *Attention*: SimAM-delta above every floor. Reported, never a condition: the dual form does not imply it.
+5. *Labels*: what the labels teach is the same (`label_contrast` above every floor), where flipping them changes the
+   answers of both.
+
+A p-value over queries decides only against floors made from the same records (another query's update, the mean
+direction, rotations). Queries share every draw of a control, so a control decides by its draws: the value against what
+another draw would give (Student, two draws or more). A control drawn once decides nothing but this: it must not be as
+high as the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from dualview.metrics.agreement import Agreement
+from dualview.metrics.controls import ControlOptions, MetricControls
+from dualview.metrics.label_contrast import FLIPPED
+from dualview.metrics.predictions import correct
+from dualview.metrics.statistics import Interval, paired_interval
+from dualview.metrics.summary import NOT_RECORDED
+from dualview.records import Records
+
+Outcome = Literal["supported", "not supported", "contradicted", "not testable"]
+NEEDED = ("shuffled_query", "mean_direction", "rotated")
+"""Floors without which a similarity counts as not tested."""
+BASES = {"zero-shot": "zero-shot", "one answer": "the best single answer"}
+"""What learning must beat."""
+TITLES = {
+    "sim_aou": "raw SimAOU",
+    "sim_am": "SimAM-delta",
+    "label_contrast": "label contrast",
+}
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level: its outcome, the number behind it, and a clause that says why."""
+
+    outcome: Outcome
+    clause: str
+    value: float | None = None
+    interval: Interval | None = None
+    floors: Mapping[str, float] = field(default_factory=dict[str, float])
+    decided_by: str | None = None
+    """The floor or test that decided: of those that failed the worst, or else the closest."""
+    p: float | None = None
+    detectable: float | None = None
+    """The smallest value that this run would have found with a probability of 80 %."""
+
+    @property
+    def floor(self) -> float | None:
+        """The highest floor."""
+        return max(self.floors.values(), default=None)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            **{name: getattr(self, name) for name in ("outcome", "clause", "value", "decided_by", "p", "detectable")},
+            "interval": None if self.interval is None else self.interval.to_json(),
+            "floor": self.floor,
+            "floors": dict(self.floors),
+        }
+
+
+def learning_level(records: Records, options: ControlOptions) -> Level:
+    """Whether ICL and FT each beat zero-shot and the best single answer, by the paired interval over queries."""
+    gains = {
+        f"{name.upper()} over {over}": _gain(records, name, over, options) for name in ("icl", "ft") for over in BASES
+    }
+    failing = next((name for name, (_, interval) in gains.items() if interval is None or interval.low <= 0), None)
+    values = {name: gain for name, (gain, _) in gains.items()}
+    least = min(values, key=lambda name: values[name])
+    decided = failing or least
+    value, interval = gains[decided]
+    clause = "ICL and FT beat zero-shot and the best single answer"
+    if failing:
+        setting, _, over = decided.partition(" over ")
+        span = "" if interval is None else f" ({interval.low:+.3f} to {interval.high:+.3f})"
+        clause = f"{setting} does not reliably beat {BASES[over]}, {value:+.3f} in accuracy{span}"
+    return Level("not supported" if failing else "supported", clause, value, interval, values, decided)
+
+
+def _gain(records: Records, name: str, over: str, options: ControlOptions) -> tuple[float, Interval | None]:
+    """How much more often a setting is right than zero-shot, or than the most frequent label."""
+    right = correct(records[name].log_probs, records.gold).astype(np.float64)
+    if over == "zero-shot":
+        base = correct(records["zsl"].log_probs, records.gold).astype(np.float64)
+    else:
+        labels, counts = np.unique(records.gold, return_counts=True)
+        if labels.size == 1:  # one label is all that is asked for: it cannot be beaten
+            base = np.zeros_like(right)
+        else:
+            base = (records.gold == labels[counts.argmax()]).astype(np.float64)
+    found = paired_interval(
+        right, base, seed=options.seed, name=f"gain/{name}/{over}", draws=options.draws, level=options.level
+    )
+    return float((right - base).mean()), found
+
+
+def predictions_level(found: Agreement, alpha: float) -> Level:
+    if found.value is None or found.p is None or found.below_p is None:
+        return Level("not testable", f"agreement is undefined: {found.reason}")
+    outcome: Outcome = "supported" if found.p < alpha else "not supported"
+    if found.below_p < alpha:
+        outcome = "contradicted"
+    relation = {"supported": "", "contradicted": "against each other, ", "not supported": "no more than by chance, "}
+    clause = f"the same queries move {relation[outcome]}agreement {found.value:.3f} (p = {found.p:.3g})"
+    if outcome == "supported":
+        clause = f"the same queries move the same way, agreement {found.value:.3f} (p = {found.p:.3g})"
+    p = found.below_p if outcome == "contradicted" else found.p
+    return Level(outcome, clause, found.value, found.interval, {"permuted": 0.0}, "permuted", p, found.detectable)
+
+
+def similarity_level(metric: MetricControls, alpha: float, level: float = 0.95) -> Level:
+    """A similarity against every floor."""
+    title = TITLES[metric.metric]
+    floors = {name: floor.value for name, floor in metric.floors.items() if floor.value is not None}
+    if metric.reason == NOT_RECORDED:
+        return Level("not testable", f"{title} was not recorded")
+    if metric.value is None:
+        return Level("not testable", f"{title} is undefined: {metric.reason}")
+    about = Level("not testable", "", metric.value, metric.ci, floors, detectable=metric.detectable)
+    below = metric.ci is not None and metric.ci.high < 0
+    if below and metric.below_p is not None and metric.below_p < (1 - level) / 2:
+        clause = f"{title} is {metric.value:.3f}: FT moves against ICL"
+        return replace(about, outcome="contradicted", clause=clause, decided_by="rotated", p=metric.below_p)
+    unknown = [name for name in NEEDED if name not in metric.floors or metric.floors[name].p is None]
+    if unknown:
+        return replace(about, clause=f"{title} cannot be tested against {', '.join(unknown)}")
+    tested = {name: floor.p for name, floor in metric.floors.items() if floor.p is not None}
+    worst = max(tested, key=lambda name: tested[name])
+    as_high = [name for name, value in floors.items() if name not in tested and value >= metric.value]
+    if tested[worst] >= alpha or as_high:
+        named = worst if tested[worst] >= alpha else max(as_high, key=lambda name: floors[name])
+        p = tested.get(named)
+        by = f"{floors.get(named, float('nan')):.3f}" + ("" if p is None else f" at p = {p:.3g}")
+        clause = f"{title} is {metric.value:.3f}, not above its floor {named} ({by})"
+        return replace(about, outcome="not supported", clause=clause, decided_by=named, p=p)
+    highest = max(floors, key=lambda name: floors[name])
+    clause = f"{title} is {metric.value:.3f}, above every floor (highest {highest}, {floors[highest]:.3f})"
+    return replace(about, outcome="supported", clause=clause, decided_by=worst, p=tested[worst])
+
+
+def labels_level(records: Records, contrast: MetricControls, options: ControlOptions, alpha: float) -> Level:
+    """The label contrast, where flipping the labels changes the answers of both settings."""
+    if contrast.reason == NOT_RECORDED:
+        return Level("not testable", "flipped labels were not run")
+    for name, flipped in FLIPPED.items():
+        right = [correct(records[each].log_probs, records.gold).astype(np.float64) for each in (name, flipped)]
+        found = paired_interval(*right, seed=options.seed, name=f"flipped/{name}", draws=options.draws)
+        if found is None or found.low <= 0:
+            lost = float((right[0] - right[1]).mean())
+            clause = f"flipping the labels does not change what {name.upper()} answers ({-lost:+.3f} in accuracy)"
+            return Level("not testable", clause, contrast.value)
+    return similarity_level(contrast, alpha, options.level)

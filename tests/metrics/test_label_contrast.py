@@ -1,0 +1,50 @@
+"""The label contrast against a slow one, and on data where only labels, or everything but labels, is shared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dualview.metrics.cosine import overall_mean
+from dualview.metrics.label_contrast import label_contrast
+from dualview.metrics.nulls import contrast_floors
+from dualview.records import Records
+from metrics.planted import planted
+
+NAMES = ("zsl", "icl", "icl_flipped_labels", "ft", "ft_flipped_labels")
+
+
+def arrays(records: Records) -> list[np.ndarray]:
+    return [np.asarray(records[name].h) for name in NAMES]
+
+
+def test_against_a_slow_one() -> None:
+    sides = arrays(planted(0, labels=0.5, n=12))
+    found = label_contrast(*sides)
+    _, icl, icl_flipped, ft, ft_flipped = sides
+    for query in range(12):
+        for layer in range(icl.shape[1]):
+            a, b = (icl - icl_flipped)[query, layer], (ft - ft_flipped)[query, layer]
+            assert found[query, layer] == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)), abs=1e-12)
+
+
+def test_it_sees_labels_and_nothing_else() -> None:
+    """Updates that are the same but for what labels teach, and the other way round."""
+    apart = overall_mean(label_contrast(*arrays(planted(1, representations=1.0, labels=0.0, common=3.0))))
+    alike = overall_mean(label_contrast(*arrays(planted(1, representations=0.0, labels=1.0, shrink=True))))
+    assert abs(apart) < 0.05 and alike == pytest.approx(1)
+
+
+def test_labels_that_change_nothing_have_no_contrast() -> None:
+    z, icl, _, ft, ft_flipped = arrays(planted(0, n=6))
+    assert np.isnan(label_contrast(z, icl, icl + 1e-6, ft, ft_flipped)).all()
+
+
+def test_its_floors_are_those_of_the_contrast() -> None:
+    records = planted(2, labels=0.6)
+    found = contrast_floors(records)
+    assert found is not None
+    assert np.allclose(found.value, label_contrast(*arrays(records)), atol=1e-9)
+    assert found.tests["shuffled_query"].p is not None and found.tests["shuffled_query"].p < 0.01
+    bare = Records(records.gold, {name: records[name] for name in ("zsl", "icl", "ft")})
+    assert contrast_floors(bare) is None
