@@ -28,7 +28,7 @@ from dualview.io.errors import UserError, first_problem
 from dualview.io.hashing import FileNote, notes_of, sha256_of
 from dualview.options import RunOptions, plain
 from dualview.records import Records, save_records
-from dualview.store.cell_key import CellIdentity, asked_id
+from dualview.store.cell_key import CellIdentity, asked_id, asked_now
 from dualview.store.tables import TABLES, KeyedResult, tables_of
 
 SCHEMA = "dualview.cell/1"
@@ -64,6 +64,11 @@ class Manifest(BaseModel):
     @property
     def records(self) -> bool:
         return RECORDS in self.files
+
+    @property
+    def answers(self) -> str:
+        """The id of its options today; `asked` is that of the dualview that stored it, which may have had fewer."""
+        return asked_now(self.options, self.asked)
 
 
 class Damage(Exception):
@@ -115,8 +120,8 @@ def restore_cell(manifest: Manifest, result: str, records: Path | None, folder: 
         raise Damage(f"{RESULT} is not what was written (its sha256 differs)")
     try:
         options = RunOptions.make(**{name: value for name, value in manifest.options.items() if value is not None})
-        if asked_id(options) != manifest.asked:
-            raise Damage("its options are those of another dualview")
+        if asked_id(manifest.options) != manifest.asked:
+            raise Damage("its options are not those it was stored under")
         folder.mkdir(parents=True)
         _write(folder / RESULT, result.encode())
         code = str(manifest.identity["code"])

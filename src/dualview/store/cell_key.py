@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dualview.comparison.numerics import NUMERICS_VERSION
 from dualview.io import assets, hub
@@ -58,14 +58,44 @@ def fragment(name: str, value: Any) -> str:
     return f"{name}={json.dumps(plain(value), ensure_ascii=False)}"
 
 
-def canonical(options: RunOptions) -> str:
-    """Every option as one line of text, the same for equal options."""
-    return "\n".join(map(fragment, *zip(*vars(options).items(), strict=True)))
+def canonical(options: RunOptions | Mapping[str, Any]) -> str:
+    """Every option (also as a manifest states them) as one line of text, the same for equal options."""
+    named = options if isinstance(options, Mapping) else vars(options)
+    return "\n".join(fragment(name, _hashable(value)) for name, value in named.items())
 
 
-def asked_id(options: RunOptions) -> str:
+def _hashable(value: Any) -> Any:
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+
+
+def asked_id(options: RunOptions | Mapping[str, Any]) -> str:
     """A hash of the options, not of the files they name."""
     return digest(canonical(options))
+
+
+OPTIONS_VERSION = int(digest(*(field.name for field in fields(RunOptions)))[:7], 16)
+"""Changes when an option is added: the ids of stored options are then made again."""
+
+
+@lru_cache
+def _defaults(protocol: str) -> Mapping[str, Any]:
+    return vars(RunOptions.make(protocol=protocol))
+
+
+def asked_now(options: Mapping[str, Any], before: str) -> str:
+    """The id of options that an earlier dualview stored, with the defaults of what was added since.
+
+    It stays what it was `before` if an option is gone.
+    """
+    try:
+        defaults = _defaults(str(options.get("protocol", "modern")))
+    except UserError:
+        return before
+    return (
+        before
+        if options.keys() - defaults.keys()
+        else asked_id({name: options.get(name, defaults[name]) for name in defaults})
+    )
 
 
 @lru_cache

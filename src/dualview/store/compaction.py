@@ -36,6 +36,7 @@ from dualview.store.cell import (
     stamp_of,
     sync,
 )
+from dualview.store.cell_key import OPTIONS_VERSION
 from dualview.store.folder import StoreFolder, StoreProblem
 from dualview.store.index import Entry, PackNote
 from dualview.store.locks import locked
@@ -45,6 +46,7 @@ from dualview.store.packs import (
     PACK,
     ROW_GROUP,
     PackManifest,
+    earlier_ids,
     is_pack,
     note_of,
     read_pack,
@@ -194,7 +196,7 @@ def _fill(store: StoreFolder, gathered: _Gathered, folder: Path) -> PackManifest
 
 def finish_pack(folder: Path, cells: int, size: int, files: Mapping[str, FileNote]) -> PackManifest:
     """Write a pack's manifest and everything to the disk."""
-    manifest = PackManifest.model_validate({"cells": cells, "bytes": size, "files": files})
+    manifest = PackManifest.model_validate({"cells": cells, "bytes": size, "options": OPTIONS_VERSION, "files": files})
     (folder / PACK).write_text(manifest.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
     sync(folder)
     return manifest
@@ -222,6 +224,7 @@ def _texts(store: StoreFolder, gathered: _Gathered) -> Iterator[list[dict[str, A
     place: dict[str, str | None] = dict.fromkeys(gathered.loose)
     for name, keys in gathered.packs.items():
         place.update(dict.fromkeys(keys, name))
+    earlier = {key: now for name in gathered.packs for key, _, now in earlier_ids(store.paths.packs / name)}
     ordered = sorted(place)
     for start in range(0, len(ordered), ROW_GROUP):
         part = ordered[start : start + ROW_GROUP]
@@ -229,6 +232,9 @@ def _texts(store: StoreFolder, gathered: _Gathered) -> Iterator[list[dict[str, A
         for name in {place[key] for key in part} - {None}:
             keys = [key for key in part if place[key] == name]
             found |= texts_of(store.paths.packs / str(name), keys, *FILES_SCHEMA.names[1:])
+            for key in keys:
+                if (now := earlier.get(key)) is not None:
+                    found[key]["asked"] = now
         if len(found) != len(part):
             raise LookupError("a pack lacks some of its cells")
         yield [found[key] for key in part]
@@ -239,7 +245,7 @@ def _loose_row(store: StoreFolder, manifest: Manifest) -> dict[str, Any]:
     return {
         "key": manifest.key,
         "plan": manifest.plan,
-        "asked": manifest.asked,
+        "asked": manifest.answers,
         "records": manifest.records,
         "date": run.date,
         "host": run.host,

@@ -43,13 +43,14 @@ from dualview.store.cell import (
     checked,
     is_newer,
     parse_manifest,
+    read_manifest,
     stamp_of,
     write_cell,
 )
-from dualview.store.cell_key import asked_id
+from dualview.store.cell_key import OPTIONS_VERSION, asked_id
 from dualview.store.index import Entry, Failure, Index, Unusable
 from dualview.store.locks import CellLock, acquire
-from dualview.store.packs import checked_pack, is_pack, note_of, records_file, rows_of, texts_of
+from dualview.store.packs import checked_pack, earlier_ids, is_pack, note_of, records_file, rows_of, texts_of
 from dualview.store.paths import StorePaths
 
 if TYPE_CHECKING:
@@ -181,7 +182,21 @@ class StoreFolder:
                     self.problems.append(StoreProblem(self.shown(self.paths.cell(key)), str(error)))
         for manifest in sorted(found, key=lambda manifest: manifest.run.date):  # the last of equal options is current
             with suppress(FileNotFoundError):  # another process set it aside just now
-                self.enter(manifest, manifest.plan, manifest.asked)
+                self.enter(manifest)
+        if self.index.options_version != OPTIONS_VERSION:
+            self._renew_ids()
+
+    def _renew_ids(self) -> None:
+        """Make cells that a dualview with fewer options stored answer today's, where no later cell does."""
+        for note in self.index.packs():
+            with suppress(Damage, OSError):  # a damaged pack is found by the next check
+                self.index.renew(earlier_ids(self.paths.packs / note.pack))
+        loose: list[Manifest] = []
+        for key in self.index.loose():
+            with suppress(Damage, OSError):
+                loose.append(read_manifest(self.paths.cell(key)))
+        self.index.renew([(each.key, each.asked, each.answers) for each in loose if each.answers != each.asked])
+        self.index.options_version = OPTIONS_VERSION
 
     def _refresh_packs(self) -> None:
         known = {note.pack for note in self.index.packs()}
@@ -206,12 +221,12 @@ class StoreFolder:
         entry = self.index.entry(key)
         return entry is not None and entry.pack is not None and (entry.records or not records)
 
-    def enter(self, manifest: Manifest, plan: str | None, asked: str) -> None:
-        """Enter a cell in the index, with the plan that finds it and the options it answers."""
+    def enter(self, manifest: Manifest, plan: str | None = None, asked: str | None = None) -> None:
+        """Enter a cell in the index, with the plan that finds it and the options it answers, by default its own."""
         run = manifest.run
         stamp = stamp_of(os.fspath(self.paths.cell(manifest.key)))
         entry = Entry(manifest.key, stamp, manifest.records, None, run.date, run.host, sum(run.seconds.values()))
-        self.index.add(entry, plan, asked)
+        self.index.add(entry, plan or manifest.plan, asked or manifest.answers)
 
     # ----------------------------------------------------------------------------------------------------- writing
 
@@ -225,7 +240,7 @@ class StoreFolder:
         if entry is None and self.paths.cell(key).is_dir():  # another machine's, or not indexed for lack of room
             with suppress(Damage, OSError):
                 manifest = checked(self.paths.cell(key))
-                self.enter(manifest, manifest.plan, manifest.asked)
+                self.enter(manifest)
                 entry = self.index.entry(key)
         return entry is not None and (entry.records or not records)
 

@@ -228,6 +228,14 @@ class Index:
         sql = "INSERT INTO current VALUES (?, ?) ON CONFLICT (asked) DO UPDATE SET key = excluded.key"
         self.connection.executemany(sql, cells)
 
+    def _make_latest(self, cells: Iterable[tuple[str, str, str]]) -> None:
+        """Make cells (id of options, key, date) current unless a later one is."""
+        self.connection.executemany(
+            "INSERT INTO current VALUES (?, ?) ON CONFLICT (asked) DO UPDATE SET key = excluded.key "
+            "WHERE (SELECT date FROM cells WHERE key = current.key) < ?",
+            cells,
+        )
+
     def restamp(self, key: str, stamp: str) -> None:
         self._change("UPDATE cells SET stamp = ? WHERE key = ?", stamp, key)
 
@@ -263,6 +271,23 @@ class Index:
     def set_current(self, cells: Mapping[str, str]) -> None:
         with self.writing():
             self._make_current(cells.items())
+
+    @property
+    def options_version(self) -> int:
+        """The `OPTIONS_VERSION` of the ids in `current`."""
+        return self.connection.execute("PRAGMA application_id").fetchone()[0]
+
+    @options_version.setter
+    def options_version(self, version: int) -> None:
+        self._change(f"PRAGMA application_id={version}")
+
+    def renew(self, moved: Iterable[tuple[str, str, str]]) -> None:
+        """Give the options of current cells another id: key, id before, id now. A later cell of that id stays."""
+        with self.writing():
+            for key, before, now in moved:
+                gone = self.connection.execute("DELETE FROM current WHERE asked = ? AND key = ?", (before, key))
+                if gone.rowcount:
+                    self._make_latest([(now, key, self.entries("key = ?", key)[key].date)])
 
     def planned(self, plan: str) -> str | None:
         row = self.connection.execute("SELECT key FROM plans JOIN cells USING (key) WHERE plan = ?", (plan,)).fetchone()
@@ -340,11 +365,7 @@ class Index:
             )
             plans = sorted((row.plan, row.key) for row in kept if row.plan is not None)
             many("INSERT OR REPLACE INTO plans VALUES (?, ?)", plans)
-            many(
-                "INSERT INTO current VALUES (?, ?) ON CONFLICT (asked) DO UPDATE SET key = excluded.key "
-                "WHERE (SELECT date FROM cells WHERE key = current.key) < ?",
-                sorted((row.asked, row.key, row.date) for row in kept),
-            )
+            self._make_latest(sorted((row.asked, row.key, row.date) for row in kept))
 
     def _leave_pack(self, key: str) -> None:
         row = self.connection.execute("SELECT pack FROM cells WHERE key = ? AND pack IS NOT NULL", (key,)).fetchone()

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dualview.io.errors import UserError, first_problem
 from dualview.io.hashing import FileNote, digest
 from dualview.store.cell import ROWS, Damage, check_file, is_newer
+from dualview.store.cell_key import OPTIONS_VERSION, asked_now
 from dualview.store.index import PackedRow, PackNote
 
 SCHEMA = "dualview.pack/1"
@@ -53,6 +54,8 @@ class PackManifest(BaseModel):
     cells: int
     bytes: int
     """Of all results, before compression."""
+    options: int = 0
+    """The `OPTIONS_VERSION` of the ids in `asked`."""
     files: dict[str, FileNote]
 
 
@@ -108,6 +111,17 @@ def rows_of(folder: Path) -> Iterator[PackedRow]:
     for batch in pq.ParquetFile(folder / FILES).iter_batches(columns=_ABOUT):
         for row in batch.to_pylist():
             yield PackedRow(**row)
+
+
+def earlier_ids(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Cells whose options have another id today than when they were packed: their key and both ids."""
+    if read_pack(folder).options == OPTIONS_VERSION:
+        return
+    for batch in pq.ParquetFile(folder / FILES).iter_batches(columns=["key", "asked", "manifest"]):
+        for row in batch.to_pylist():
+            now = asked_now(json.loads(row["manifest"])["options"], row["asked"])
+            if now != row["asked"]:
+                yield row["key"], row["asked"], now
 
 
 def texts_of(folder: Path, keys: Sequence[str], *columns: str) -> dict[str, dict[str, Any]]:

@@ -80,7 +80,7 @@ def _examine(store: StoreFolder, key: str, *, known: bool) -> None:
     if known:
         store.index.restamp(key, stamp_of(os.fspath(folder)))
     else:
-        store.enter(manifest, manifest.plan, manifest.asked)
+        store.enter(manifest)
 
 
 def check_packs(store: StoreFolder) -> list[PackNote]:
@@ -133,7 +133,7 @@ def _take_apart(store: StoreFolder, folder: Path, why: str) -> None:
         store.set_aside(folder, f"{why}; {what}")
         store.index.remove_pack(folder.name)
         for manifest in sorted(restored, key=lambda manifest: manifest.run.date):
-            store.enter(manifest, manifest.plan, manifest.asked)
+            store.enter(manifest)
 
 
 def _readable(folder: Path) -> Iterator[dict[str, Any]]:
