@@ -4,7 +4,8 @@ It uses WAL, so readers and a writer never wait for each other, and short transa
 it. A lost or damaged index is made again from the cells and the packs.
 
 With a million cells nothing may read a whole table: cells that are not in a pack, and cells that no options lead to any
-more, have indexes of their own, and the cells of a sweep are looked up some thousands at a time.
+more, have indexes of their own, and the cells of a sweep are looked up some thousands at a time, most of them in one
+table: `current` holds the plan key too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _TABLES = f"""
 CREATE TABLE cells (key TEXT PRIMARY KEY, stamp TEXT NOT NULL, records INTEGER NOT NULL, pack TEXT,
                     date TEXT NOT NULL, host TEXT NOT NULL, seconds REAL NOT NULL,
                     answers INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
-CREATE TABLE current (asked TEXT PRIMARY KEY, key TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE current (asked TEXT PRIMARY KEY, key TEXT NOT NULL, plan TEXT) WITHOUT ROWID;
 CREATE TABLE plans (plan TEXT PRIMARY KEY, key TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE failures (asked TEXT PRIMARY KEY, options TEXT NOT NULL, reason TEXT NOT NULL, run TEXT NOT NULL)
 WITHOUT ROWID;
@@ -52,6 +53,7 @@ CREATE TABLE files (path TEXT PRIMARY KEY, stamp TEXT NOT NULL, sha256 TEXT NOT 
 _FROM_1 = f"""
 DROP TABLE packs;
 ALTER TABLE cells ADD COLUMN answers INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE current ADD COLUMN plan TEXT;
 DELETE FROM current WHERE key NOT IN (SELECT key FROM cells);
 UPDATE cells SET pack = NULL;
 UPDATE cells SET answers = found.n FROM (SELECT key, count(*) AS n FROM current GROUP BY key) AS found
@@ -114,6 +116,10 @@ class Failure:
     """When and where, as JSON."""
 
 
+# Not INSERT OR REPLACE: it deletes without firing the trigger that counts.
+_CURRENT = (
+    "INSERT INTO current VALUES (?, ?, ?) ON CONFLICT (asked) DO UPDATE SET key = excluded.key, plan = excluded.plan"
+)
 _COLUMNS = "key, stamp, records, pack, date, host, seconds"
 
 
@@ -220,21 +226,17 @@ class Index:
     def _remember(self, plan: str | None, asked: str, key: str) -> None:
         if plan is not None:
             self.connection.execute("INSERT OR REPLACE INTO plans VALUES (?, ?)", (plan, key))
-        self._make_current([(asked, key)])
+        self._make_current([(asked, key, plan)])
         self.connection.execute("DELETE FROM failures WHERE asked = ?", (asked,))
 
-    def _make_current(self, cells: Iterable[tuple[str, str]]) -> None:
-        # Not INSERT OR REPLACE: it deletes without firing the trigger that counts.
-        sql = "INSERT INTO current VALUES (?, ?) ON CONFLICT (asked) DO UPDATE SET key = excluded.key"
-        self.connection.executemany(sql, cells)
+    def _make_current(self, cells: Iterable[tuple[str, str, str | None]]) -> None:
+        """Make cells (id of options, key, plan key) current."""
+        self.connection.executemany(_CURRENT, cells)
 
-    def _make_latest(self, cells: Iterable[tuple[str, str, str]]) -> None:
-        """Make cells (id of options, key, date) current unless a later one is."""
-        self.connection.executemany(
-            "INSERT INTO current VALUES (?, ?) ON CONFLICT (asked) DO UPDATE SET key = excluded.key "
-            "WHERE (SELECT date FROM cells WHERE key = current.key) < ?",
-            cells,
-        )
+    def _make_latest(self, cells: Iterable[tuple[str, str, str | None, str]]) -> None:
+        """Make cells (id of options, key, plan key, date) current unless a later one is."""
+        later = "(SELECT date FROM cells WHERE key = current.key) < ?"
+        self.connection.executemany(f"{_CURRENT} WHERE {later}", cells)
 
     def restamp(self, key: str, stamp: str) -> None:
         self._change("UPDATE cells SET stamp = ? WHERE key = ?", stamp, key)
@@ -268,9 +270,10 @@ class Index:
         """The cells that are not current: others, of other weights or versions, answer their options now."""
         return self.keys("answers = 0")
 
-    def set_current(self, cells: Mapping[str, str]) -> None:
+    def set_current(self, cells: Mapping[str, tuple[str, str | None]]) -> None:
+        """Make cells current, by the ids of their options: keys and plan keys."""
         with self.writing():
-            self._make_current(cells.items())
+            self._make_current((asked, *cell) for asked, cell in cells.items())
 
     @property
     def options_version(self) -> int:
@@ -287,11 +290,19 @@ class Index:
             for key, before, now in moved:
                 gone = self.connection.execute("DELETE FROM current WHERE asked = ? AND key = ?", (before, key))
                 if gone.rowcount:
-                    self._make_latest([(now, key, self.entries("key = ?", key)[key].date)])
+                    self._make_latest([(now, key, None, self.entries("key = ?", key)[key].date)])
 
     def planned(self, plan: str) -> str | None:
         row = self.connection.execute("SELECT key FROM plans JOIN cells USING (key) WHERE plan = ?", (plan,)).fetchone()
         return None if row is None else str(row[0])
+
+    def current_plans(self, asked: Sequence[str]) -> dict[str, str | None]:
+        """The plan keys of the current cells of some options, by the options' ids."""
+        # In the order of the ids the pages of the table are read one after another.
+        given = json.dumps(sorted(asked))
+        return dict(
+            self.connection.execute("SELECT asked, plan FROM json_each(?) JOIN current ON asked = value", (given,))
+        )
 
     def look_up(self, asked: Sequence[str], plans: Sequence[str | None]) -> list[tuple[int, str, bool, bool]]:
         """Of some options and their plan keys, those with a finished cell.
@@ -299,11 +310,9 @@ class Index:
         For each its number, the cell's key, whether the cell has its tensors, and whether it is the current one.
         """
         pairs = [[number, *pair] for number, pair in enumerate(zip(asked, plans, strict=True))]
-        # In the order of the plan keys the pages of the table are read one after another.
-        pairs.sort(key=lambda pair: pair[2] or "")
         rows = self.connection.execute(
             "SELECT value ->> 0, cells.key, records, current.key IS cells.key FROM json_each(?) "
-            "JOIN plans ON plan = value ->> 2 JOIN cells ON cells.key = plans.key "
+            "JOIN plans ON plans.plan = value ->> 2 JOIN cells ON cells.key = plans.key "
             "LEFT JOIN current ON asked = value ->> 1",
             (json.dumps(pairs),),
         )
@@ -365,7 +374,9 @@ class Index:
             )
             plans = sorted((row.plan, row.key) for row in kept if row.plan is not None)
             many("INSERT OR REPLACE INTO plans VALUES (?, ?)", plans)
-            self._make_latest(sorted((row.asked, row.key, row.date) for row in kept))
+            self._make_latest(
+                [(row.asked, row.key, row.plan, row.date) for row in sorted(kept, key=lambda row: row.asked)]
+            )
 
     def _leave_pack(self, key: str) -> None:
         row = self.connection.execute("SELECT pack FROM cells WHERE key = ? AND pack IS NOT NULL", (key,)).fetchone()

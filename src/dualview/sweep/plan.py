@@ -19,7 +19,7 @@ from dualview.sweep.spec import Grid
 from dualview.tasks.sampling import sample_demos
 from dualview.tasks.task import load_task
 
-_AT_ONCE = 5000
+_AT_ONCE = 20_000
 """How many cells are looked up together."""
 
 
@@ -47,8 +47,8 @@ class SweepPlan:
     cells: int
     done: int = 0
     todo: list[PlannedCell] = field(default_factory=list[PlannedCell])
-    changed: dict[str, str] = field(default_factory=dict[str, str])
-    """Finished cells that are not the current ones of their options: those options' ids, and the cells' keys."""
+    changed: dict[str, tuple[str, str | None]] = field(default_factory=dict[str, tuple[str, str | None]])
+    """Finished cells that are not the current ones of their options: those options' ids, the cells' and plan keys."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,22 @@ def make_plan(cells: Sequence[RunOptions], store: Store, fingerprints: Fingerpri
         plans = [
             None if content is None else digest(each, content) for each, (content, _) in zip(asked, known, strict=True)
         ]
+        current = store.index.current_plans(asked)
+        rest = [
+            place
+            for place, (each, records) in enumerate(zip(plans, (records for _, records in known), strict=True))
+            if each is None or records or current.get(asked[place]) != each
+        ]
         done: set[int] = set()
-        for place, key, has_records, is_current in store.index.look_up(asked, plans):
+        found = store.index.look_up([asked[place] for place in rest], [plans[place] for place in rest]) if rest else ()
+        for place, key, has_records, is_current in ((rest[each], *row) for each, *row in found):
             if has_records or not known[place][1]:
                 done.add(place)
                 if not is_current:
-                    plan.changed[asked[place]] = key
-        plan.done += len(done)
+                    plan.changed[asked[place]] = key, plans[place]
+        plan.done += len(batch) - len(rest) + len(done)
         plan.todo += [
-            PlannedCell(cells, number + place, asked[place], plans[place])
-            for place in range(len(batch))
-            if place not in done
+            PlannedCell(cells, number + place, asked[place], plans[place]) for place in rest if place not in done
         ]
         number += len(batch)
     return plan

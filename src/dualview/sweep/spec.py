@@ -144,25 +144,33 @@ class Grid(Sequence[RunOptions]):
         return RunOptions(**{**self._bases[stated.get("protocol", "modern")], **stated})
 
     def asked(self, shared: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """The id of each cell's options (`asked_id`), and its values of the options in `shared`, without making it.
+        """The id of each cell's options (`asked_id`), without making it, and what it has of the options in `shared`.
 
-        The text that is hashed is put together from one part for each value of each axis.
+        Of the latter only those that vary. The text that is hashed is put together from one part for each value.
         """
-        places = {name: number for number, name in enumerate(NAMES)}
-        wanted = [self._names.index(name) for name in shared if name in self._names]
-        parts = [
-            [(value, fragment(name, value)) for value in axis]
-            for name, axis in zip(self._names, self._axes, strict=True)
-        ]
-        bases = {name: [fragment(*pair) for pair in base.items()] for name, base in self._bases.items()}
-        protocol = self._names.index("protocol") if "protocol" in self._names else None
+        axes = dict(zip(self._names, self._axes, strict=True))
+        varied = [name for name in self._names if len(axes[name]) > 1]
+        fixed = {name: axes[name][0] for name in self._names if name not in varied and axes[name][0] is not None}
+        parts = [[(value, _text_of(name, value)) for value in axes[name]] for name in varied]
+        bases = {
+            protocol: [_text_of(name, fixed.get(name, value)) for name, value in base.items()]
+            for protocol, base in self._bases.items()
+        }
+        base = bases[fixed.get("protocol", "modern")] if "protocol" not in varied else []
+        places = [NAMES.index(name) for name in varied]
+        wanted = [number for number, name in enumerate(varied) if name in shared]
         chosen = itertools.islice(itertools.product(*parts), self._span.start, self._span.stop, self._span.step)
         for combination in chosen:
-            text = list(bases["modern" if protocol is None else combination[protocol][0] or "modern"])
-            for name, (value, part) in zip(self._names, combination, strict=True):
-                if value is not None:
-                    text[places[name]] = part
-            yield digest("\n".join(text)), tuple(combination[number][0] for number in wanted)
+            text = base or bases[combination[varied.index("protocol")][0]]
+            text = text.copy()
+            for place, (_, part) in zip(places, combination, strict=True):
+                text[place] = part
+            yield digest("\n".join(text)), tuple(combination[number][0] for number in wanted) if wanted else ()
+
+
+def _text_of(name: str, value: Any) -> str:
+    """`fragment`, which need not remember a million seeds."""
+    return f"{name}={value}" if type(value) is int else fragment(name, value)
 
 
 def _product(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], where: str) -> Sequence[RunOptions]:
@@ -274,8 +282,8 @@ def _values(name: str, value: Any) -> Sequence[Any]:
 
 
 def _one(name: str, value: Any, where: str) -> Any:
-    if value is None:
-        return None
+    if value is None or (name == "seed" and type(value) is int and -_WHOLE <= value < _WHOLE):  # of perhaps a million
+        return value
     if isinstance(value, bool) and {"yes", "no"} <= set(get_args(_kind(name))):
         value = "yes" if value else "no"
     if name == "lr_grid" and isinstance(value, str | list | tuple):
