@@ -5,13 +5,11 @@ from __future__ import annotations
 from common import embedded, in_turn, report
 
 from dualview import run
-from dualview.options import RunOptions
 
 
 def main() -> None:
     lm = embedded()
-    choices = {controls: RunOptions.make(controls=controls) for controls in ("none", "quick")}
-    seconds = in_turn({name: lambda options=options: run(options, lm=lm) for name, options in choices.items()}, 2)
+    seconds = in_turn({name: lambda name=name: run(model=lm, controls=name) for name in ("none", "quick")}, 2)
     report("the default run without and with quick controls", seconds=seconds)
     print(f"controls {seconds['quick'] / seconds['none'] - 1:+.0%}")
 

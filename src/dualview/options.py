@@ -118,12 +118,6 @@ class RunOptions:
             raise ValueError("distilled has a loss of its own, so it does not go with ft_loss")
 
     @property
-    def keyed(self) -> dict[str, Any]:
-        """The options that enter a key: all but the young ones at their defaults."""
-        young = {f.name: f.default for f in fields(self) if f.name in ADDED_LATER}
-        return {name: value for name, value in vars(self).items() if name not in young or value != young[name]}
-
-    @property
     def changed(self) -> dict[str, Any]:
         """The options that differ from the defaults, as JSON: enough to repeat the run."""
         own = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
@@ -132,6 +126,14 @@ class RunOptions:
 
 ADDED_LATER = ("labels", "adapter")
 """Options younger than the first stores: at its default, such an option is not part of any key."""
+
+
+def keyed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that enter a key: all but the young ones at their defaults."""
+    young = {f.name: f.default for f in fields(RunOptions) if f.name in ADDED_LATER}
+    return {name: value for name, value in options.items() if name not in young or value != young[name]}
+
+
 COMPARISON_ONLY = ("at", "calibrate", "controls", "patch", "adapter", "save_records")
 """Options that only a whole comparison uses: no other verb takes them."""
 QUERIES_ONLY = ("queries", "n_queries")

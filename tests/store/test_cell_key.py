@@ -22,11 +22,12 @@ from dualview.comparison.numerics import NUMERICS_VERSION
 from dualview.comparison.prepare import prepare
 from dualview.io.errors import UserError
 from dualview.io.hub import HubName
-from dualview.options import ADDED_LATER, RunOptions
+from dualview.options import ADDED_LATER, RunOptions, plain
 from dualview.store import cell_key
 from dualview.store.cell_key import (
     Fingerprints,
     asked_id,
+    asked_now,
     auto_kind,
     canonical,
     code_version,
@@ -183,6 +184,22 @@ def test_abstract_words_are_in_the_plan(study: dict[str, Any]) -> None:
     assert identify(prepare(abstract)).key != identify(prepare(natural)).key
 
 
+@pytest.mark.parametrize(
+    "given", [{}, {"protocol": "dai"}, {"lr": 1e-3, "data": Path("a") / "b", "seed": 7}, {"lr_grid": (0.1, 0.2)}]
+)
+def test_stored_options_have_the_id_they_were_given(given: dict[str, Any]) -> None:
+    """Also with an option less, which has its default then; with one that no longer exists, the id stays."""
+    options = RunOptions.make(**given)
+    stored = json.loads(json.dumps({name: plain(value) for name, value in vars(options).items()}))
+    assert asked_id(stored) == asked_now(stored, "before") == asked_id(options)
+    for name in vars(options):
+        less = {other: value for other, value in stored.items() if other != name}
+        if name not in given:
+            assert asked_now(less, "before") == asked_id(options)
+            assert (asked_id(less) == asked_id(options)) == (name in ADDED_LATER)
+    assert asked_now({**stored, "gone": 1}, "before") == asked_now({"protocol": "gone"}, "before") == "before"
+
+
 def test_versions_are_in_the_key_and_source_text_is_not(base: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     full = RunOptions.make(**{**base, "controls": "full"})
     before, planned = key(base), Fingerprints().plan_key(full)
@@ -207,7 +224,7 @@ def test_versions_are_in_the_key_and_source_text_is_not(base: dict[str, Any], mo
 
 PRINT_KEYS = """
 import json, sys
-from dualview.options import RunOptions
+from dualview.options import RunOptions, plain
 from dualview.store.cell_key import Fingerprints, code_version, library_hash
 options = RunOptions.make(**json.loads(sys.argv[1]), controls="full")
 print(Fingerprints().plan_key(options), library_hash(options), code_version())

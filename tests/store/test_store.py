@@ -21,6 +21,8 @@ from dualview.options import RunOptions
 from dualview.store import locks
 from dualview.store import paths as places
 from dualview.store.api import load, ls, query, show
+from dualview.store.cell_key import asked_id
+from dualview.store.compaction import pack
 from dualview.store.index import Index
 from dualview.store.store import Store
 from dualview.store.tables import TABLES, at, schema
@@ -65,6 +67,46 @@ def test_a_cell_stored_before_there_was_a_version(base: dict[str, Any], store: P
     summary = sweep(grid(base, seed=[1, 2], controls=["none", "quick"]), store)
     assert (summary.done_before, summary.computed, summary.failed) == (3, 1, ())
     assert old not in set(load(store).key) and old in set(load(store, current=False).key)
+
+
+def with_fewer_options(cell: Path) -> None:
+    """Rewrite a cell as a dualview stored it that had no option ft_precision."""
+    path = cell / "manifest.json"
+    content = json.loads(path.read_text())
+    del content["options"]["ft_precision"]
+    path.write_text(json.dumps({**content, "asked": asked_id(content["options"])}))
+
+
+@pytest.mark.parametrize("kept", ["index", "no index", "packed", "packed, no index", "damaged pack"])
+def test_a_cell_stored_when_there_were_fewer_options(
+    base: dict[str, Any], store: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers today's options, so a sweep that computes it again replaces it: `ls` lists every cell once."""
+    before = load(store)
+    old = as_before(cell_of(store, controls="none"))
+    with_fewer_options(places.StorePaths(store).cell(old))
+    with monkeypatch.context() as patched:  # that dualview
+        for room in ("folder", "compaction"):
+            patched.setattr(f"dualview.store.{room}.OPTIONS_VERSION", 1)
+        patched.setattr("dualview.store.cell.asked_now", lambda _, asked: asked)
+        with Store(store) as opened:
+            assert len(opened.keys()) == 4
+            assert "pack" not in kept or pack(opened, at_least=1) == 4
+    if "no index" in kept:
+        for path in store.glob("index.sqlite*"):
+            path.unlink()
+    if kept == "damaged pack":
+        next(store.glob("packs/*/layers.parquet")).write_bytes(b"")
+    assert old in {row["key"] for row in ls(store).cells} and len(ls(store).cells) == 4
+    summary = sweep(grid(base, seed=[1, 2], controls=["none", "quick"]), store)
+    assert (summary.done_before, summary.computed, summary.failed) == (3, 1, ())
+    listed = [row["key"] for row in ls(store).cells]
+    assert sorted(listed) == sorted(before.key) and old not in listed
+    everything = {row["key"]: row["current"] for row in ls(store, all=True).cells}
+    assert everything == {**dict.fromkeys(before.key, True), old: False}
+    with Store(store) as opened:
+        assert pack(opened, at_least=1) and opened.index.superseded() == [old]
+    assert sorted(load(store).key) == sorted(before.key)
 
 
 def test_rows_say_what_the_results_say(finished: Path) -> None:

@@ -37,12 +37,16 @@ _SHOWN = (
 
 
 def cells_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """One line for each cell: what was run and what it found."""
+    """One line for each cell: what was run and what it found, and which were computed again since."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title, _, style in _SHOWN:
         table.add_column(title, justify="right" if style and title != "key" else "left", no_wrap=title == "key")
+    all_current = all(row["current"] for row in rows)
+    if not all_current:
+        table.add_column("notes")
     for row in rows:
-        table.add_row(*(Text(_written(row[column], style)) for _, column, style in _SHOWN))
+        notes = [] if all_current else [Text("" if row["current"] else "superseded")]
+        table.add_row(*(Text(_written(row[column], style)) for _, column, style in _SHOWN), *notes)
     return table
 
 

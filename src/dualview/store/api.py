@@ -23,7 +23,6 @@ from dualview.io.json_files import Place, check_place, plain, save_json
 from dualview.io.netcdf import write_netcdf
 from dualview.records.files import load_records
 from dualview.store.as_dataset import to_dataset
-from dualview.store.compaction import own_file
 from dualview.store.folder import Stored
 from dualview.store.query import query as query_sql
 from dualview.store.query import table as view
@@ -271,6 +270,4 @@ def _beyond_the_row(first: Store, second: Store, left: str, right: str) -> list[
 
 def _rows(store: Store, key: str, table: TableName) -> list[dict[str, Any]]:
     """A cell's rows of a table, without the key column."""
-    import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
-
-    return pq.read_table(own_file(store, key, table)).drop_columns(["key"]).to_pylist()
+    return query_sql(store, f"SELECT * EXCLUDE (key) FROM {table} WHERE key = '{key}'").to_pylist()

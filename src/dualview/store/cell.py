@@ -11,8 +11,10 @@ error, an incomplete copy, an editor) is found by comparing it with its manifest
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from dualview.io.errors import UserError, first_problem
 from dualview.io.hashing import FileNote, notes_of, sha256_of
 from dualview.options import RunOptions, plain
 from dualview.records import Records, save_records
-from dualview.store.cell_key import CellIdentity, asked_id
+from dualview.store.cell_key import CellIdentity, asked_id, asked_now
 from dualview.store.tables import TABLES, KeyedResult, tables_of
 
 SCHEMA = "dualview.cell/1"
@@ -63,6 +65,11 @@ class Manifest(BaseModel):
     def records(self) -> bool:
         return RECORDS in self.files
 
+    @property
+    def answers(self) -> str:
+        """The id of its options today; `asked` is that of the dualview that stored it, which may have had fewer."""
+        return asked_now(self.options, self.asked)
+
 
 class Damage(Exception):
     """What is wrong with a cell's folder."""
@@ -90,8 +97,7 @@ def write_cell(cell: NewCell, folder: Path) -> Manifest:
     key, asked = cell.identity.key, asked_id(cell.options)
     folder.mkdir(parents=True)
     _write(folder / RESULT, json.dumps(cell.result, ensure_ascii=False, allow_nan=False).encode())
-    for name, table in tables_of(KeyedResult(key, asked, cell.identity.code, cell.options, cell.result)).items():
-        _write(folder / f"{name}.parquet", _parquet(table))
+    _write_rows(folder, KeyedResult(key, asked, cell.identity.code, cell.options, cell.result))
     _write_records(cell, folder / RECORDS)
     manifest = Manifest.model_validate(
         {
@@ -104,11 +110,54 @@ def write_cell(cell: NewCell, folder: Path) -> Manifest:
             "files": notes_of(folder),
         }
     )
+    _finish(folder, manifest)
+    return manifest
+
+
+def restore_cell(manifest: Manifest, result: str, records: Path | None, folder: Path) -> Manifest:
+    """Write every file of a cell again, from its manifest and its result; raises `Damage` if they do not fit."""
+    if hashlib.sha256(result.encode()).hexdigest() != manifest.files[RESULT].sha256:
+        raise Damage(f"{RESULT} is not what was written (its sha256 differs)")
+    try:
+        options = RunOptions.make(**{name: value for name, value in manifest.options.items() if value is not None})
+        if asked_id(manifest.options) != manifest.asked:
+            raise Damage("its options are not those it was stored under")
+        folder.mkdir(parents=True)
+        _write(folder / RESULT, result.encode())
+        code = str(manifest.identity["code"])
+        _write_rows(folder, KeyedResult(manifest.key, manifest.asked, code, options, json.loads(result)))
+    except (UserError, LookupError, TypeError, ValueError) as error:
+        raise Damage(f"its rows cannot be made again ({error})") from error
+    if records is not None:
+        link(records, folder / RECORDS)
+    restored = manifest.model_copy(update={"files": notes_of(folder)})
+    _finish(folder, restored)
+    return restored
+
+
+def link(source: Path, target: Path) -> None:
+    """The same file under a second name; a copy where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _write_rows(folder: Path, cell: KeyedResult) -> None:
+    for name, table in tables_of(cell).items():
+        _write(folder / f"{name}.parquet", _parquet(table))
+
+
+def _finish(folder: Path, manifest: Manifest) -> None:
     _write(folder / MANIFEST, (manifest.model_dump_json(by_alias=True, indent=1) + "\n").encode())
+    sync(folder)
+
+
+def sync(folder: Path) -> None:
+    """Write every file of a folder to the disk, so that they survive a power cut after the folder is renamed."""
     for path in folder.iterdir():
         with path.open("rb") as file:
-            os.fsync(file.fileno())  # so that they survive a power cut after the rename
-    return manifest
+            os.fsync(file.fileno())
 
 
 def _write_records(cell: NewCell, path: Path) -> None:
@@ -152,10 +201,18 @@ def stamp_of(folder: str, names: Sequence[str] = (MANIFEST, RESULT, RECORDS, *RO
 def read_manifest(folder: Path) -> Manifest:
     """What a cell is; raises `Damage` if it cannot be read, and a UserError if a later dualview wrote it."""
     try:
-        content = json.loads((folder / MANIFEST).read_bytes())
+        return parse_manifest((folder / MANIFEST).read_bytes(), folder)
     except FileNotFoundError:
         raise Damage(f"{MANIFEST} is missing") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise Damage(f"{MANIFEST} cannot be read ({error})") from error
+
+
+def parse_manifest(text: bytes | str, folder: Path) -> Manifest:
+    """A manifest from its text; raises as `read_manifest` does, with the place where it was found."""
+    try:
+        content = json.loads(text)
+    except ValueError as error:
         raise Damage(f"{MANIFEST} cannot be read ({error})") from error
     schema = content.get("schema") if isinstance(content, dict) else None  # pyright: ignore[reportUnknownMemberType]
     if schema != SCHEMA:
@@ -177,11 +234,12 @@ def checked(folder: Path) -> Manifest:
         if name not in manifest.files:
             raise Damage(f"{MANIFEST} does not list {name}")
     for name, note in manifest.files.items():
-        _check_file(folder / name, note)
+        check_file(folder / name, note)
     return manifest
 
 
-def _check_file(path: Path, note: FileNote) -> None:
+def check_file(path: Path, note: FileNote) -> None:
+    """Raise `Damage` if a file is not what its note says."""
     try:
         size = path.stat().st_size
         if size != note.size:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dualview.comparison.numerics import NUMERICS_VERSION
 from dualview.io import assets, hub
@@ -27,7 +27,7 @@ from dualview.io.hashing import digest, file_stamp, sha256_of
 from dualview.io.hub import HubName, Kind
 from dualview.io.versions import UNKNOWN, version_of
 from dualview.models.hub import code_commits
-from dualview.options import Labels, RunOptions, plain
+from dualview.options import Labels, RunOptions, keyed, plain
 from dualview.store.fingerprint import remote_code_hash, tokenizer_hash
 from dualview.tasks.hub import find, hub_addresses
 from dualview.tasks.sources import read_source
@@ -44,22 +44,61 @@ _ABOUT_TASK = {"citation", "licence", "notes"}
 # Options that enter the key by content, or that only name where something is read or written.
 _BY_CONTENT = ("task", "data", "demos", "queries", "patch", "adapter", "device", "save_records")
 
+CONTENT_OPTIONS = (
+    "protocol",  # it decides the defaults of the others
+    *("model", "trust_remote_code", "task", "data", "demos", "queries", "patch", "device", "controls"),
+    *("labels", "adapter"),
+)
+"""The options on which `Fingerprints.content` depends."""
+
 HashFile = Callable[[Path], str]
 
 
 @lru_cache(maxsize=100_000, typed=True)
-def _fragment(name: str, value: Any) -> str:
+def fragment(name: str, value: Any) -> str:
+    """One option as text."""
     return f"{name}={json.dumps(plain(value), ensure_ascii=False)}"
 
 
-def canonical(options: RunOptions) -> str:
-    """Every option that enters a key as one line of text, the same for equal options."""
-    return "\n".join(map(_fragment, *zip(*options.keyed.items(), strict=True)))
+def canonical(options: RunOptions | Mapping[str, Any]) -> str:
+    """Every option that enters a key (also as a manifest states them) as one line of text, the same for equal ones."""
+    named = options if isinstance(options, Mapping) else vars(options)
+    hashable = {name: _hashable(value) for name, value in named.items()}
+    return "\n".join(fragment(name, value) for name, value in keyed(hashable).items())
 
 
-def asked_id(options: RunOptions) -> str:
+def _hashable(value: Any) -> Any:
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+
+
+def asked_id(options: RunOptions | Mapping[str, Any]) -> str:
     """A hash of the options, not of the files they name."""
     return digest(canonical(options))
+
+
+OPTIONS_VERSION = int(digest(*(field.name for field in fields(RunOptions)))[:7], 16)
+"""Changes when an option is added: the ids of stored options are then made again."""
+
+
+@lru_cache
+def _defaults(protocol: str) -> Mapping[str, Any]:
+    return vars(RunOptions.make(protocol=protocol))
+
+
+def asked_now(options: Mapping[str, Any], before: str) -> str:
+    """The id of options that an earlier dualview stored, with the defaults of what was added since.
+
+    It stays what it was `before` if an option is gone.
+    """
+    try:
+        defaults = _defaults(str(options.get("protocol", "modern")))
+    except UserError:
+        return before
+    return (
+        before
+        if options.keys() - defaults.keys()
+        else asked_id({name: options.get(name, defaults[name]) for name in defaults})
+    )
 
 
 @lru_cache
@@ -115,11 +154,15 @@ class Fingerprints:
 
         `asked` is the options' id, if known; `auto` the kind of device that `auto` meant, if not this machine's.
         """
+        content = self.content(options, auto=auto)
+        return None if content is None else digest(asked or asked_id(options), content)
+
+    def content(self, options: RunOptions, *, auto: str | None = None) -> str | None:
+        """A hash of everything that `CONTENT_OPTIONS` name; None where only loading can tell."""
         device = (auto or self.auto) if options.device == "auto" else "given"
         model, task = (options.model, options.trust_remote_code), (options.task, options.data, options.labels)
         files = (options.demos, options.queries, options.patch, *adapter_files(options))
-        content = self._content_hash(model, task, files, device, library_hash(options))
-        return None if content is None else digest(asked or asked_id(options), content)
+        return self._content_hash(model, task, files, device, library_hash(options))
 
     def _content(
         self,
@@ -273,7 +316,7 @@ def identify(prepared: Prepared, hash_file: HashFile = sha256_of) -> CellIdentit
         tokenizer=prepared.cache("tokenizer", (lm.tokenizer,), lambda: tokenizer_hash(lm.tokenizer)),
         remote_code=remote_code_hash(lm),
         task=prepared.cache("task rows", (prepared.task,), lambda: _rows(prepared.task)),
-        settings={name: plain(value) for name, value in options.keyed.items() if name not in _BY_CONTENT},
+        settings={name: plain(value) for name, value in keyed(vars(options)).items() if name not in _BY_CONTENT},
         patch=None if options.patch is None else hash_file(options.patch),
         library=library_hash(options),
         code=code_version(),

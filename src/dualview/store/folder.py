@@ -1,6 +1,18 @@
 """A store's folder: finished cells, an index to find them, and the quarantine.
 
-The cells' folders are the truth. The index and the packs are made from them, and made again if they are lost.
+    store.json             what it is
+    cells/KEY[:2]/KEY/     one finished cell each, until it is packed (`cell`)
+    packs/NAME/            some thousand finished cells each (`packs`)
+    index.sqlite           where each cell is, and which cell answers which options (`index`)
+    claims/                a lock for each cell that is being computed (`locks`)
+    unfinished/            cells that are being written
+    quarantine/            what was damaged or foreign, each with a note
+
+A new cell gets a folder of its own: any process writes it whole or not at all, by one rename. A million folders are
+seven million files, so every thousand cells (and before a query that would open many files) the folders are moved into
+packs. Each cell is in one place, its folder or a pack. These are the truth: the index is made from them, and made again
+if it is lost. A store of an earlier dualview has folders only; the next sweep packs them.
+
 `repair`, `compaction` and `query` work on this class; `Store` joins them.
 """
 
@@ -11,39 +23,43 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from filelock import FileLock
+from pydantic import ValidationError
 
 from dualview.io.atomic import write_json
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, first_problem
 from dualview.options import RunOptions
 from dualview.store.cell import (
     RECORDS,
-    RESULT,
     Damage,
     Manifest,
     NewCell,
     checked,
     is_newer,
+    parse_manifest,
     read_manifest,
     stamp_of,
     write_cell,
 )
-from dualview.store.cell_key import asked_id
+from dualview.store.cell_key import OPTIONS_VERSION, asked_id
 from dualview.store.index import Entry, Failure, Index, Unusable
 from dualview.store.locks import CellLock, acquire
+from dualview.store.packs import checked_pack, earlier_ids, is_pack, note_of, records_file, rows_of, texts_of
 from dualview.store.paths import StorePaths
 
 if TYPE_CHECKING:
     from dualview.comparison.result import Result
     from dualview.records import Records
 
-SCHEMA = "dualview.store/1"
+SCHEMA, PACKED = "dualview.store/1", "dualview.store/2"
+"""The second is that of a store with packs, which an earlier dualview would not find."""
+_RESULTS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
@@ -121,7 +137,12 @@ class StoreFolder:
         except OSError as error:
             raise UserError(f"The store {self.path} cannot be written ({error.strerror}).") from error
         if not marker.exists():
-            write_json(marker, {"schema": SCHEMA})
+            write_json(marker, {"schema": PACKED if any(map(is_pack, self.paths.pack_folders())) else SCHEMA})
+
+    def mark_packed(self) -> None:
+        """Note that the store has packs."""
+        if json.loads(self.paths.marker.read_bytes()).get("schema") != PACKED:
+            write_json(self.paths.marker, {"schema": PACKED})
 
     def _no_store(self, create: bool) -> str:
         if create:
@@ -134,7 +155,7 @@ class StoreFolder:
         try:
             with FileLock(self.path / f".{path.name}.lock"):  # one process at a time finds it damaged
                 try:
-                    return Index(path)
+                    return Index(path, check=must_write)
                 except Unusable as error:
                     for part in sorted(self.path.glob(f"{path.name}*")):
                         self.set_aside(part, f"the index cannot be used ({error}); it is made again")
@@ -145,27 +166,67 @@ class StoreFolder:
             return Index(None)
 
     def refresh(self) -> None:
-        """Bring the index up to date with the cells' folders, which kills, copies and other machines change."""
-        known, there = self.index.stamps(), set(self.paths.cell_folders().keys)
+        """Bring the index up to date with the cells and packs, which kills, copies and other machines change."""
+        self._refresh_packs()
+        known, there = self.index.loose(), set(self.paths.cell_folders().keys)
         gone = known.keys() - there
         if gone:
             self.index.remove(gone)
         found: list[Manifest] = []
         for key in sorted(there - known.keys()):
             try:
-                found.append(checked(self.paths.cell(key)))
+                manifest = checked(self.paths.cell(key))
+                found += [] if self.is_packed(key, records=manifest.records) else [manifest]
             except Damage as error:
-                self.problems.append(StoreProblem(self.shown(self.paths.cell(key)), str(error)))
+                if self.paths.cell(key).is_dir():  # or it was packed just now
+                    self.problems.append(StoreProblem(self.shown(self.paths.cell(key)), str(error)))
         for manifest in sorted(found, key=lambda manifest: manifest.run.date):  # the last of equal options is current
             with suppress(FileNotFoundError):  # another process set it aside just now
-                self.enter(manifest, manifest.plan, manifest.asked)
+                self.enter(manifest)
+        if self.index.options_version != OPTIONS_VERSION:
+            self._renew_ids()
 
-    def enter(self, manifest: Manifest, plan: str | None, asked: str) -> None:
-        """Enter a cell in the index, with the plan that finds it and the options it answers."""
+    def _renew_ids(self) -> None:
+        """Make cells that a dualview with fewer options stored answer today's, where no later cell does."""
+        for note in self.index.packs():
+            with suppress(Damage, OSError):  # a damaged pack is found by the next check
+                self.index.renew(earlier_ids(self.paths.packs / note.pack))
+        loose: list[Manifest] = []
+        for key in self.index.loose():
+            with suppress(Damage, OSError):
+                loose.append(read_manifest(self.paths.cell(key)))
+        self.index.renew([(each.key, each.asked, each.answers) for each in loose if each.answers != each.asked])
+        self.index.options_version = OPTIONS_VERSION
+
+    def _refresh_packs(self) -> None:
+        known = {note.pack for note in self.index.packs()}
+        there = {folder.name: folder for folder in self.paths.pack_folders() if folder.name in known or is_pack(folder)}
+        for name in sorted(there.keys() - known):
+            try:
+                note = note_of(there[name], checked_pack(there[name]))
+                self.index.enter_pack(note, list(rows_of(there[name])), self._is_better_packed)
+            except (Damage, FileNotFoundError) as error:
+                if there[name].is_dir():  # or it was merged just now
+                    self.problems.append(StoreProblem(self.shown(there[name]), str(error)))
+        for name in sorted(known - there.keys()):
+            self.index.remove_pack(name)
+
+    def _is_better_packed(self, known: Entry, records: bool) -> bool:
+        """Whether a cell that is found in a further place is to be read from there."""
+        place = self.paths.cell(known.key) if known.pack is None else self.paths.packs / known.pack
+        return not place.is_dir() or (records and not known.records)
+
+    def is_packed(self, key: str, *, records: bool) -> bool:
+        """Whether a pack holds a cell, with its tensors if they are wanted."""
+        entry = self.index.entry(key)
+        return entry is not None and entry.pack is not None and (entry.records or not records)
+
+    def enter(self, manifest: Manifest, plan: str | None = None, asked: str | None = None) -> None:
+        """Enter a cell in the index, with the plan that finds it and the options it answers, by default its own."""
         run = manifest.run
         stamp = stamp_of(os.fspath(self.paths.cell(manifest.key)))
         entry = Entry(manifest.key, stamp, manifest.records, None, run.date, run.host, sum(run.seconds.values()))
-        self.index.add(entry, plan, asked)
+        self.index.add(entry, plan or manifest.plan, asked or manifest.answers)
 
     # ----------------------------------------------------------------------------------------------------- writing
 
@@ -179,13 +240,16 @@ class StoreFolder:
         if entry is None and self.paths.cell(key).is_dir():  # another machine's, or not indexed for lack of room
             with suppress(Damage, OSError):
                 manifest = checked(self.paths.cell(key))
-                self.enter(manifest, manifest.plan, manifest.asked)
+                self.enter(manifest)
                 entry = self.index.entry(key)
         return entry is not None and (entry.records or not records)
 
     def put(self, cell: NewCell) -> bool:
         """Add a finished cell, whole or not at all; False if it was there already. The caller holds its lock."""
         key, asked = cell.identity.key, asked_id(cell.options)
+        if self.is_packed(key, records=cell.records is not None):
+            self.index.remember(cell.plan, asked, key)
+            return False
         temporary = self.paths.unfinished / asked
         put_back(self.paths.replaced(asked), self.paths.cell(key))
         shutil.rmtree(temporary, ignore_errors=True)
@@ -218,6 +282,16 @@ class StoreFolder:
             put_back(replaced, final)
         return True
 
+    def remove_packed(self, key: str, stamp: str) -> None:
+        """Remove the folder of a cell that is in a pack now, unless it changed since it was packed."""
+        final, aside = self.paths.cell(key), self.paths.replaced(key)
+        with suppress(OSError):  # what stays is removed by the next sweep
+            final.rename(aside)  # first, so that what is checked is what is removed
+            if stamp_of(os.fspath(aside)) == stamp:
+                shutil.rmtree(aside)
+            else:
+                put_back(aside, final)
+
     def set_aside(self, path: Path, why: str) -> None:
         """Move something to the quarantine, with a note that says why, unless another process just did."""
         shown = self.shown(path)
@@ -241,11 +315,11 @@ class StoreFolder:
 
     def keys(self, *, current: bool = True) -> list[str]:
         """The keys of all cells; `current`: only the latest for each set of options."""
-        return sorted(set(self.index.current().values()) if current else self.index.stamps())
+        return self.index.keys("answers > 0" if current else "TRUE")
 
     def find(self, start: str) -> str:
         """The one key that begins with `start`."""
-        found = [key for key in self.index.stamps() if key.startswith(start)]
+        found = self.index.keys("key >= ? AND key < ?", start, f"{start}g")  # g: after every hexadecimal digit
         if len(found) != 1:
             how_many = f"{len(found)} cells begin" if found else "No cell begins"
             raise UserError(f"{how_many} with {start!r} in {self.path}; see `dualview ls --store {self.path}`.")
@@ -254,30 +328,71 @@ class StoreFolder:
     def manifest(self, key: str) -> Manifest:
         """What a cell is, by its manifest."""
         try:
-            return read_manifest(self.paths.cell(key))
+            return parse_manifest(self._text(key, "manifest"), self._place(key))
         except Damage as error:
-            raise UserError(self._unreadable(key, error)) from error
+            raise UserError(self._unreadable(key, str(error))) from error
 
     def result(self, key: str) -> Result:
         """A cell's result."""
-        from dualview.comparison.result import Result
-
-        try:
-            return Result.load(self.paths.cell(key) / RESULT)
-        except (UserError, ValueError) as error:
-            raise UserError(self._unreadable(key, error)) from error
+        [stored] = self.results(keys=[key])
+        return stored.result
 
     def results(self, *, keys: Iterable[str] | None = None, current: bool = True) -> Iterator[Stored]:
-        """The cells' results with their keys."""
-        for key in self.keys(current=current) if keys is None else keys:
-            yield Stored(key, self.result(key))
+        """The cells' results with their keys, in the order of the keys."""
+        from dualview.comparison.result import Result
+
+        wanted = self.keys(current=current) if keys is None else list(keys)
+        for start in range(0, len(wanted), _RESULTS_AT_ONCE):
+            part = wanted[start : start + _RESULTS_AT_ONCE]
+            packed = self._packed_texts(part, "result")
+            for key in part:
+                try:
+                    yield Stored(key, Result.model_validate_json(packed.get(key) or self._text(key, "result")))
+                except ValidationError as error:
+                    raise UserError(self._unreadable(key, ": ".join(first_problem(error)))) from error
+                except Damage as error:
+                    raise UserError(self._unreadable(key, str(error))) from error
+
+    def _packed_texts(self, keys: Sequence[str], column: str) -> dict[str, str]:
+        """A column of `files.parquet` for those of the cells that are in packs."""
+        by_pack: dict[str, list[str]] = {}
+        for key, entry in self.index.entries("key IN (SELECT value FROM json_each(?))", json.dumps(keys)).items():
+            if entry.pack is not None:
+                by_pack.setdefault(entry.pack, []).append(key)
+        found: dict[str, str] = {}
+        for name, some in by_pack.items():
+            with suppress(Damage):  # merged just now, or damaged: reading one cell says which
+                found |= {key: row[column] for key, row in texts_of(self.paths.packs / name, some, column).items()}
+        return found
+
+    def _text(self, key: str, column: str) -> str:
+        """The manifest or the result of a cell, wherever it is; another process may move it meanwhile."""
+        problem = ""
+        for _ in range(3):
+            entry = self.index.entry(key)
+            try:
+                if entry is not None and entry.pack is not None:
+                    return str(texts_of(self.paths.packs / entry.pack, [key], column)[key][column])
+                return (self.paths.cell(key) / f"{column}.json").read_text(encoding="utf-8")
+            except FileNotFoundError:
+                problem = f"{column}.json is missing"
+            except LookupError:
+                problem = f"{entry and entry.pack} does not hold it"
+            except (Damage, OSError, ValueError) as error:
+                problem = str(error)
+        raise Damage(problem)
 
     def records(self, key: str) -> Records | None:
         """A cell's tensors, if they were kept."""
         from dualview.records import load_records
 
-        path = self.paths.cell(key) / RECORDS
+        place = self._place(key)
+        path = place / RECORDS if place == self.paths.cell(key) else records_file(place, key)
         return load_records(path) if path.is_file() else None
+
+    def _place(self, key: str) -> Path:
+        entry = self.index.entry(key)
+        return self.paths.cell(key) if entry is None or entry.pack is None else self.paths.packs / entry.pack
 
     def failures(self) -> list[Failure]:
         return self.index.failures()
@@ -286,8 +401,8 @@ class StoreFolder:
         """A path relative to the store."""
         return str(path.relative_to(self.path))
 
-    def _unreadable(self, key: str, error: Exception) -> str:
-        where, why = self.shown(self.paths.cell(key)), " ".join(str(error).split()).rstrip(".")
+    def _unreadable(self, key: str, why: str) -> str:
+        where, why = self.shown(self._place(key)), " ".join(why.split()).rstrip(".")
         return f"{where} cannot be read ({why}); run the sweep again, which sets it aside and computes it again."
 
 
@@ -304,9 +419,9 @@ def _unknown(marker: Path) -> str | None:
         return "it is missing"
     except (OSError, ValueError, AttributeError) as error:
         return f"it cannot be read ({error})"
-    if is_newer(schema, SCHEMA):
-        raise UserError(f"{marker} has schema {schema}, this dualview knows {SCHEMA}; update dualview to use it.")
-    return None if schema == SCHEMA else f"it has schema {schema!r} instead of {SCHEMA!r}"
+    if is_newer(schema, PACKED):
+        raise UserError(f"{marker} has schema {schema}, this dualview knows {PACKED}; update dualview to use it.")
+    return None if schema in (SCHEMA, PACKED) else f"it has schema {schema!r} instead of {SCHEMA!r}"
 
 
 def put_back(replaced: Path, final: Path) -> None:

@@ -1,33 +1,64 @@
-"""The store's SQLite index: which cells there are, found at once. It holds nothing that the cells' folders do not.
+"""The store's SQLite index: which cells there are, found at once. It holds nothing that cells and packs do not.
 
 It uses WAL, so readers and a writer never wait for each other, and short transactions, so several processes can share
-it. A lost or damaged index is made again from the cells.
+it. A lost or damaged index is made again from the cells and the packs.
+
+With a million cells nothing may read a whole table: cells that are not in a pack, and cells that no options lead to any
+more, have indexes of their own, and the cells of a sweep are looked up some thousands at a time, most of them in one
+table: `current` holds the plan key too.
 """
 
 from __future__ import annotations
 
 import errno
+import json
+import re
 import sqlite3
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dualview.io.hashing import file_stamp, sha256_of
 
-VERSION = 1
+VERSION = 2
 _WAIT_SECONDS = 60.0
-_TABLES = """
+_CHECK_AT_MOST = 64 << 20
+"""Readers check an index of at most so many bytes; a sweep checks any."""
+_PACKS = r"""
+CREATE TABLE packs (pack TEXT PRIMARY KEY, stamp TEXT NOT NULL, cells INTEGER NOT NULL, bytes INTEGER NOT NULL)
+WITHOUT ROWID;
+CREATE TABLE ghosts (key TEXT NOT NULL, pack TEXT NOT NULL, PRIMARY KEY (key, pack)) WITHOUT ROWID;
+CREATE INDEX loose ON cells (key, stamp) WHERE pack IS NULL;
+CREATE INDEX superseded ON cells (key) WHERE answers = 0;
+CREATE TRIGGER answers_more AFTER INSERT ON current
+BEGIN UPDATE cells SET answers = answers + 1 WHERE key = NEW.key\; END;
+CREATE TRIGGER answers_less AFTER DELETE ON current
+BEGIN UPDATE cells SET answers = answers - 1 WHERE key = OLD.key\; END;
+CREATE TRIGGER answers_other AFTER UPDATE OF key ON current WHEN NEW.key != OLD.key
+BEGIN UPDATE cells SET answers = answers + (key = NEW.key) - (key = OLD.key) WHERE key IN (NEW.key, OLD.key)\; END;
+"""
+_TABLES = f"""
 CREATE TABLE cells (key TEXT PRIMARY KEY, stamp TEXT NOT NULL, records INTEGER NOT NULL, pack TEXT,
-                    date TEXT NOT NULL, host TEXT NOT NULL, seconds REAL NOT NULL) WITHOUT ROWID;
-CREATE TABLE current (asked TEXT PRIMARY KEY, key TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE packs (pack TEXT PRIMARY KEY, stamp TEXT NOT NULL, sha256 TEXT NOT NULL) WITHOUT ROWID;
+                    date TEXT NOT NULL, host TEXT NOT NULL, seconds REAL NOT NULL,
+                    answers INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE current (asked TEXT PRIMARY KEY, key TEXT NOT NULL, plan TEXT) WITHOUT ROWID;
 CREATE TABLE plans (plan TEXT PRIMARY KEY, key TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE failures (asked TEXT PRIMARY KEY, options TEXT NOT NULL, reason TEXT NOT NULL, run TEXT NOT NULL)
 WITHOUT ROWID;
 CREATE TABLE files (path TEXT PRIMARY KEY, stamp TEXT NOT NULL, sha256 TEXT NOT NULL) WITHOUT ROWID;
-"""
+{_PACKS}"""
+# Version 1 had packs that only copied the rows of cells; they are removed when the next pack is made.
+_FROM_1 = f"""
+DROP TABLE packs;
+ALTER TABLE cells ADD COLUMN answers INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE current ADD COLUMN plan TEXT;
+DELETE FROM current WHERE key NOT IN (SELECT key FROM cells);
+UPDATE cells SET pack = NULL;
+UPDATE cells SET answers = found.n FROM (SELECT key, count(*) AS n FROM current GROUP BY key) AS found
+WHERE cells.key = found.key;
+{_PACKS}"""
 
 
 class Unusable(Exception):
@@ -50,11 +81,27 @@ class Entry:
 
 @dataclass(frozen=True)
 class PackNote:
-    """A pack, and what its files must be."""
+    """A pack, and its size."""
 
     pack: str
     stamp: str
-    sha256: str
+    cells: int
+    """How many are read from it."""
+    bytes: int
+    """Of its results, before compression."""
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """What a pack holds about a cell, for the index."""
+
+    key: str
+    plan: str | None
+    asked: str
+    records: bool
+    date: str
+    host: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -69,14 +116,20 @@ class Failure:
     """When and where, as JSON."""
 
 
+# Not INSERT OR REPLACE: it deletes without firing the trigger that counts.
+_CURRENT = (
+    "INSERT INTO current VALUES (?, ?, ?) ON CONFLICT (asked) DO UPDATE SET key = excluded.key, plan = excluded.plan"
+)
 _COLUMNS = "key, stamp, records, pack, date, host, seconds"
 
 
 class Index:
     """One connection to the index; `path` None keeps it in memory, for a store that cannot be written."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, check: bool = True) -> None:
+        """`check` looks for damage in all of an index; without it, only if that is quick."""
         self.path = path
+        self._check = check or path is None or not path.exists() or path.stat().st_size <= _CHECK_AT_MOST
         try:
             where = ":memory:" if path is None else path
             self.connection = sqlite3.connect(where, timeout=_WAIT_SECONDS, isolation_level=None)
@@ -93,16 +146,22 @@ class Index:
     def _prepare(self) -> None:
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=NORMAL")
-        if self.connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+        self.connection.execute("PRAGMA cache_size=-65536")  # 64 MB
+        if self._check and self.connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise Unusable("it fails SQLite's own check")
         with self.writing():
             found = self.connection.execute("PRAGMA user_version").fetchone()[0]
             if found == 0 and not self.connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-                for statement in _TABLES.split(";"):
-                    self.connection.execute(statement)
-                self.connection.execute(f"PRAGMA user_version={VERSION}")
+                self._make(_TABLES)
+            elif found == 1:
+                self._make(_FROM_1)
             elif found != VERSION:
                 raise Unusable(f"it has version {found}, not {VERSION}")
+
+    def _make(self, statements: str) -> None:
+        for statement in re.split(r"(?<!\\);", statements):  # the ends inside a trigger are escaped
+            self.connection.execute(statement.replace("\\;", ";"))
+        self.connection.execute(f"PRAGMA user_version={VERSION}")
 
     @contextmanager
     def writing(self) -> Generator[None]:
@@ -133,24 +192,28 @@ class Index:
         rows = self.connection.execute(f"SELECT {_COLUMNS} FROM cells WHERE {where} ORDER BY key", values)
         return {row[0]: Entry(row[0], row[1], bool(row[2]), *row[3:]) for row in rows}
 
-    def stamps(self) -> dict[str, str]:
-        """Every cell's key and its files' stamp: much faster than `entries` for ten thousand cells."""
-        return dict(self.connection.execute("SELECT key, stamp FROM cells ORDER BY key"))
+    def loose(self) -> dict[str, str]:
+        """Every cell with a folder of its own: its key and its files' stamp."""
+        return dict(self.connection.execute("SELECT key, stamp FROM cells WHERE pack IS NULL ORDER BY key"))
 
-    def with_records(self) -> set[str]:
-        """The keys of the cells that have their tensors."""
-        return {row[0] for row in self.connection.execute("SELECT key FROM cells WHERE records")}
+    def keys(self, where: str = "TRUE", *values: object) -> list[str]:
+        """Keys of cells, sorted."""
+        return [row[0] for row in self.connection.execute(f"SELECT key FROM cells WHERE {where} ORDER BY key", values)]
 
     def entry(self, key: str) -> Entry | None:
         return self.entries("key = ?", key).get(key)
 
     def add(self, entry: Entry, plan: str | None, asked: str) -> None:
-        """Enter a cell, or what is new about it; an earlier failure of the same options is forgotten."""
+        """Enter a cell with a folder of its own; an earlier failure of the same options is forgotten.
+
+        If a pack holds the same cell, it is a ghost there from now on: not read, and left out when packs are merged.
+        """
         with self.writing():
+            self._leave_pack(entry.key)
             self.connection.execute(
                 f"INSERT INTO cells ({_COLUMNS}) VALUES (?, ?, ?, NULL, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
-                "stamp = excluded.stamp, records = excluded.records, date = excluded.date, host = excluded.host, "
-                "seconds = excluded.seconds",
+                "stamp = excluded.stamp, records = excluded.records, pack = NULL, date = excluded.date, "
+                "host = excluded.host, seconds = excluded.seconds",
                 (entry.key, entry.stamp, entry.records, entry.date, entry.host, entry.seconds),
             )
             self._remember(plan, asked, entry.key)
@@ -163,62 +226,176 @@ class Index:
     def _remember(self, plan: str | None, asked: str, key: str) -> None:
         if plan is not None:
             self.connection.execute("INSERT OR REPLACE INTO plans VALUES (?, ?)", (plan, key))
-        self.connection.execute("INSERT OR REPLACE INTO current VALUES (?, ?)", (asked, key))
+        self._make_current([(asked, key, plan)])
         self.connection.execute("DELETE FROM failures WHERE asked = ?", (asked,))
+
+    def _make_current(self, cells: Iterable[tuple[str, str, str | None]]) -> None:
+        """Make cells (id of options, key, plan key) current."""
+        self.connection.executemany(_CURRENT, cells)
+
+    def _make_latest(self, cells: Iterable[tuple[str, str, str | None, str]]) -> None:
+        """Make cells (id of options, key, plan key, date) current unless a later one is."""
+        later = "(SELECT date FROM cells WHERE key = current.key) < ?"
+        self.connection.executemany(f"{_CURRENT} WHERE {later}", cells)
 
     def restamp(self, key: str, stamp: str) -> None:
         self._change("UPDATE cells SET stamp = ? WHERE key = ?", stamp, key)
 
-    def remove(self, keys: Iterable[str]) -> None:
-        """Forget cells; a pack that held one of them is no longer used."""
+    def remove(self, keys: Iterable[str], pack: str | None = None) -> None:
+        """Forget cells that are in this pack, or loose; one that another pack still holds is read from there.
+
+        Cells that another process has moved meanwhile stay.
+        """
+        gone: list[str] = []
         with self.writing():
             for key in keys:
-                row = self.connection.execute("SELECT pack FROM cells WHERE key = ?", (key,)).fetchone()
-                self.connection.execute("DELETE FROM cells WHERE key = ?", (key,))
-                if row is not None and row[0] is not None:
-                    self._remove_pack(row[0])
+                row = self.connection.execute("SELECT 1 FROM cells WHERE key = ? AND pack IS ?", (key, pack)).fetchone()
+                ghost = self.connection.execute("SELECT pack FROM ghosts WHERE key = ?", (key,)).fetchone()
+                if row is not None and ghost is not None:
+                    self._take_from(ghost[0], key)
+                elif row is not None:
+                    gone.append(key)
+            if gone:
+                for table in ("current", "cells"):
+                    sql = f"DELETE FROM {table} WHERE key IN (SELECT value FROM json_each(?))"
+                    self.connection.execute(sql, (json.dumps(gone),))
 
-    def current(self) -> dict[str, str]:
-        """The current cell of every set of options; older ones may be of other weights or versions."""
-        return dict(self.connection.execute("SELECT asked, key FROM current JOIN cells USING (key)"))
+    def _take_from(self, pack: str, key: str) -> None:
+        """Read a cell from a pack where it is a ghost; its tensors are looked for by the next sweep that needs them."""
+        self.connection.execute("UPDATE cells SET pack = ?, stamp = '', records = 0 WHERE key = ?", (pack, key))
+        self.connection.execute("DELETE FROM ghosts WHERE key = ? AND pack = ?", (key, pack))
+        self.connection.execute("UPDATE packs SET cells = cells + 1 WHERE pack = ?", (pack,))
 
-    def set_current(self, cells: Mapping[str, str]) -> None:
+    def superseded(self) -> list[str]:
+        """The cells that are not current: others, of other weights or versions, answer their options now."""
+        return self.keys("answers = 0")
+
+    def set_current(self, cells: Mapping[str, tuple[str, str | None]]) -> None:
+        """Make cells current, by the ids of their options: keys and plan keys."""
         with self.writing():
-            self.connection.executemany("INSERT OR REPLACE INTO current VALUES (?, ?)", cells.items())
+            self._make_current((asked, *cell) for asked, cell in cells.items())
 
-    def plans(self) -> dict[str, str]:
-        """Every plan key of a cell that is there, and the cell's key."""
-        return dict(self.connection.execute("SELECT plan, key FROM plans JOIN cells USING (key)"))
+    @property
+    def options_version(self) -> int:
+        """The `OPTIONS_VERSION` of the ids in `current`."""
+        return self.connection.execute("PRAGMA application_id").fetchone()[0]
+
+    @options_version.setter
+    def options_version(self, version: int) -> None:
+        self._change(f"PRAGMA application_id={version}")
+
+    def renew(self, moved: Iterable[tuple[str, str, str]]) -> None:
+        """Give the options of current cells another id: key, id before, id now. A later cell of that id stays."""
+        with self.writing():
+            for key, before, now in moved:
+                gone = self.connection.execute("DELETE FROM current WHERE asked = ? AND key = ?", (before, key))
+                if gone.rowcount:
+                    self._make_latest([(now, key, None, self.entries("key = ?", key)[key].date)])
 
     def planned(self, plan: str) -> str | None:
         row = self.connection.execute("SELECT key FROM plans JOIN cells USING (key) WHERE plan = ?", (plan,)).fetchone()
         return None if row is None else str(row[0])
 
+    def current_plans(self, asked: Sequence[str]) -> dict[str, str | None]:
+        """The plan keys of the current cells of some options, by the options' ids."""
+        # In the order of the ids the pages of the table are read one after another.
+        given = json.dumps(sorted(asked))
+        return dict(
+            self.connection.execute("SELECT asked, plan FROM json_each(?) JOIN current ON asked = value", (given,))
+        )
+
+    def look_up(self, asked: Sequence[str], plans: Sequence[str | None]) -> list[tuple[int, str, bool, bool]]:
+        """Of some options and their plan keys, those with a finished cell.
+
+        For each its number, the cell's key, whether the cell has its tensors, and whether it is the current one.
+        """
+        pairs = [[number, *pair] for number, pair in enumerate(zip(asked, plans, strict=True))]
+        rows = self.connection.execute(
+            "SELECT value ->> 0, cells.key, records, current.key IS cells.key FROM json_each(?) "
+            "JOIN plans ON plans.plan = value ->> 2 JOIN cells ON cells.key = plans.key "
+            "LEFT JOIN current ON asked = value ->> 1",
+            (json.dumps(pairs),),
+        )
+        return [(row[0], row[1], bool(row[2]), bool(row[3])) for row in rows]
+
     # ------------------------------------------------------------------------------------------------------- packs
 
     def packs(self) -> list[PackNote]:
-        rows = self.connection.execute("SELECT pack, stamp, sha256 FROM packs ORDER BY pack")
+        rows = self.connection.execute("SELECT pack, stamp, cells, bytes FROM packs ORDER BY pack")
         return [PackNote(*row) for row in rows]
 
-    def add_pack(self, note: PackNote, keys: Iterable[str]) -> None:
-        """Enter a pack of these cells; a LookupError, and no change, if one of them is gone or in another pack."""
+    def ghosts(self) -> dict[str, list[str]]:
+        """Cells that packs hold and that are read from elsewhere, by pack."""
+        found: dict[str, list[str]] = {}
+        for pack, key in self.connection.execute("SELECT pack, key FROM ghosts ORDER BY pack, key"):
+            found.setdefault(pack, []).append(key)
+        return found
+
+    def replace_packs(self, note: PackNote, stamps: Mapping[str, str], absorbed: Mapping[str, Sequence[str]]) -> None:
+        """Enter a new pack of loose cells (keys and stamps) and of the cells of other packs, which are forgotten.
+
+        A LookupError, and no change, if a cell has changed meanwhile.
+        """
         with self.writing():
-            self.connection.execute("INSERT INTO packs VALUES (?, ?, ?)", (note.pack, note.stamp, note.sha256))
-            for key in keys:
-                row = (note.pack, key)
-                done = self.connection.execute("UPDATE cells SET pack = ? WHERE key = ? AND pack IS NULL", row)
-                if done.rowcount != 1:
-                    raise LookupError(key)
+            self._forget_pack(note.pack)  # another process may have found it before this one entered it
+            update = "UPDATE cells SET pack = ?, stamp = '' WHERE key = ? AND"
+            given = ((note.pack, key, stamp) for key, stamp in stamps.items())
+            moved = self.connection.executemany(f"{update} pack IS NULL AND stamp = ?", given).rowcount if stamps else 0
+            for pack, keys in absorbed.items():
+                given = ((note.pack, key, pack) for key in keys)
+                moved += self.connection.executemany(f"{update} pack = ?", given).rowcount if keys else 0
+                self._forget_pack(pack)
+            if moved != note.cells:
+                raise LookupError(f"{note.cells} cells were packed, {moved} are still there")
+            self.connection.execute("INSERT INTO packs VALUES (?, ?, ?, ?)", tuple(vars(note).values()))
+
+    def enter_pack(self, note: PackNote, rows: Sequence[PackedRow], ours: Callable[[Entry, bool], bool]) -> None:
+        """Enter a pack that was found on disk, unless another process just did.
+
+        `ours` says whether a cell that is in the index already is to be read from this pack: its entry, and whether
+        the pack has its tensors. The latest cell of some options is their current one.
+        """
+        execute, many = self.connection.execute, self.connection.executemany
+        with self.writing():
+            if execute("SELECT 1 FROM packs WHERE pack = ?", (note.pack,)).fetchone():
+                return
+            keys = json.dumps([row.key for row in rows])
+            known = self.entries("key IN (SELECT value FROM json_each(?))", keys)
+            ghosts = {row.key for row in rows if row.key in known and not ours(known[row.key], row.records)}
+            many("INSERT OR IGNORE INTO ghosts VALUES (?, ?)", ((key, note.pack) for key in sorted(ghosts)))
+            for key in known.keys() - ghosts:
+                self._leave_pack(key)
+            kept = [row for row in rows if row.key not in ghosts]
+            execute("INSERT INTO packs VALUES (?, ?, ?, ?)", (note.pack, note.stamp, len(kept), note.bytes))
+            many(
+                f"INSERT INTO cells ({_COLUMNS}) VALUES (?, '', ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+                "stamp = '', records = excluded.records, pack = excluded.pack",
+                ((row.key, row.records, note.pack, row.date, row.host, row.seconds) for row in kept),
+            )
+            plans = sorted((row.plan, row.key) for row in kept if row.plan is not None)
+            many("INSERT OR REPLACE INTO plans VALUES (?, ?)", plans)
+            self._make_latest(
+                [(row.asked, row.key, row.plan, row.date) for row in sorted(kept, key=lambda row: row.asked)]
+            )
+
+    def _leave_pack(self, key: str) -> None:
+        row = self.connection.execute("SELECT pack FROM cells WHERE key = ? AND pack IS NOT NULL", (key,)).fetchone()
+        if row is not None:
+            self.connection.execute("INSERT OR IGNORE INTO ghosts VALUES (?, ?)", (key, row[0]))
+            self.connection.execute("UPDATE packs SET cells = cells - 1 WHERE pack = ?", row)
 
     def restamp_pack(self, pack: str, stamp: str) -> None:
         self._change("UPDATE packs SET stamp = ? WHERE pack = ?", stamp, pack)
 
     def remove_pack(self, pack: str) -> None:
+        """Forget a pack and its cells."""
+        self.connection.execute("DELETE FROM ghosts WHERE pack = ?", (pack,))
+        self.remove(self.keys("pack = ?", pack), pack)
         with self.writing():
-            self._remove_pack(pack)
+            self._forget_pack(pack)
 
-    def _remove_pack(self, pack: str) -> None:
-        self.connection.execute("UPDATE cells SET pack = NULL WHERE pack = ?", (pack,))
+    def _forget_pack(self, pack: str) -> None:
+        self.connection.execute("DELETE FROM ghosts WHERE pack = ?", (pack,))
         self.connection.execute("DELETE FROM packs WHERE pack = ?", (pack,))
 
     # ------------------------------------------------------------------------------------------ failures and files

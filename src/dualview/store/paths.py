@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 KEY, _SHELF = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{2}")
-_OWN_PACK = re.compile(r"\.?[0-9a-f]{16}")
+_PACK, _OWN_PACK = re.compile(r"[0-9a-f]{16}"), re.compile(r"\.?[0-9a-f]{16}")
 _OWN_UNFINISHED = re.compile(r"[0-9a-f]{64}(\.old)?|probe\.\d+")
 _REPLACED = ".old"
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -30,15 +30,15 @@ class StorePaths:
     """The parts of a store's folder.
 
     SQLite's WAL needs memory that its readers share, which machines on a network file system do not have: there each
-    machine has its own index and packs, made from the same cells.
+    machine has its own index, made from the same cells and packs.
     """
 
     def __init__(self, root: Path, own: str = "") -> None:
-        """`own` is the suffix of this machine's index and packs; empty on a local disk."""
+        """`own` is the suffix of this machine's index; empty on a local disk."""
         self.root, self.own = root, own
         self.marker = root / "store.json"
         self.index = root / f"index{own}.sqlite"
-        self.packs = root / f"packs{own}"
+        self.packs = root / "packs"
         self.cells = root / "cells"
         self.locks = root / "claims"
         self.unfinished = root / "unfinished"
@@ -67,6 +67,12 @@ class StorePaths:
         own = {self.packs: _OWN_PACK, self.unfinished: _OWN_UNFINISHED}
         found = [path for folder in own if folder.is_dir() for path in folder.iterdir()]
         return sorted(path for path in found if not own[path.parent].fullmatch(path.name))
+
+    def pack_folders(self) -> list[Path]:
+        """The packs under their final names."""
+        if not self.packs.is_dir():
+            return []
+        return sorted(path for path in self.packs.iterdir() if _PACK.fullmatch(path.name))
 
     def cell(self, key: str) -> Path:
         return self.cells / key[:2] / key

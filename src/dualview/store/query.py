@@ -14,16 +14,20 @@ from typing import Any
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.io.errors import UserError
-from dualview.options import ADDED_LATER, RunOptions
-from dualview.store.compaction import check_packs, damaged_loose, files_of, pack, quoted, read_files
+from dualview.options import RunOptions
+from dualview.store.compaction import damaged_loose, pack, quoted, sources, union
 from dualview.store.folder import StoreFolder
+from dualview.store.index import PackNote
+from dualview.store.packs import FILES
+from dualview.store.repair import check_packs
 from dualview.store.tables import TABLES, TableName, schema
 
 VIEWS = (*TABLES, "runs", "failures")
 _FILES_ENOUGH = 128
 """More files than this are packed before they are read."""
-_DEFAULTS = ", ".join(f"coalesce({name}, '{getattr(RunOptions, name)}') AS {name}" for name in ADDED_LATER)
+_DEFAULTS = ", ".join(f"coalesce({name}, '{getattr(RunOptions, name)}') AS {name}" for name in ("labels",))
 """A cell that is older than an option was run with the option's default."""
+_TRIES = 5
 _ORDER = "model, task, shots, seed, ft_rule, lr, key"
 
 
@@ -43,21 +47,30 @@ def table(store: StoreFolder, name: str, *, current: bool = False) -> Any:
 def query(store: StoreFolder, sql: str) -> Any:
     """The answer to a SELECT as a pyarrow table."""
     duckdb: Any = importlib.import_module("duckdb")
-    connection = duckdb.connect(":memory:")
-    try:
-        _must_only_read(connection, sql)
-        # Making a view opens its files, so only the named ones are made; a query that names none may list them all.
-        named: list[TableName] = [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
-        _make_views(connection, store, named or TABLES)
-        answer = connection.sql(sql).to_arrow_table()
-        return answer.rename_columns(distinct(answer.column_names))
-    except duckdb.Error as error:
-        message = " ".join(str(error).split())
-        if ".parquet" in message:
-            message += "; run the sweep again, which repairs the store"
-        raise UserError(f"The query failed: {message}.") from error
-    finally:
-        connection.close()
+    for attempt in range(_TRIES):
+        connection = duckdb.connect(":memory:")
+        before = _state(store)
+        try:
+            _must_only_read(connection, sql)
+            # Making a view opens its files, so only the named ones are made; a query that names none may list them all.
+            named = [name for name in VIEWS if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
+            _make_views(connection, store, named or VIEWS)
+            answer = connection.sql(sql).to_arrow_table()
+            return answer.rename_columns(distinct(answer.column_names))
+        except duckdb.Error as error:
+            message = " ".join(str(error).split())
+            if ".parquet" in message:
+                if attempt + 1 < _TRIES and _state(store) != before:  # another process packed these files meanwhile
+                    continue
+                message += "; run the sweep again, which repairs the store"
+            raise UserError(f"The query failed: {message}.") from error
+        finally:
+            connection.close()
+    raise AssertionError
+
+
+def _state(store: StoreFolder) -> tuple[Any, ...]:
+    return store.index.packs(), store.index.loose()
 
 
 def distinct(names: Sequence[str]) -> list[str]:
@@ -83,27 +96,31 @@ def _must_only_read(connection: Any, sql: str) -> None:
         raise UserError("A query is one SELECT; it cannot change a store.")
 
 
-def _make_views(connection: Any, store: StoreFolder, names: Sequence[TableName]) -> None:
-    check_packs(store)
-    if len(files_of(store, "cells")) > _FILES_ENOUGH:
-        pack(store)
+def _make_views(connection: Any, store: StoreFolder, names: Sequence[str]) -> None:
+    packs = check_packs(store)
+    if len(store.index.loose()) > _FILES_ENOUGH and pack(store):
+        packs = check_packs(store)
     damaged = damaged_loose(store)
-    files = {name: files_of(store, name, but=damaged) for name in names}
-    allowed = ", ".join(quoted(path) for paths in files.values() for path in paths)
-    connection.execute(f"SET allowed_paths = [{allowed}]")
+    tables: list[TableName] = [name for name in TABLES if name in names]
+    found = {name: sources(store, name, but=damaged, packs=packs) for name in tables}
+    packed = [store.paths.packs / note.pack / FILES for note in packs] if "runs" in names else []
+    allowed = [*packed, *(path for whole, partly in found.values() for path in (*whole, *partly))]
+    connection.execute(f"SET allowed_paths = [{', '.join(map(quoted, allowed))}]")
     for setting in ("python_enable_replacements", "enable_progress_bar", "enable_external_access"):
         connection.execute(f"SET {setting} = false")
     connection.execute("CREATE SCHEMA own")  # the tables below the views, hidden from SHOW TABLES
-    answering = pa.array(sorted(store.index.current().values()), pa.string())
-    _make_table(connection, "own.now", pa.table({"key": answering}))
-    _make_table(connection, "runs", _runs(store))
+    _make_table(connection, "own.superseded", pa.table({"key": pa.array(store.index.superseded(), pa.string())}))
     _make_table(connection, "failures", _failures(store))
-    for name in names:
+    for name in tables:
         # The empty table brings all columns: files of an older dualview may lack some.
         _make_table(connection, f"own.{name}", schema(name).empty_table())
-        rows = f"UNION ALL BY NAME SELECT * FROM {read_files(files[name])}" if files[name] else ""
-        columns = f"* REPLACE ({_DEFAULTS}), key IN (SELECT key FROM own.now) AS current" if name == "cells" else "*"
+        whole, partly = found[name]
+        rows = f"UNION ALL BY NAME {union(whole, partly)}" if whole or partly else ""
+        current = "key NOT IN (SELECT key FROM own.superseded) AS current"
+        columns = f"* REPLACE ({_DEFAULTS}), {current}" if name == "cells" else "*"
         connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM (SELECT * FROM own.{name} {rows})")
+    if "runs" in names:
+        _make_runs(connection, store, packs)
     connection.execute("SET lock_configuration = true")
 
 
@@ -113,11 +130,19 @@ def _make_table(connection: Any, name: str, rows: Any) -> None:
     connection.unregister("given")
 
 
-def _runs(store: StoreFolder) -> Any:
+def _make_runs(connection: Any, store: StoreFolder, packs: Sequence[PackNote]) -> None:
+    """`runs`: of loose cells from the index, of packed ones from the packs."""
     text = pa.string()
     types = {"key": text, "date": text, "host": text, "seconds": pa.float64(), "records": pa.bool_()}
-    entries = store.index.entries().values()
-    return pa.table({name: pa.array([getattr(e, name) for e in entries], kind) for name, kind in types.items()})
+    entries = store.index.entries("pack IS NULL").values()
+    loose = pa.table({name: pa.array([getattr(e, name) for e in entries], kind) for name, kind in types.items()})
+    _make_table(connection, "own.runs", loose)
+    ghosts = store.index.ghosts()
+    files = {note.pack: store.paths.packs / note.pack / FILES for note in packs}
+    whole = [file for name, file in files.items() if name not in ghosts]
+    partly = {file: ghosts[name] for name, file in files.items() if name in ghosts}
+    rows = f" UNION ALL SELECT {', '.join(types)} FROM ({union(whole, partly)})" if files else ""
+    connection.execute(f"CREATE VIEW runs AS SELECT * FROM own.runs{rows}")
 
 
 def _failures(store: StoreFolder) -> Any:

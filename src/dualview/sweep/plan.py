@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dualview.io import assets
 from dualview.io.errors import UserError
+from dualview.io.hashing import digest
 from dualview.options import RunOptions
-from dualview.store.cell_key import Fingerprints, asked_id
+from dualview.store.cell_key import CONTENT_OPTIONS, Fingerprints, asked_id
 from dualview.store.store import Store
+from dualview.sweep.spec import Grid
 from dualview.tasks.sampling import sample_demos
 from dualview.tasks.task import load_task
 
+_AT_ONCE = 20_000
+"""How many cells are looked up together."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class PlannedCell:
-    """One run of a study."""
+    """A run of a study that is to be computed."""
 
-    options: RunOptions
+    cells: Sequence[RunOptions]
+    number: int
+    """Its place among the study's cells, which make its options when they are needed."""
     asked: str
     """The id of its options."""
     plan: str | None
     """Its plan key; None where only loading its model can tell."""
-    key: str | None
-    """The finished cell's key; None if it is to be computed."""
 
     @property
-    def done(self) -> bool:
-        return self.key is not None
+    def options(self) -> RunOptions:
+        return self.cells[self.number]
+
+
+@dataclass
+class SweepPlan:
+    """Which cells of a study are finished, and which are to be computed."""
+
+    cells: int
+    done: int = 0
+    todo: list[PlannedCell] = field(default_factory=list[PlannedCell])
+    changed: dict[str, tuple[str, str | None]] = field(default_factory=dict[str, tuple[str, str | None]])
+    """Finished cells that are not the current ones of their options: those options' ids, the cells' and plan keys."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +76,48 @@ class Shard:
         return cells[start:stop]
 
 
-def make_plan(cells: Sequence[RunOptions], store: Store, fingerprints: Fingerprints) -> list[PlannedCell]:
-    """Which cells are done, and which are to be computed."""
-    known, with_records = store.index.plans(), store.index.with_records()
-    planned: list[PlannedCell] = []
-    for options in cells:
-        asked = asked_id(options)
-        plan = fingerprints.plan_key(options, asked)
-        key = None if plan is None else known.get(plan)
-        if options.save_records and key not in with_records:
-            key = None
-        planned.append(PlannedCell(options, asked, plan, key))
-    return planned
+def make_plan(cells: Sequence[RunOptions], store: Store, fingerprints: Fingerprints) -> SweepPlan:
+    """Which cells are done, and which are to be computed: some thousand at a time, and only the latter are kept."""
+    plan, contents = SweepPlan(len(cells)), dict[tuple[Any, ...], tuple[str | None, bool]]()
+    number, asked_ids = 0, iter(_asked(cells))
+    while batch := list(itertools.islice(asked_ids, _AT_ONCE)):
+        for start, (_, shared) in enumerate(batch, number):
+            if shared not in contents:
+                options = cells[start]
+                contents[shared] = fingerprints.content(options), options.save_records
+        asked = [each for each, _ in batch]
+        known = [contents[shared] for _, shared in batch]
+        plans = [
+            None if content is None else digest(each, content) for each, (content, _) in zip(asked, known, strict=True)
+        ]
+        current = store.index.current_plans(asked)
+        rest = [
+            place
+            for place, (each, records) in enumerate(zip(plans, (records for _, records in known), strict=True))
+            if each is None or records or current.get(asked[place]) != each
+        ]
+        done: set[int] = set()
+        found = store.index.look_up([asked[place] for place in rest], [plans[place] for place in rest]) if rest else ()
+        for each, key, has_records, is_current in found:
+            place = rest[each]
+            if has_records or not known[place][1]:
+                done.add(place)
+                if not is_current:
+                    plan.changed[asked[place]] = key, plans[place]
+        plan.done += len(batch) - len(rest) + len(done)
+        plan.todo += [
+            PlannedCell(cells, number + place, asked[place], plans[place]) for place in rest if place not in done
+        ]
+        number += len(batch)
+    return plan
+
+
+def _asked(cells: Sequence[RunOptions]) -> Iterable[tuple[str, tuple[Any, ...]]]:
+    """Each cell's id, and what decides the content that it names and whether its tensors are wanted."""
+    shared = (*CONTENT_OPTIONS, "save_records")
+    if isinstance(cells, Grid):
+        return cells.asked(shared)
+    return ((asked_id(options), tuple(getattr(options, name) for name in shared)) for options in cells)
 
 
 def must_have_demonstrations(cells: Sequence[PlannedCell]) -> None:
@@ -79,7 +127,9 @@ def must_have_demonstrations(cells: Sequence[PlannedCell]) -> None:
     cells are computed. So are files that cannot be read, which fail their own cells.
     """
     most: dict[tuple[str, Path | None], RunOptions] = {}
-    for options in (cell.options for cell in cells if not cell.done and cell.options.demos is None):
+    for options in (cell.options for cell in cells):
+        if options.demos is not None:
+            continue
         named = (options.task, options.data)
         if named not in most or options.shots > most[named].shots:
             most[named] = options
@@ -95,9 +145,7 @@ def must_have_demonstrations(cells: Sequence[PlannedCell]) -> None:
         sample_demos(task, 1, options.shots)
 
 
-def make_current(cells: Sequence[PlannedCell], store: Store) -> None:
+def make_current(plan: SweepPlan, store: Store) -> None:
     """Make finished cells the current ones of their options, where another cell was (another model of that name)."""
-    current = store.index.current()
-    changed = {cell.asked: cell.key for cell in cells if cell.key is not None and current.get(cell.asked) != cell.key}
-    if changed:
-        store.index.set_current(changed)
+    if plan.changed:
+        store.index.set_current(plan.changed)

@@ -105,13 +105,15 @@ def sweep(
             say(str(problem))
         # Ray's workers have the GPUs that were requested, even if this machine has none.
         run = Sweep(opened, read, cells, say, auto="cuda" if gpus else None)
-        must_have_demonstrations(run.planned)
+        must_have_demonstrations(run.plan.todo)
         run.announce()
         if not dry_run:
-            make_current(run.planned, opened)
-            if any(not cell.done for cell in run.planned):
+            make_current(run.plan, opened)
+            if run.plan.todo:
                 run.trackers += open_trackers(track, opened, say)
                 run.run(_engine(engine, opened, threads, ray), progress)
+            else:
+                run.tidy()
         return run.summary()
 
 
@@ -151,8 +153,7 @@ class Sweep:
     ) -> None:
         self.store, self.spec, self.say = store, spec, say
         self._fingerprints = Fingerprints(store.index.sha256, auto)
-        self.planned = make_plan(cells, store, self._fingerprints)
-        self._done_before = sum(cell.done for cell in self.planned)
+        self.plan = make_plan(cells, store, self._fingerprints)
         self.trackers: list[Tracker] = []
         self._started = time.monotonic()
         self._first_done = self._first_seconds = 0.0
@@ -165,13 +166,13 @@ class Sweep:
 
     def announce(self) -> None:
         axes = " × ".join(f"{len(self.spec.root[name])} {name}" for name in self.spec.varied)
-        shape, todo = f" ({axes})" if axes else "", len(self.planned) - self._done_before
-        self.say(f"{counted(len(self.planned))}{shape}: {self._done_before} done, {todo} to do")
+        shape = f" ({axes})" if axes else ""
+        self.say(f"{counted(self.plan.cells)}{shape}: {self.plan.done} done, {len(self.plan.todo)} to do")
 
     def summary(self) -> Summary:
         return Summary(
-            cells=len(self.planned),
-            done_before=self._done_before,
+            cells=self.plan.cells,
+            done_before=self.plan.done,
             computed=self._computed,
             elsewhere=self._elsewhere,
             failed=tuple(self._failed),
@@ -182,7 +183,7 @@ class Sweep:
 
     def run(self, engine: Engine, progress: Progress) -> None:
         """Compute what is left; an interrupt releases the cells in progress and stops."""
-        todo = [cell for cell in self.planned if not cell.done]
+        todo = self.plan.todo
         try:
             with progress.part("cells", len(todo)) as advance:
                 engine.run(
@@ -196,6 +197,14 @@ class Sweep:
             with uninterrupted():
                 for held in list(self._held):
                     self._release(held)
+
+    def tidy(self) -> None:
+        """Pack the cells of a store of an earlier dualview, or of many short sweeps."""
+        try:
+            with suppress(OSError):
+                pack(self.store, at_least=_PACK_EVERY)
+        except KeyboardInterrupt:
+            self._stopped = True
 
     # ------------------------------------------------------------------------------------------------ handing out
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
+import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self, cast, get_args, get_type_hints
+from typing import Any, Self, cast, get_args, get_type_hints, overload
 
 import yaml
 from pydantic import (
@@ -33,7 +35,9 @@ from pydantic import (
 )
 
 from dualview.io.errors import UserError, first_problem
+from dualview.io.hashing import digest
 from dualview.options import RunOptions, seeds_in, split_list
+from dualview.store.cell_key import fragment
 
 NAMES = tuple(field.name for field in fields(RunOptions))
 _NOT_HERE = {
@@ -56,7 +60,7 @@ class Spec(RootModel[dict[str, tuple[Any, ...]]]):
 
     model_config = ConfigDict(frozen=True)
 
-    _cells: tuple[RunOptions, ...] = PrivateAttr(default=())
+    _cells: Sequence[RunOptions] = PrivateAttr(default=())
 
     @classmethod
     def make(cls, keys: Mapping[str, Any], where: str = "the spec") -> Self:
@@ -71,7 +75,7 @@ class Spec(RootModel[dict[str, tuple[Any, ...]]]):
 
     @model_validator(mode="after")
     def _check_cells(self, info: ValidationInfo) -> Self:
-        self._cells = tuple(_product(self.root, self.varied, str(info.context or "the spec")))
+        self._cells = _product(self.root, self.varied, str(info.context or "the spec"))
         return self
 
     @classmethod
@@ -105,20 +109,90 @@ class Spec(RootModel[dict[str, tuple[Any, ...]]]):
         return self._cells
 
 
-def _product(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], where: str) -> list[RunOptions]:
+class Grid(Sequence[RunOptions]):
+    """The cells of a study, each made when it is asked for: a million of them take no memory."""
+
+    def __init__(self, axes: Mapping[str, Sequence[Any]], span: range | None = None) -> None:
+        self._names = tuple(axes)
+        self._axes = tuple(tuple(values) for values in axes.values())
+        protocols = axes.get("protocol", ("modern",))
+        self._bases = {name or "modern": vars(RunOptions.make(protocol=name)) for name in protocols}
+        self._span = range(math.prod(map(len, self._axes))) if span is None else span
+
+    def __len__(self) -> int:
+        return len(self._span)
+
+    @overload
+    def __getitem__(self, index: int) -> RunOptions: ...
+    @overload
+    def __getitem__(self, index: slice) -> Grid: ...
+    def __getitem__(self, index: int | slice) -> RunOptions | Grid:
+        if isinstance(index, slice):
+            return Grid(dict(zip(self._names, self._axes, strict=True)), self._span[index])
+        left, values = self._span[index], list[Any]()
+        for axis in reversed(self._axes):  # the last axis varies fastest
+            left, place = divmod(left, len(axis))
+            values.append(axis[place])
+        return self.cell(dict(zip(self._names, reversed(values), strict=True)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))
+
+    def cell(self, given: Mapping[str, Any]) -> RunOptions:
+        """The options of a run; null means an option's default."""
+        stated = {name: value for name, value in given.items() if value is not None}
+        return RunOptions(**{**self._bases[stated.get("protocol", "modern")], **stated})
+
+    def asked(self, shared: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """The id of each cell's options (`asked_id`), without making it, and what it has of the options in `shared`.
+
+        Of the latter only those that vary. The text that is hashed is put together from one part for each value.
+        """
+        axes = dict(zip(self._names, self._axes, strict=True))
+        varied = [name for name in self._names if len(axes[name]) > 1]
+        fixed = {name: axes[name][0] for name in self._names if name not in varied and axes[name][0] is not None}
+        parts = [[(value, _text_of(name, value)) for value in axes[name]] for name in varied]
+        bases = {
+            protocol: [_text_of(name, fixed.get(name, value)) for name, value in base.items()]
+            for protocol, base in self._bases.items()
+        }
+        base = bases[fixed.get("protocol", "modern")] if "protocol" not in varied else []
+        places = [NAMES.index(name) for name in varied]
+        wanted = [number for number, name in enumerate(varied) if name in shared]
+        chosen = itertools.islice(itertools.product(*parts), self._span.start, self._span.stop, self._span.step)
+        for combination in chosen:
+            text = base or bases[combination[varied.index("protocol")][0]]
+            text = text.copy()
+            for place, (_, part) in zip(places, combination, strict=True):
+                text[place] = part
+            yield digest("\n".join(text)), tuple(combination[number][0] for number in wanted) if wanted else ()
+
+
+def _text_of(name: str, value: Any) -> str:
+    """`fragment`, which need not remember a million seeds."""
+    return f"{name}={value}" if type(value) is int else fragment(name, value)
+
+
+def _product(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], where: str) -> Sequence[RunOptions]:
     """Every cell of a grid, once: null means an option's default, which may also be among its values."""
-    names = _in_order(axes)
-    protocols = axes.get("protocol", ("modern",))
-    bases = {protocol or "modern": vars(RunOptions.make(protocol=protocol)) for protocol in protocols}
-    made: list[RunOptions] = []
-    for combination in itertools.product(*(axes[name] for name in names)):
-        given = {name: value for name, value in zip(names, combination, strict=True) if value is not None}
+    grid = Grid({name: axes[name] for name in _in_order(axes)})
+    # Whether options go together does not depend on which whole number one of them is (a seed), so one is tried.
+    kinds = {
+        name: list({_kind_of(value): value for value in reversed(axes[name])}.values())[::-1]
+        for name in _in_order(axes)
+    }
+    for combination in itertools.product(*kinds.values()):
+        given = {name: value for name, value in zip(kinds, combination, strict=True) if value is not None}
         try:
-            made.append(RunOptions(**{**bases[given.get("protocol", "modern")], **given}))
+            grid.cell(given)
         except ValueError as error:
             raise UserError(f"{where}: {error}{_place(given, varied)}.") from error
     may_repeat = any(None in axes[name] for name in varied)
-    return list(dict.fromkeys(made)) if may_repeat else made
+    return list(dict.fromkeys(grid)) if may_repeat else grid
+
+
+def _kind_of(value: Any) -> Any:
+    return int if isinstance(value, int) and not isinstance(value, bool) else (type(value), value)
 
 
 def _as_written(node: Any, where: str) -> Any:
@@ -208,8 +282,8 @@ def _values(name: str, value: Any) -> Sequence[Any]:
 
 
 def _one(name: str, value: Any, where: str) -> Any:
-    if value is None:
-        return None
+    if value is None or (name == "seed" and type(value) is int and -_WHOLE <= value < _WHOLE):  # of perhaps a million
+        return value
     if isinstance(value, bool) and {"yes", "no"} <= set(get_args(_kind(name))):
         value = "yes" if value else "no"
     if name == "lr_grid" and isinstance(value, str | list | tuple):
