@@ -47,11 +47,11 @@ def test_shared_work_changes_no_number(base: dict[str, Any], tmp_path: Path, mon
 def test_rules_train_each_grid_once(base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grids: list[str] = []
 
-    def note(_lm: Any, _sequences: Any, rates: Any, recipe: Any, *_: Any) -> None:
-        if len(rates) > 1:
+    def note(_lm: Any, trainings: Any, recipe: Any, *_: Any) -> None:
+        if len(trainings) > 1:
             grids.append(recipe.rule)
 
-    monkeypatch.setattr(finetuning, "finetune", Counter(finetuning.finetune, note))
+    monkeypatch.setattr(finetuning, "train", Counter(finetuning.train, note))
     sweep(grid(base, ft_rule=["sgd", "layer-causal"], lr="auto", controls="full"), tmp_path / "store")
     assert sorted(grids) == ["layer-causal", "linearised", "sgd"]
 
