@@ -148,4 +148,4 @@ def _similarity(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: E
         settings={**{name: asked.settings[0] for name, asked in passes.items()}, **controls.settings},
         columns=passes["zsl"].columns,
     )
-    emit({"event": "similarity", **similarity_json(records), "skipped": controls.skipped})
+    emit({"event": "similarity", **similarity_json(records, controls.skipped)})
