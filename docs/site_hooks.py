@@ -1,7 +1,7 @@
 """What the site makes when it is built: the pages of results in its menu, and the command line's reference.
 
 `findings.md` and `lab/*.md` are written from result files, so the menu lists those that there are; the files that the
-findings link to go onto the site. The notebook becomes a page. `reference/cli.md` gets every verb and option, read from
+findings link to go onto the site. The notebooks become pages. `reference/cli.md` gets every verb and option, read from
 the program itself.
 """
 
@@ -20,7 +20,7 @@ from dualview.cli.lab import lab_app
 from dualview.cli.main import app
 
 RESULTS = "studies/results"
-NOTEBOOK = "notebooks/tour.ipynb"
+NOTEBOOKS = "notebooks"
 NEEDS = re.compile(r"^(```.*) needs=\"[^\"]*\"", re.MULTILINE)
 """Why a block is not run by the tests: no option of the site's, which would not show such a block as code."""
 PLACE = "<!-- every verb, filled in when the site is built -->"
@@ -37,10 +37,10 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Called by mkdocs once it knows its files: add the study's results and the notebook's page."""
+    """Called by mkdocs once it knows its files: add the study's results and the notebooks' pages."""
     root = Path(config["docs_dir"]).parent
-    tour = notebook_page(Path(config["docs_dir"]) / NOTEBOOK)
-    files.append(File.generated(config, Path(NOTEBOOK).with_suffix(".md").as_posix(), content=tour))
+    for path in sorted((Path(config["docs_dir"]) / NOTEBOOKS).glob("*.ipynb")):
+        files.append(File.generated(config, f"{NOTEBOOKS}/{path.stem}.md", content=notebook_page(path)))
     for path in sorted((root / RESULTS).glob("*.parquet")):
         files.append(File.generated(config, path.relative_to(root).as_posix(), abs_src_path=str(path)))
     return files

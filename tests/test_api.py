@@ -132,6 +132,28 @@ def test_records_with_named_dimensions(result: dualview.Result, monkeypatch: pyt
         records.to_xarray()
 
 
+def test_a_run_is_exported(result: dualview.Result, tmp_path: Path) -> None:
+    import pandas
+    import polars
+    import xarray
+
+    assert result.records is not None
+    result.save(tmp_path / "result.json")
+    dualview.save_records(result.records, tmp_path / "records.safetensors")
+    frame = result.to_frame()
+    again = polars.from_pandas(frame.reset_index())
+    assert again["number"].to_list() == list(frame.index)
+    np.testing.assert_array_equal(again["value"].to_numpy(), frame["value"])
+    for path in (dualview.export(tmp_path / f"numbers.{ending}", run=tmp_path) for ending in ("csv", "parquet")):
+        read = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
+        assert list(read["number"]) == list(frame.index)
+        np.testing.assert_allclose(read["value"], frame["value"], rtol=1e-15)
+    rows = json.loads(dualview.export(tmp_path / "numbers.json", run=tmp_path).read_text())
+    assert [row["floor_name"] for row in rows] == [None if name != name else name for name in frame["floor_name"]]
+    with xarray.open_dataset(dualview.export(tmp_path / "records.nc", run=tmp_path)) as read:
+        xarray.testing.assert_equal(read.load(), result.records.to_xarray().astype(read.dtypes))
+
+
 def test_every_figure_of_a_run_is_a_function(result: dualview.Result) -> None:
     from matplotlib.figure import Figure
 

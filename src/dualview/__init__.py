@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dualview.analyses.heads import heads
     from dualview.comparison.result import Result
     from dualview.comparison.seeds import SeedsResult, compare_seeds
+    from dualview.io.doctor import doctor
     from dualview.io.errors import UserError
     from dualview.metrics.measured import Measured
     from dualview.metrics.recompute import recompute as metrics
@@ -63,6 +64,7 @@ _NAMES = {
     "records": ("Records", "Setting", "load_records", "save_records"),
     "store.api": ("diff", "export", "load", "ls", "query", "show"),
     "tasks.task": ("Task", "list_tasks", "load_task"),
+    "io.doctor": ("doctor",),
     "verbs": ("assets", "calibrate", "compare=run", "prompt", "run", "verify"),
     "web.serve": ("serve",),
 }
@@ -94,6 +96,7 @@ __all__ = [
     "compile",
     "compute_metrics",
     "diff",
+    "doctor",
     "exact",
     "explain",
     "export",
@@ -133,6 +136,10 @@ def _renderer(name: str) -> Callable[[Any], str]:
 
 display.register("Result", _renderer("result_html"))
 display.register("SeedsResult", _renderer("seeds_html"))
+display.register("Measured", _renderer("measured_html"))
+display.register("Verdict", _renderer("verdict_html"))
+display.register("VerdictPart", _renderer("verdict_html"))
+display.register("Records", _renderer("records_html"))
 
 
 def _import(module: str) -> Any:

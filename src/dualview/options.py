@@ -18,6 +18,7 @@ from dualview.io.errors import UserError, first_problem
 
 Protocol = Literal["modern", "dai", "deutch"]
 T = TypeVar("T")
+Labels = Literal["natural", "abstract"]
 Weights = Literal["trained", "untrained", "trained-embeddings"]
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
@@ -50,9 +51,12 @@ AtLeastOne = Annotated[int, Ge(1)]
 class RunOptions:
     """One comparison of zero-shot, in-context and fine-tuned. Make them with `make`, which checks them."""
 
-    model: str = option("embedded", "embedded, a hub id (owner/name or owner/name@revision), a folder, a .gguf file")
+    model: str = option(
+        "embedded", "embedded, a name of `dualview assets`, owner/name@revision on the hub, a folder, a .gguf"
+    )
     task: str = option("movie", "a task of the library (see `dualview tasks`) or a task's YAML file")
     data: Path | None = option(None, "read <task>/{train,validation}.jsonl from this folder, not the hub")
+    labels: Labels = option("natural", "the task's label words, or abstract: meaningless words in their place")
     demos: Path | None = option(None, "jsonl: exactly these demonstrations, in this order")
     queries: Path | None = option(None, "jsonl: exactly these queries, in this order")
     shots: AtLeastOne = option(32, "demonstrations in the prompt")
@@ -113,12 +117,20 @@ class RunOptions:
             raise ValueError("distilled has a loss of its own, so it does not go with ft_loss")
 
     @property
+    def keyed(self) -> dict[str, Any]:
+        """The options that enter a key: all but the young ones at their defaults."""
+        young = {f.name: f.default for f in fields(self) if f.name in ADDED_LATER}
+        return {name: value for name, value in vars(self).items() if name not in young or value != young[name]}
+
+    @property
     def changed(self) -> dict[str, Any]:
         """The options that differ from the defaults, as JSON: enough to repeat the run."""
         own = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
         return {name: plain(value) for name, (value, default) in own.items() if value != default}
 
 
+ADDED_LATER = ("labels",)
+"""Options younger than the first stores: at its default, such an option is not part of any key."""
 COMPARISON_ONLY = ("at", "calibrate", "controls", "patch", "save_records")
 """Options that only a whole comparison uses: no other verb takes them."""
 QUERIES_ONLY = ("queries", "n_queries")

@@ -8,12 +8,12 @@ does not use.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from dualview.io.errors import UserError, one_of
-from dualview.io.json_files import Place, check_place, is_stdout, save_json
+from dualview.io.json_files import Place, check_place, is_stdout, plain, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.options import RunOptions
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dualview.io.assets import AssetStatus
     from dualview.io.gguf_cache import Conversion
     from dualview.models.language_model import LanguageModel
+    from dualview.tasks.prompts import PromptSet
     from dualview.tasks.show_prompt import ShownPrompt
 
 Say = Callable[[str], None]
@@ -186,15 +187,37 @@ def prompt(
     **options: Any,
 ) -> ShownPrompt:
     """One in-context prompt, token by token; `query` counts from 0, the options are the fields of `RunOptions`."""
-    from dualview.comparison.prepare import prepare
     from dualview.tasks.show_prompt import ShownPrompt
 
     check_place(json)
     chosen, lm = _chosen(model, options)
-    prepared = prepare(chosen, lm, progress)
-    shown = ShownPrompt(prepared.prompts, prepared.lm.tokenizer, query)
+    shown = ShownPrompt(*_prompts(chosen, lm, progress or Silent()), query)
     save_json(json, shown.tokens)
     return shown
+
+
+def _prompts(options: RunOptions, lm: LanguageModel | None, progress: Progress) -> tuple[PromptSet, Any]:
+    """The prompts of a run and the tokenizer they were made with."""
+    if options.seed == "auto":  # the model is asked which demonstrations it learns most from
+        from dualview.comparison.prepare import prepare
+
+        prepared = prepare(options, lm, progress)
+        return prepared.prompts, prepared.lm.tokenizer
+    from dualview.comparison.inputs import encode, read_inputs
+    from dualview.models.devices import BALANCED, pick_device
+    from dualview.models.reader import load_reader
+
+    inputs = read_inputs(options)
+    if lm is not None:
+        reader = lm.reader
+    else:
+        if options.device != BALANCED:
+            pick_device(options.device)  # not used here, but a mistake in it is better found now than in the run
+        with progress.part(f"loading the tokenizer of {options.model}", 1) as advance:
+            reader = load_reader(options.model, dtype=options.dtype, trust_remote_code=options.trust_remote_code)
+            advance(1)
+    assert inputs.demos is not None
+    return encode(options, reader, inputs.task, inputs.demos, inputs.queries), reader.tokenizer
 
 
 def verify(
@@ -229,7 +252,7 @@ def verify(
 
 @dataclass(frozen=True)
 class Assets:
-    """The embedded model and data, and the cached conversions of GGUF files."""
+    """The embedded model and data, the models that can be fetched, and the cached conversions of GGUF files."""
 
     assets: list[AssetStatus]
     conversions: list[Conversion]
@@ -237,23 +260,38 @@ class Assets:
 
     @property
     def ready(self) -> bool:
-        return all(status.state == "ready" for status in self.assets)
+        """Whether nothing is damaged, and nothing missing but models that were never fetched."""
+        return all(each.state == "ready" or (each.optional and each.state == "missing") for each in self.assets)
 
 
-def assets(action: Literal["list", "fetch", "verify", "clear"] = "list", *, say: Say | None = None) -> Assets:
-    """List, fetch or verify the embedded model and data; list or clear the cached conversions of GGUF files."""
+def assets(
+    action: Literal["list", "fetch", "verify", "clear"] = "list",
+    names: Sequence[str] = (),
+    *,
+    json: Place = None,
+    say: Say | None = None,
+) -> Assets:
+    """List, fetch or verify the embedded model and data; list or clear the cached conversions of GGUF files.
+
+    `names` go with `fetch`: which assets, for example "qwen2.5-coder-0.5b".
+    """
     from dualview.io import assets as files
     from dualview.io import gguf_cache
 
     one_of("action", action, Literal["list", "fetch", "verify", "clear"])
+    check_place(json)
     say = say or (lambda _message: None)
+    if names and action != "fetch":
+        raise UserError(f"Only fetch takes names of assets; `dualview assets {action}` is about all of them.")
     if action == "clear":
-        return Assets([], gguf_cache.clear())
-    if action == "fetch":
-        found = files.fetch_assets(say)
+        found = Assets([], gguf_cache.clear())
+    elif action == "fetch":
+        found = Assets(files.fetch_assets(say, names), gguf_cache.conversions())
     else:
-        found = files.verify_assets(say) if action == "verify" else files.list_assets()
-    return Assets(found, gguf_cache.conversions())
+        listed = files.verify_assets(say) if action == "verify" else files.list_assets()
+        found = Assets(listed, gguf_cache.conversions())
+    save_json(json, plain(asdict(found)))
+    return found
 
 
 def _chosen(model: str | LanguageModel, options: dict[str, Any]) -> tuple[RunOptions, LanguageModel | None]:

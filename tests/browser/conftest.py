@@ -13,7 +13,7 @@ from browser.watched import NAMES, executable, missing
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
 from equivalence import tiny
-from web.live import serving, shelf_of
+from web.live import cache_of, serving
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(model: Path, data: Path) -> Generator[str]:
-    with serving(shelf_of(model, data=data)) as found:
+    with serving(cache_of(model, data=data)) as found:
         yield found
 
 

@@ -12,7 +12,7 @@ import pytest
 from browser.watched import fits, no_violations, watched
 from dualview.store import Store
 from dualview.web import results
-from web.live import serving, shelf_of
+from web.live import cache_of, serving
 from web.shop import make_store
 
 
@@ -23,7 +23,7 @@ def store(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(model: Path, store: Path) -> Generator[str]:
-    with serving(shelf_of(model), store=results.routes(store)) as found:
+    with serving(cache_of(model), store=results.routes(store)) as found:
         yield found
 
 

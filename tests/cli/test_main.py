@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+import dualview
 from dualview.cli import main as cli
+from dualview.comparison.prepare import prepare
 from equivalence import tiny
 
 
@@ -89,6 +91,91 @@ def test_tasks_are_listed_and_checked(
     assert "movie5" in capsys.readouterr().out
     assert call(monkeypatch, "tasks", task) == 0
     assert "selection" in capsys.readouterr().out
+
+
+def test_a_prompt_does_not_wait_for_model_classes(model: Path, task: Path) -> None:
+    """Importing them takes as long as importing torch, and a prompt needs a tokenizer alone."""
+    code = (
+        "import sys; from dualview.cli.main import app; app(sys.argv[1:], standalone_mode=False); "
+        "assert not {'transformers.modeling_utils', 'scipy.optimize'} & set(sys.modules)"
+    )
+    given = ["prompt", "--model", str(model), "--task", str(task), *map(str, SMALL)]
+    subprocess.run([sys.executable, "-c", code, *given], check=True, capture_output=True)
+
+
+def test_a_prompt_is_that_of_the_run(model: Path, task: Path, tmp_path: Path) -> None:
+    """With every option that decides tokens; a model without weights gives the same."""
+    bare = tmp_path / "bare"
+    shutil.copytree(model, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    for more in ({}, {"calibrate": True, "max_context": 60}, {"bos": "no", "separator": "eos"}):
+        options = {"task": str(task), "shots": 2, "n_queries": 4, **more}
+        whole = prepare(dualview.RunOptions.make(model=str(model), **options)).prompts
+        assert dualview.prompt(model=str(bare), **options).prompts == whole
+
+
+@pytest.mark.parametrize("verb", ["tasks", "tasks TASK", "assets", "report RUN", "export"])
+def test_json_of_the_verbs_that_list_and_write(
+    verb: str,
+    model: Path,
+    task: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """To a file next to the table, with - in place of it; a place that cannot be written is refused first."""
+    run, cells = tmp_path / "run", tmp_path / "cells.csv"
+    words = [{"TASK": str(task), "RUN": str(run)}.get(word, word) for word in verb.split()]
+    if verb.startswith("report"):
+        call(monkeypatch, "run", "--model", model, "--task", task, *SMALL, "--controls", "none", "--out", run)
+    if verb == "export":
+        (tmp_path / "store" / "cells").mkdir(parents=True)
+        words += [str(cells), "--store", str(tmp_path / "store")]
+    capsys.readouterr()
+    assert call(monkeypatch, *words, "--json", tmp_path / "found.json") == 0
+    table = capsys.readouterr().out
+    assert table and not table.startswith(("[", "{"))
+    assert call(monkeypatch, *words, "--json", "-") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    if verb == "tasks":
+        assert {"movie", "agnews"} <= {each["name"] for each in shown} and all(each["template"] for each in shown)
+    elif verb == "tasks TASK":
+        assert shown[0]["splits"]["train"]["rows"] == sum(shown[0]["splits"]["train"]["label_counts"])
+    elif verb == "assets":
+        assert {"assets", "conversions"} == set(shown) and all(each["sha256"] for each in shown["assets"])
+    else:
+        assert shown["written"] and all(Path(path).is_file() for path in shown["written"])
+    cells.unlink(missing_ok=True)
+    assert call(monkeypatch, *words, "--json", tmp_path) == 2
+    assert "is a folder" in capsys.readouterr().err and not cells.exists()
+
+
+@pytest.mark.parametrize("option", ["--patch", "--demos", "--queries", "--data", "--task"])
+@pytest.mark.parametrize("verb", ["run", "prompt"])
+def test_a_file_that_is_not_there_is_found_before_the_model_loads(
+    verb: str,
+    option: str,
+    task: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("dualview.comparison.prepare.load_model", pytest.fail)
+    monkeypatch.setattr("dualview.models.reader.load_reader", pytest.fail)
+    missing = tmp_path / "missing.yaml"
+    given = ("--model", tmp_path, "--task", task, *SMALL, option, missing)
+    assert call(monkeypatch, verb, *given) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and said[0].startswith("dualview: ") and str(missing) in said[0]
+
+
+def test_a_query_is_read_before_the_model_loads(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dualview.comparison.prepare.load_model", pytest.fail)
+    given = ("--model", tmp_path, "--task", task, "--shots", 2, "--query", '{"txt": "a film"}')
+    assert call(monkeypatch, "explain", *given) == 2
+    assert "needs --query as a JSON object with text" in capsys.readouterr().err
 
 
 def write(path: Path, text: str) -> Path:

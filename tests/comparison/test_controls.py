@@ -91,7 +91,7 @@ def test_records_of_an_earlier_version_say_what_was_not_recorded(lm: LanguageMod
     assert again["sim_aou"] == found.to_json()["sim_aou"]
 
 
-FLOORS = {"gaussian", "shuffled_query", "mean_direction", "zsl_direction", "rotated", "icl_random_labels"}
+FLOORS = {"gaussian", "shuffled_query", "mean_direction", "head_span", "rotated", "icl_random_labels"}
 FLOORS |= {"icl_random_text", "ft_random_labels", "ft_sign_flipped"}
 FLOORS |= {"untrained", "untrained_but_embeddings", "zsl_shifted"}
 

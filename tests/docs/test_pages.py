@@ -12,7 +12,7 @@ from docs.blocks import PAGES, ROOT, Block, blocks_of, check_command, run_block
 from dualview.io.errors import UserError
 
 WITH_CODE = [page for page in PAGES if any(b.language in ("", "bash", "python") for b in blocks_of(page))]
-NEEDS = {"a GPU", "a cluster", "a model hub", "the network", "minutes", "files of your own"}
+NEEDS = {"a GPU", "a cluster", "a model hub", "the network", "a container engine", "minutes", "files of your own"}
 
 
 @pytest.mark.embedded

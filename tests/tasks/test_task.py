@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dualview.io.errors import UserError
 from dualview.tasks.rows import Row
-from dualview.tasks.task import Task, check_task, list_tasks, load_task, shuffled
+from dualview.tasks.sampling import sample_demos, sample_queries
+from dualview.tasks.task import ABSTRACT_WORDS, Task, check_task, list_tasks, load_task, shuffled
 
 GOOD = {
     "name": "toy",
@@ -240,3 +241,68 @@ def test_the_library_parses_and_is_documented() -> None:
         assert load_task(name) == task
         assert task.citation and task.licence and task.notes, name
         assert (task.choices is None) == bool(task.labels)
+
+
+@pytest.mark.parametrize("task", [task for task in list_tasks() if task.labels], ids=lambda task: task.name)
+def test_abstract_labels_of_the_library(task: Task) -> None:
+    """Meaningless words, the same every time; no class is named in the template; the fields stay."""
+    abstract = task.relabelled("abstract")
+    assert abstract == load_task(task.name, labels="abstract") and task.relabelled("natural") is task
+    assert len(set(abstract.labels)) == len(task.labels) and set(abstract.labels) <= set(ABSTRACT_WORDS)
+    text = abstract.fill(dict.fromkeys(abstract.template_fields, "x")).lower()
+    for label in (*task.labels, *abstract.labels):
+        assert label.lower() not in text.replace(":", " ").split(), label
+    assert set(abstract.template_fields) == set(task.template_fields)
+
+
+def test_abstract_words_are_fixed() -> None:
+    assert load_task("movie", labels="abstract").labels == ("Mir", "Nim")
+    assert load_task("sst5", labels="abstract").labels == ("Wen", "Vik", "Sab", "Bak", "Ras")
+    assert load_task("agnews", labels="abstract").template == "Article: {text} Answer:"
+
+
+def test_abstract_labels_change_words_and_nothing_else(tmp_path: Path) -> None:
+    path = write_task(tmp_path, abstract_labels=["foo", "bar"], abstract_template="{text} =>")
+    natural, abstract = load_task(path), load_task(path, labels="abstract")
+    assert natural.labels == ("no", "yes") and natural.template == "Q: {text} A:"
+    assert abstract.labels == ("foo", "bar") and abstract.template == "{text} =>"
+    for seed in (1, 2):
+        assert sample_demos(natural, seed, 5) == sample_demos(abstract, seed, 5)
+    assert sample_queries(natural) == sample_queries(abstract)
+    assert natural.rows("selection") == abstract.rows("selection")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"abstract_labels": ["foo"]}, "abstract_labels: give 2 different words"),
+        ({"abstract_labels": ["foo", "foo"]}, "abstract_labels: give 2 different words"),
+        ({"abstract_labels": ["foo", " "]}, "abstract_labels: holds a blank one"),
+        ({"abstract_template": "{other} A:"}, "abstract_template: must have the fields of template"),
+        ({"abstract_template": "{text} Yes or what?"}, "abstract_template: names the label 'yes'"),
+        ({"labels": None, "choices": ["a", "b"], "abstract_labels": ["foo", "bar"]}, "not for multiple choice"),
+    ],
+)
+def test_wrong_abstract_labels(tmp_path: Path, changes: dict, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        load_task(write_task(tmp_path, **changes))
+
+
+def test_tasks_that_cannot_have_abstract_labels(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"piqa is multiple choice.*use --labels natural"):
+        load_task("piqa", labels="abstract")
+    with pytest.raises(UserError, match=r"names the label 'no'.*add abstract_template"):
+        load_task(write_task(tmp_path, template="Yes or no? {text}", labels=["no", "maybe"]), labels="abstract")
+    many = write_task(tmp_path, labels=[f"l{n}" for n in range(len(ABSTRACT_WORDS) + 1)])
+    with pytest.raises(UserError, match="add abstract_labels"):
+        load_task(many, labels="abstract")
+
+
+@pytest.mark.embedded
+def test_abstract_words_are_one_token_each() -> None:
+    from transformers import AutoTokenizer
+
+    from dualview.io.assets import embedded_model
+
+    tokenizer = AutoTokenizer.from_pretrained(embedded_model())
+    assert [len(tokenizer(f" {word}").input_ids) for word in ABSTRACT_WORDS] == [1] * len(ABSTRACT_WORDS)

@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 
 from dualview.web.app import make_app
-from dualview.web.model_cache import Shelf
+from dualview.web.model_cache import ModelCache
 from dualview.web.policy import policy_for
 from dualview.web.serve import listen
 
@@ -41,16 +41,18 @@ def document(model: object, **changes: Any) -> dict[str, Any]:
     }
 
 
-def shelf_of(model: object, *, data: Path | None = None, dtype: str = "float64") -> Shelf:
-    return Shelf([str(model)], data=data, dtype=dtype, device="cpu")
+def cache_of(model: object, *, data: Path | None = None, dtype: str = "float64") -> ModelCache:
+    return ModelCache([str(model)], data=data, dtype=dtype, device="cpu")
 
 
 @contextmanager
-def serving(shelf: Shelf, *, token: str | None = None, store: Sequence[Any] = (), waiting: int = 8) -> Generator[str]:
+def serving(
+    model_cache: ModelCache, *, token: str | None = None, store: Sequence[Any] = (), waiting: int = 8
+) -> Generator[str]:
     """The address of a running server."""
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    app = make_app(shelf, policy_for("127.0.0.1", port, token=token), store=store, waiting=waiting)
+    app = make_app(model_cache, policy_for("127.0.0.1", port, token=token), store=store, waiting=waiting)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1, server_header=False)
     )

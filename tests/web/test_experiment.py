@@ -31,15 +31,15 @@ from dualview.verbs import run as compare
 from dualview.web.attention import groups_of, head_shares
 from dualview.web.experiment import answer
 from dualview.web.jobs import Cancelled
-from dualview.web.model_cache import Shelf
+from dualview.web.model_cache import ModelCache
 from dualview.web.run_files import files, query_text, written
 from dualview.web.similarity import contrast_json
 from dualview.web.state import DrawQuery, State
 from equivalence import tiny
-from web.live import document, row, shelf_of
+from web.live import cache_of, document, row
 
 
-def told(shelf: Shelf, given: dict[str, Any] | State) -> dict[str, Any]:
+def told(model_cache: ModelCache, given: dict[str, Any] | State) -> dict[str, Any]:
     """All events of an answer: by kind, steps and parts in lists, settings by name. Everything is JSON."""
     found: dict[str, Any] = {"step": [], "part": [], "setting": {}}
 
@@ -54,13 +54,13 @@ def told(shelf: Shelf, given: dict[str, Any] | State) -> dict[str, Any]:
             assert kind not in found
             found[kind] = event
 
-    answer(given if isinstance(given, State) else State.model_validate(given), shelf, emit)
+    answer(given if isinstance(given, State) else State.model_validate(given), model_cache, emit)
     return found
 
 
 @pytest.fixture(scope="module")
-def shelf(model: Path) -> Shelf:
-    return shelf_of(model)
+def model_cache(model: Path) -> ModelCache:
+    return cache_of(model)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def given(model: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def events(shelf: Shelf, given: dict[str, Any]) -> dict[str, Any]:
-    return told(shelf, given)
+def events(model_cache: ModelCache, given: dict[str, Any]) -> dict[str, Any]:
+    return told(model_cache, given)
 
 
 @pytest.fixture(scope="module")
@@ -261,9 +261,11 @@ def test_a_head_s_share_is_that_of_its_own_rows(
             assert events["attention"]["ft"]["heads"][layer][group] == pytest.approx(moved.tolist(), rel=1e-5, abs=1e-9)
 
 
-def test_too_many_heads_for_a_page_are_left_out(shelf: Shelf, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_heads_for_a_page_are_left_out(
+    model_cache: ModelCache, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dualview.web.attention.MOST_NUMBERS", 100)
-    shown = told(shelf, document(model))["attention"]
+    shown = told(model_cache, document(model))["attention"]
     assert shown["icl"]["heads"] is None and shown["ft"]["heads"] is None
     assert shown["icl"]["layers"] and shown["icl_demo"]["heads"]
 
@@ -285,12 +287,12 @@ def test_the_prompt_is_told(events: dict[str, Any], given: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("changed", [{}, {"epochs": 2, "ft_loss": "label"}])
 def test_the_commands_give_the_same_numbers(
-    shelf: Shelf, model: Path, changed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_cache: ModelCache, model: Path, changed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shown text goes through a real shell, whose `dualview` writes down its arguments for the real one."""
     query = row('it\'s "quite" $HOME `dull` \\ {scene}\n-- the end', 1)
     given = document(model, query=query, labels=["Negative", "Positive"], **changed)
-    events = told(shelf, given)
+    events = told(model_cache, given)
     monkeypatch.chdir(tmp_path)
     for command in events["prompt"]["commands"]:
         script = 'dualview() { printf "%s\\0" "$@" > arguments; }\n' + command["files"] + command["line"]
@@ -322,10 +324,10 @@ def test_untouched_draws_have_a_short_command(model: Path, tmp_path: Path) -> No
     for name, seed in (("train", 1), ("validation", 2)):
         rows = [{**made, "label": made["label"] % 2} for made in tiny.rows(12, seed)]
         tiny.write_rows(folder / f"{name}.jsonl", rows)
-    shelf = shelf_of(model, data=tmp_path / "data")
+    model_cache = cache_of(model, data=tmp_path / "data")
     drawn = {"task": "sst2", "seed": 3, "shots": 4}
-    found = shelf.draw(DrawQuery(**drawn, query=2))
-    task = shelf.task("sst2")
+    found = model_cache.draw(DrawQuery(**drawn, query=2))
+    task = model_cache.task("sst2")
     given = document(
         model,
         template=task.template,
@@ -336,9 +338,9 @@ def test_untouched_draws_have_a_short_command(model: Path, tmp_path: Path) -> No
         drawn=drawn,
     )
     state = State.model_validate(given)
-    options = shelf.drawn(state)
+    options = model_cache.drawn(state)
     assert options == {**drawn, "data": tmp_path / "data"}
-    first = told(shelf, given)["prompt"]["commands"][0]
+    first = told(model_cache, given)["prompt"]["commands"][0]
     assert first["files"] == "" and f"--data {shlex.quote(str(tmp_path / 'data'))}" in first["line"]
     assert "--seed 3 --shots 4" in first["line"] and "demos.jsonl" not in first["line"]
     for change in (
@@ -352,25 +354,25 @@ def test_untouched_draws_have_a_short_command(model: Path, tmp_path: Path) -> No
         {"drawn": {**drawn, "shots": 64}},
         {"drawn": {**drawn, "task": "nothing-like-it"}},
     ):
-        assert shelf.drawn(State.model_validate({**given, **change})) is None
-    restarted = shelf_of(model, data=tmp_path / "data")
+        assert model_cache.drawn(State.model_validate({**given, **change})) is None
+    restarted = cache_of(model, data=tmp_path / "data")
     assert restarted.drawn(state) == options
 
 
 def test_a_hub_task_is_not_fetched_to_shorten_a_command(model: Path) -> None:
-    shelf = shelf_of(model)
+    model_cache = cache_of(model)
     state = State.model_validate(document(model, drawn={"task": "sst2", "seed": 1, "shots": 3}))
-    assert shelf.drawn(state) is None
-    where = {task["name"]: task["where"] for task in shelf.about_tasks()}
+    assert model_cache.drawn(state) is None
+    where = {task["name"]: task["where"] for task in model_cache.about_tasks()}
     assert where["movie"] == "embedded" and where["sst2"] == "hub"
 
 
-def test_several_fields_and_multiple_choice(shelf: Shelf, model: Path) -> None:
+def test_several_fields_and_multiple_choice(model_cache: ModelCache, model: Path) -> None:
     def pair(a: str, b: str, label: int) -> dict[str, Any]:
         return {"fields": {"first": a, "second": b}, "label": label, "choices": None}
 
     two = told(
-        shelf,
+        model_cache,
         document(
             model,
             template="{first} and {second} Sentiment:",
@@ -384,7 +386,7 @@ def test_several_fields_and_multiple_choice(shelf: Shelf, model: Path) -> None:
         return {"fields": {"text": text}, "label": label, "choices": list(choices)}
 
     choice = told(
-        shelf,
+        model_cache,
         document(
             model,
             labels=[],
@@ -396,9 +398,9 @@ def test_several_fields_and_multiple_choice(shelf: Shelf, model: Path) -> None:
     assert len(choice["setting"]["ft"]["probs"]) == 3 and choice["done"]
 
 
-def test_training_that_diverges_is_told(shelf: Shelf, model: Path) -> None:
+def test_training_that_diverges_is_told(model_cache: ModelCache, model: Path) -> None:
     """At a rate that the page would not take, past the check."""
-    events = told(shelf, State.model_validate(document(model)).model_copy(update={"lr": 1e300}))
+    events = told(model_cache, State.model_validate(document(model)).model_copy(update={"lr": 1e300}))
     ft = events["setting"]["ft"]
     assert ft["status"] == "diverged" and ft["predicted"] is None and None in ft["probs"]
     assert events["attention"]["ft"] is None and "diverged" in events["attention"]["reason"]
@@ -406,38 +408,42 @@ def test_training_that_diverges_is_told(shelf: Shelf, model: Path) -> None:
     assert events["similarity"]["sim_aou"]["raw"] is None
 
 
-def test_a_rate_of_zero_changes_nothing(shelf: Shelf, model: Path) -> None:
-    events = told(shelf, document(model, lr=0))
+def test_a_rate_of_zero_changes_nothing(model_cache: ModelCache, model: Path) -> None:
+    events = told(model_cache, document(model, lr=0))
     assert events["setting"]["ft"]["log_probs"] == pytest.approx(events["setting"]["zsl"]["log_probs"], abs=1e-12)
     assert events["similarity"]["sim_aou"]["raw"] is None
     assert events["attention"]["ft"]["whole"] is not None
 
 
-def test_too_many_tokens_and_too_little_context(shelf: Shelf, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_tokens_and_too_little_context(
+    model_cache: ModelCache, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = row("very " * 70, 0)
-    cut = told(shelf, document(model, demos=[long] * 6))["prompt"]
+    cut = told(model_cache, document(model, demos=[long] * 6))["prompt"]
     assert cut["shots"] == 6 and cut["shots_used"] == 3
     monkeypatch.setattr("dualview.web.experiment.MOST_TOKENS", 100)
     with pytest.raises(UserError, match="tokens and the explorer takes 100"):
-        told(shelf, document(model, demos=[long] * 2))
+        told(model_cache, document(model, demos=[long] * 2))
     with pytest.raises(UserError, match="same tokens"):
-        told(shelf, document(model, labels=["unheard", "unknown"]))
+        told(model_cache, document(model, labels=["unheard", "unknown"]))
 
 
-def test_only_models_it_was_started_with(shelf: Shelf, model: Path) -> None:
+def test_only_models_it_was_started_with(model_cache: ModelCache, model: Path) -> None:
     for name in ("embedded", "gpt2", "../model", f"{model}/", str(model.parent), ""):
         with pytest.raises(UserError, match="not one this server was started with"):
-            told(shelf, document(name))
+            told(model_cache, document(name))
 
 
 def test_narrow_models_step_too(model: Path) -> None:
     """A half-precision model is trained as a copy; each step's query must be asked of the change all the same."""
-    events = told(shelf_of(model, dtype="bfloat16"), document(model))
+    events = told(cache_of(model, dtype="bfloat16"), document(model))
     first, last = events["setting"]["zsl"]["log_probs"], events["step"][-1]["log_probs"]
     assert events["step"] and last != first
 
 
-def test_attention_tells_of_every_step_and_layer_and_can_be_left(shelf: Shelf, given: dict[str, Any]) -> None:
+def test_attention_tells_of_every_step_and_layer_and_can_be_left(
+    model_cache: ModelCache, given: dict[str, Any]
+) -> None:
     parts: list[dict[str, Any]] = []
 
     def emit(event: dict[str, Any]) -> None:
@@ -447,19 +453,19 @@ def test_attention_tells_of_every_step_and_layer_and_can_be_left(shelf: Shelf, g
                 raise Cancelled
 
     leave = -1
-    answer(State.model_validate(given), shelf, emit)
+    answer(State.model_validate(given), model_cache, emit)
     steps, layers, rates = 6, 3, 2
     assert parts[-1]["done"] == parts[-1]["total"] == 1 + rates * (steps + layers)
     assert len(parts) == 2 + steps + rates * layers  # both rates are trained in one batch
     for leave in (1, 5, 14):
         parts.clear()
         with pytest.raises(Cancelled):
-            answer(State.model_validate(given), shelf, emit)
+            answer(State.model_validate(given), model_cache, emit)
         assert parts[-1]["done"] == leave
 
 
 def test_advice_is_what_the_page_can_do(model: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualview.models.language_model.LanguageModel.context", 12)
+    monkeypatch.setattr("dualview.models.reader.Reader.context", 12)
     with pytest.raises(UserError) as error:
-        told(shelf_of(model), given)
+        told(cache_of(model), given)
     assert "--max-context" not in str(error.value) and "shorten" in str(error.value)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dualview.io.errors import UserError
-from dualview.web.jobs import Busy, Cancelled, Telling, Worker
+from dualview.web.jobs import Busy, Cancelled, JobProgress, Worker
 
 
 def with_worker(test: Callable[[Worker], Coroutine[Any, Any, None]], waiting: int = 2) -> None:
@@ -139,7 +139,7 @@ def test_stopping_ends_every_line() -> None:
 
 def test_progress_becomes_events_and_stops_the_work_of_the_gone() -> None:
     seen: list[Any] = []
-    with Telling(seen.append).part("training", 3) as advance:
+    with JobProgress(seen.append).part("training", 3) as advance:
         advance(1)
         advance(2)
     assert [(e["part"], e["done"], e["total"]) for e in seen] == [("training", n, 3) for n in (0, 1, 3)]
@@ -147,7 +147,7 @@ def test_progress_becomes_events_and_stops_the_work_of_the_gone() -> None:
     def gone(_event: Any) -> None:
         raise Cancelled
 
-    with pytest.raises(Cancelled), Telling(gone).part("training", 3):
+    with pytest.raises(Cancelled), JobProgress(gone).part("training", 3):
         raise AssertionError("the part must not begin")
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from dualview.web import app
 from dualview.web.jobs import Cancelled
-from dualview.web.model_cache import Shelf
+from dualview.web.model_cache import ModelCache
 from dualview.web.state import LIMITS, DrawQuery
-from web.live import document, row, serving, shelf_of
+from web.live import cache_of, document, row, serving
 
 JSON = {"content-type": "application/json"}
 
@@ -63,7 +63,7 @@ def ask(address: str, method: str, path: str, body: Any = None, headers: dict[st
 
 @pytest.fixture(scope="module")
 def address(model: Path) -> Generator[str]:
-    with serving(shelf_of(model)) as found:
+    with serving(cache_of(model)) as found:
         yield found
 
 
@@ -251,7 +251,7 @@ def test_the_page_answers_while_it_computes_and_leaving_cancels(
 ) -> None:
     began, ended = threading.Event(), threading.Event()
 
-    def slow(state: Any, shelf: Any, emit: Any) -> None:
+    def slow(state: Any, model_cache: Any, emit: Any) -> None:
         try:
             while True:
                 emit({"event": "part", "part": "slow", "done": 0, "total": 1})
@@ -287,7 +287,7 @@ def test_the_page_answers_while_it_computes_and_leaving_cancels(
 
 
 def test_a_failure_is_a_sentence(address: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(state: Any, shelf: Any, emit: Any) -> None:
+    def broken(state: Any, model_cache: Any, emit: Any) -> None:
         raise RuntimeError("with a secret in it")
 
     monkeypatch.setattr(app, "answer", broken)
@@ -297,7 +297,7 @@ def test_a_failure_is_a_sentence(address: str, model: Path, monkeypatch: pytest.
 
 def test_with_a_token(model: Path) -> None:
     token = "0123456789abcdef"
-    with serving(shelf_of(model), token=token) as address:
+    with serving(cache_of(model), token=token) as address:
         for path in ("/", "/static/main.js", "/api/about"):
             assert ask(address, "GET", path).status == 401
         assert ask(address, "POST", "/api/load", {"model": str(model)}).status == 401
@@ -315,15 +315,15 @@ def test_the_hub_does_not_hold_up_other_draws_and_a_draw_that_was_left_is_cancel
 ) -> None:
     began, go, drawn = threading.Event(), threading.Event(), list[str]()
 
-    def slow(self: Shelf, wanted: DrawQuery) -> dict[str, Any]:
+    def slow(self: ModelCache, wanted: DrawQuery) -> dict[str, Any]:
         drawn.append(f"{wanted.task} {wanted.seed}")
         if wanted.task == "sst2":  # on the hub
             began.set()
             go.wait(20)
         return {"demos": [], "query": None}
 
-    monkeypatch.setattr(Shelf, "draw", slow)
-    with serving(shelf_of(model)) as address:
+    monkeypatch.setattr(ModelCache, "draw", slow)
+    with serving(cache_of(model)) as address:
         calls = [http.client.HTTPConnection(urlsplit(address).netloc, timeout=30) for _ in range(2)]
         for seed, call in enumerate(calls, start=1):
             call.request("POST", "/api/draw", json.dumps({"task": "sst2", "seed": seed}), JSON)

@@ -10,7 +10,7 @@ import pytest
 from dualview.io.progress import Silent
 from dualview.web.experiment import answer
 from dualview.web.jobs import Cancelled
-from dualview.web.model_cache import Shelf
+from dualview.web.model_cache import ModelCache
 from dualview.web.state import DrawQuery, State
 from web.live import document
 
@@ -18,10 +18,10 @@ from web.live import document
 @pytest.mark.embedded
 def test_zero_shot_and_in_context_take_less_than_three_seconds() -> None:
     """Eight demonstrations, the model loaded: processor seconds of all threads, so that others count for nothing."""
-    shelf = Shelf(["embedded"], dtype="float32", device="cpu")
-    shelf.model("embedded", Silent())
+    model_cache = ModelCache(["embedded"], dtype="float32", device="cpu")
+    model_cache.model("embedded", Silent())
     drawn = {"task": "movie", "seed": 1, "shots": 8}
-    found, task = shelf.draw(DrawQuery(**drawn)), shelf.task("movie")
+    found, task = model_cache.draw(DrawQuery(**drawn)), model_cache.task("movie")
     given = document("embedded", template=task.template, labels=list(task.labels), drawn=drawn, **found)
     spent: dict[str, float] = {}
     start = time.process_time()
@@ -33,5 +33,5 @@ def test_zero_shot_and_in_context_take_less_than_three_seconds() -> None:
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        answer(State.model_validate(given), shelf, emit)
+        answer(State.model_validate(given), model_cache, emit)
     assert set(spent) == {"zsl", "icl"} and spent["icl"] < 3.0, spent

@@ -34,6 +34,7 @@ from dualview.comparison.single_query import question
 from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens, ft_shares, icl_mass
 from dualview.duality.on_model.dual_finetuning import ScoreContributions, score_contributions
 from dualview.duality.theory.linear import aggregate
+from dualview.io.errors import UserError
 from dualview.io.json_files import Place, check_place, plain, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.learning.traces import TrainingTrace
@@ -195,6 +196,11 @@ def explain(
 def _explained(prepared: Prepared, row: Row, trace: TrainingTrace, nodes: int, advance: Any) -> Explanation:
     lm, prompts = prepared.lm, prepared.prompts
     asked, shared = prompts.queries[0], demo_tokens(prompts)
+    if asked.summed:
+        raise UserError(
+            f"Task {prepared.task.name} scores an answer by the sum of its log-probabilities, and explain decomposes "
+            "their mean; write the task with scores: mean."
+        )
     mass = icl_mass(lm, prompts, shared)
     advance(1)
     shares = ft_shares(lm, trace, [*prompts.zero_prefix, *asked.ids])

@@ -73,11 +73,14 @@ _turn: ContextVar[_Turn | None] = ContextVar("dualview_turn", default=None)
 @contextmanager
 def engaged(model: PreTrainedModel, strategy: Strategy, *, native: bool = False) -> Generator[_Turn]:
     """Route the model's attention to `strategy`; count the layers that ran."""
+    # A model of several parts (text and vision) has a configuration for each, and each decides its own attention.
     configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
     before: dict[int, str | None] = {key: config._attn_implementation for key, config in configs.items()}
     turn = _Turn(strategy)
+    # A context variable: the explorer runs passes in threads, and one pass must not see another's strategy.
     token = _turn.set(turn)
     undo = legacy_attention.redirect(model, _watched)
+    # A redirected legacy model has no registered function left to watch.
     watching = native and not undo
     try:
         for key, config in configs.items():
@@ -129,6 +132,7 @@ def _watched(
         raise RuntimeError(f"attention implementation {FAST!r} works only inside a dualview pass")
     rule = _rule(module, query, kwargs)
     unknown = tuple(name for name in _UNKNOWN if kwargs.get(name) is not None)
+    # Under FAST models build no mask, so one that still arrives comes from the architecture itself and hides something.
     if attention_mask is not None and native is None:
         unknown = (*unknown, "attention_mask")
     mask = attention_mask if native is not None and attention_mask is not None and attention_mask.dim() == 4 else None
@@ -176,6 +180,7 @@ def _native(inner: Callable[..., Any] | None) -> Callable[..., Any]:
     def function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> Any:
+        # Every modelling file has its own eager function, and none is registered.
         used: Callable[..., Any] = inner or sys.modules[type(module).__module__].eager_attention_forward
         if _turn.get() is None:  # another thread's model, outside of any pass
             return used(module, query, key, value, attention_mask, **kwargs)
@@ -227,11 +232,13 @@ def run_forward(
         arguments["attention_mask"] = torch.ones_like(ids)
     arguments |= legacy_attention.extra_arguments(model)
     head = model.get_output_embeddings() if keep is not None and is_spread(model) else None
+    # The logits of all positions would take most of a pass's memory where the vocabulary is large.
     slices = head is not None or (keep is not None and "logits_to_keep" in accepted)
     if slices and head is None:
         arguments["logits_to_keep"] = keep
     with engaged(model, strategy, native=native) as turn, _reading(head, keep):
         logits: Tensor = model(**arguments).logits
+        # Otherwise an architecture that does not look up its attention would run unwatched, without an error.
         if turn.layer == 0:
             raise Unsupported("the model never called its attention function")
     return logits if keep is None or slices else logits[:, keep]

@@ -46,6 +46,7 @@ class Rule:
             return None
         if not query_at.numel() or not key_at.numel():
             return None
+        # None wherever nothing is hidden: a mask rules out the faster kernels.
         nearest, furthest = int(query_at.min()), int(query_at.max())
         first = int(key_at.min())
         seen = None
@@ -81,6 +82,7 @@ def attend(
     Sinks are not applied here: they belong to the merged softmax, once.
     """
     if k.shape[0] != q.shape[0]:
+        # A shared prefix has one row; expanding it copies nothing.
         k, v = k.expand(q.shape[0], *k.shape[1:]), v.expand(q.shape[0], *v.shape[1:])
     bias = _bias(q, rule, allowed, key_at)
     # The compiled kernels support neither soft-cap nor tangents, and their log-sum-exp, which sinks need, has no
@@ -105,6 +107,8 @@ def attend(
 
 def merge(first: AttentionPart, second: AttentionPart) -> AttentionPart:
     """The two parts' softmaxes as one: each output weighted by its share of the mass."""
+    # Not NaN: a query always sees itself, so its own part has mass. `lerp` is exact at both ends, so a part without
+    # mass leaves the other as it is.
     lse = torch.logaddexp(first.lse, second.lse)
     weight = torch.exp(first.lse - lse).to(first.out.dtype)[..., None]
     return AttentionPart(torch.lerp(second.out, first.out, weight), lse)
@@ -154,6 +158,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Rule, Tensor | None, bool], Attention
 
 
 def _kernel_for(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Kernel:
+    # The compiled kernels need equal widths and at least one query and key.
     if q.shape[-1] != v.shape[-1] or not q.shape[2] or not k.shape[2]:
         return _portable
     if q.device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
@@ -188,6 +193,8 @@ def _causal_slices(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor) ->
 
 
 def _cuda_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> AttentionPart:
+    # Without causality the order of queries does not matter, so heads that share a key head become further queries of
+    # it and k and v are not copied.
     groups = q.shape[1] // k.shape[1]
     if groups > 1 and causal:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -195,6 +202,7 @@ def _cuda_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None
     found = torch.ops.aten._scaled_dot_product_flash_attention(  # pyright: ignore
         folded, k, v, 0.0, causal, scale=rule.scale
     )
+    # The kernel may pad its log-sum-exp to whole blocks.
     out, lse = found[0], found[1][..., : folded.shape[2]]
     return AttentionPart(out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3]))
 
@@ -210,6 +218,7 @@ def _portable(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, 
         piece = q[:, :, start : start + rows]
         grouped = piece.reshape(batch, kv_heads, -1, q.shape[-1])
         logits = (grouped @ k.mT).reshape(batch, heads, piece.shape[2], keys) * rule.scale
+        # A sum of many exponentials needs more bits than half precision has; the compiled kernels use float32 here too.
         if q.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
         if rule.softcap is not None:
@@ -219,6 +228,7 @@ def _portable(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, 
         if causal:
             logits = logits.masked_fill(_later(piece, k, start), -torch.inf)
         lse = torch.logsumexp(logits, dim=-1)
+        # exp(−∞ − (−∞)) would be NaN where a query sees no key.
         finite = lse.masked_fill(lse == -torch.inf, 0.0)
         weights = torch.exp(logits - finite[..., None]).to(v.dtype)
         out = weights.reshape(batch, kv_heads, -1, keys) @ v

@@ -66,6 +66,20 @@ class Layer:
     kv_heads: int
     d_head: int
     d_model: int
+    d_value: int | None = None
+    """The width of a head's output, where it is known: heads · d_value numbers enter the output map head by head."""
+
+    @property
+    def d_in(self) -> int:
+        """How many numbers enter the output map."""
+        return Projection("", self.output, None).d_in
+
+    def output_by_head(self) -> Float[Tensor, "d_model head d_value"] | None:
+        """The output map's weight, head by head; None where what enters it is not the heads' outputs side by side."""
+        weight = Projection("", self.output, None).weight()
+        if weight.is_meta or self.d_value is None or weight.shape[1] != self.heads * self.d_value:
+            return None
+        return weight.unflatten(1, (self.heads, self.d_value))
 
 
 @dataclass(frozen=True)
@@ -90,6 +104,7 @@ def _union(parts: list[Projection]) -> Projection:
     whole = [part for part in parts if part.rows is None]
     if whole:
         return whole[0]
+    # A fused matrix gives q, k and v different rows of one module; training some roles must train each row once.
     rows = torch.cat([part.rows for part in parts if part.rows is not None]).unique()
     first = parts[0]
     return Projection(first.name, first.module, None if len(rows) == _width(first.module) else rows)
@@ -121,13 +136,15 @@ def dissect(model: PreTrainedModel) -> Anatomy:
             role: _sources(tensor, before, names) for role, tensor in zip(ROLES, (q, k, v), strict=True)
         }
         output = _output(events, at, inside, width)
-        layers.append(Layer(event.module, output, projections, q.shape[1], k.shape[1], q.shape[-1], _width(output)))
+        sizes = q.shape[1], k.shape[1], q.shape[-1], _width(output), v.shape[-1]
+        layers.append(Layer(event.module, output, projections, *sizes))
     return Anatomy(tuple(layers), blocks, final)
 
 
 def _blocks(model: PreTrainedModel) -> tuple[nn.Module, ...]:
     """The elements of the largest list of modules that all have children: every decoder stores its blocks this way."""
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    # Lists inside blocks (the experts of a mixture) can be longer than the list of blocks.
     outermost = [m for m in lists if not any(m is not other and m in set(other.modules()) for other in lists)]
     if not outermost:
         raise UserError("dualview found no list of blocks in this model; it cannot follow the architecture.")
@@ -166,6 +183,7 @@ def _watch(model: PreTrainedModel, blocks: tuple[nn.Module, ...]) -> tuple[list[
     hooks = [m.register_forward_hook(leaf) for m in maps]
     hooks += [blocks[-1].register_forward_hook(left_last)]
     hooks += [m.register_forward_pre_hook(came_after) for m in model.modules()]
+    # Different tokens, so that no two positions agree by accident; several, so that attention has something to mix.
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     with hooked(hooks), torch.enable_grad(), _unweighted(maps):
         run_forward(model, Inspect(), ids, torch.arange(8, device=model.device)[None], None, native=True)
@@ -202,6 +220,7 @@ def _sources(made: Tensor, maps: list[_Seen], names: dict[nn.Module, str]) -> tu
     if not made.requires_grad or not leaves:
         return ()
     generator = torch.Generator().manual_seed(0)
+    # Along a random direction no two dependencies cancel, as they could in a plain sum.
     direction = torch.randn(made.shape, generator=generator, dtype=torch.float64).to(made)
     gradients = torch.autograd.grad(made, leaves, direction, materialize_grads=True, retain_graph=True)
     found: list[Projection] = []
@@ -223,6 +242,8 @@ def _output(events: list[_Seen], at: int, inside: set[nn.Module], width: int) ->
     within = [module for module in after if module in inside]
     if not after:
         raise UserError("dualview found no output projection after an attention; it cannot record this architecture.")
+    # Some attentions have a gate before the output projection, so it is the last map, not the
+    # first.
     output = within[-1] if within else after[0]
     if _width(output) != width:  # for example a router, where the output projection is not a plain linear map
         raise UserError(

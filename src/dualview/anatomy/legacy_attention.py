@@ -27,6 +27,7 @@ def redirect(model: PreTrainedModel, attend: Attend) -> list[Callable[[], None]]
         if detour is not None:
             method, replacement = detour
             setattr(module, method, partial(replacement, module, attend))
+            # The replacement lives on the instance, so deleting it brings the class's own method back.
             undo.append(partial(delattr, module, method))
     return undo
 
@@ -85,6 +86,7 @@ def _mpt(self: Any, attend: Attend, hidden_states: Tensor, *_: Any, **__: Any) -
 
 
 def _gpt_neo(self: Any, attend: Attend, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, None]:
+    # GPT-Neo was trained without the usual 1/√d, so its scale is 1.
     window = self.config.window_size if self.attention_type == "local" else None
     return attend(self, q, k, v, None, scaling=1.0, sliding_window=window)[0].transpose(1, 2), None
 

@@ -15,6 +15,7 @@ from dualview.cli import lab, store
 from dualview.cli.assets import assets
 from dualview.cli.calibrate import calibrate
 from dualview.cli.compile import compile_
+from dualview.cli.doctor import doctor
 from dualview.cli.exact import exact
 from dualview.cli.explain import explain
 from dualview.cli.heads import heads
@@ -38,8 +39,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _STORE = (store.ls, store.show, store.diff, store.export, store.query)
-_VERBS = (run, prompt, metrics, verify, explain, heads, compile_, exact, calibrate, tasks, assets, report, sweep)
-for _verb in (*_VERBS, *_STORE):
+_RUN = (run, prompt, metrics, verify, explain, heads, compile_, exact, calibrate, tasks, assets, doctor, report, sweep)
+for _verb in (*_RUN, *_STORE):
     app.command(_verb.__name__.rstrip("_"))(_verb)  # in this order in `--help`
 lab.add(app)
 app.command()(serve)

@@ -77,15 +77,24 @@ def diff(
 
 
 def export(
-    out: Annotated[Path, typer.Argument(help="the file to write: .csv, .parquet or .json")],
-    store: StoreOption,
+    out: Annotated[Path, typer.Argument(help="the file to write: .csv, .parquet, .json or .nc (NetCDF)")],
+    store: Annotated[Path | None, typer.Option(help="the store's folder")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="a folder of `run --out`: its numbers, or as NetCDF its saved records")
+    ] = None,
     table: Annotated[str, typer.Option(help="cells, layers, queries, controls, runs or failures")] = "cells",
+    format: Annotated[
+        str | None, typer.Option(help="csv, parquet, json or netcdf (default: by the file's name)", show_default=False)
+    ] = None,
     all: AllOption = False,
+    json: Annotated[Path | None, json_option("the number of rows and the file's name")] = None,
 ) -> None:
-    """Write a table of a store to a file."""
+    """Write a table of a store, or the numbers of a run, to a file."""
     from dualview.store import api
 
-    print(f"wrote {api.export(out, store, table=table, all=all, say=say)}")
+    path = api.export(out, store, run=run, table=table, format=format, all=all, json=json, say=say)
+    if not is_stdout(json):
+        print(f"wrote {path}")
 
 
 def query(

@@ -20,6 +20,7 @@ _SHOWN = (
     ("key", "key", ".12"),
     ("model", "model", ""),
     ("task", "task", ""),
+    ("labels", "labels", ""),
     ("shots", "shots_used", ""),
     ("seed", "seed", ""),
     ("rule", "ft_rule", ""),

@@ -59,6 +59,7 @@ def assemble(
 def _ft_part(prepared: Prepared, learnt: FineTuning, setting: Setting) -> dict[str, Any]:
     options, tuned = prepared.options, learnt.tuned
     chosen = next((trial for trial in learnt.trials if trial.value == tuned.lr), None)
+    # JSON has no NaN: the loss of a diverged training is null.
     final = tuned.losses[-1]
     return {
         "rule": options.ft_rule,

@@ -28,6 +28,7 @@ def frame_of(result: Measured) -> Any:
 
     keys = [*(f"accuracy.{name}" for name in result.accuracy.by_setting), *_NUMBERS]
     rows = {key: row for key in sorted(keys, key=_place) if (row := _row(result, key)) is not None}
+    # pandas would type a column of None as object, on which no arithmetic works.
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS))
     numbers = [name for name in COLUMNS if name != "floor_name"]
     return frame.astype(dict.fromkeys(numbers, float)).rename_axis("number")

@@ -10,6 +10,8 @@ History:
 1. The first explicit version. Cells stored before it hold a hash of the source code instead.
 2. The verdict in levels, agreement and label contrast; controls with a random draw in several draws, and trained ones
    at the size of fine-tuning's update.
+3. The rotations remove the span of the heads' own outputs, and the floor `head_span` replaces `zsl_direction`. Full
+   controls have the ceiling `ft_distilled`.
 """
 
-NUMERICS_VERSION = 2
+NUMERICS_VERSION = 3

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dualview.comparison.cache import PassCache, no_cache
+from dualview.comparison.inputs import encode, read_inputs
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
-from dualview.learning.calibration import calibration_queries
 from dualview.learning.selection import SelectionTrial, best
 from dualview.metrics.predictions import accuracy
 from dualview.models.language_model import LanguageModel
@@ -18,10 +18,10 @@ from dualview.models.loading import load_model
 from dualview.models.scoring import PassPlan, ask
 from dualview.models.untrained import redrawn
 from dualview.options import SEEDS, SELECTION_ROWS, RunOptions
-from dualview.tasks.prompts import PromptSet, Query, build_prompts, encode_queries, resolve_bos
+from dualview.tasks.prompts import PromptSet, Query, encode_queries, resolve_bos
 from dualview.tasks.rows import Row
-from dualview.tasks.sampling import read_rows, sample_demos, sample_queries, selection_rows
-from dualview.tasks.task import Task, load_task
+from dualview.tasks.sampling import read_rows, sample_demos, selection_rows
+from dualview.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,16 @@ def prepare(
 ) -> Prepared:
     """Read the task and the model, choose the demonstrations, and make every prompt."""
     progress = progress or Silent()
-    task = cache("task", (options.task, options.data), lambda: load_task(options.task, options.data))
-    asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
-    given = read_rows(task, options.demos) if options.demos else None
-    if given is None and options.seed != "auto":
-        given = sample_demos(task, options.seed, options.shots)  # before the model loads: mistakes show at once
+    inputs = read_inputs(options, cache)  # before the model loads: mistakes show at once
+    task, given, asked = inputs.task, inputs.demos, inputs.queries
     lm = lm or load(options, progress)
     if given is not None:
         seed = None if options.demos else int(options.seed)
-        return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked), cache=cache)
+        return Prepared(options, lm, task, seed, given, encode(options, lm.reader, task, given, asked), cache=cache)
     trials = _seed_trials(options, lm, task, progress, cache)
     seed = SEEDS[best(trials)]
     given = sample_demos(task, seed, options.shots)
-    return Prepared(options, lm, task, seed, given, _prompts(options, lm, task, given, asked), trials, cache)
+    return Prepared(options, lm, task, seed, given, encode(options, lm.reader, task, given, asked), trials, cache)
 
 
 def load(options: RunOptions, progress: Progress) -> LanguageModel:
@@ -86,46 +83,12 @@ def load(options: RunOptions, progress: Progress) -> LanguageModel:
     return lm
 
 
-def _prompts(
-    options: RunOptions, lm: LanguageModel, task: Task, demos: Sequence[Row], queries: Sequence[Row]
-) -> PromptSet:
-    return make_prompts(options, lm, task, demos, queries, _content_free(options, lm, task, queries))
-
-
-def make_prompts(
-    options: RunOptions,
-    lm: LanguageModel,
-    task: Task,
-    demos: Sequence[Row],
-    queries: Sequence[Row],
-    room_for: Sequence[Query] = (),
-) -> PromptSet:
-    """Rows as token ids, by the options; `room_for` as in `build_prompts`."""
-    return build_prompts(
-        task,
-        lm.tokenizer,
-        demos,
-        queries,
-        bos=options.bos,
-        separator=options.separator,
-        max_context=lm.room(options.max_context),
-        room_for=room_for,
-    )
-
-
-def _content_free(options: RunOptions, lm: LanguageModel, task: Task, rows: Sequence[Row]) -> tuple[Query, ...]:
-    """The queries that calibration asks after the same demonstrations."""
-    if not options.calibrate:
-        return ()
-    return calibration_queries(task, lm, encode_queries(task, lm.tokenizer, rows))
-
-
 def _seed_trials(
     options: RunOptions, lm: LanguageModel, task: Task, progress: Progress, cache: PassCache
 ) -> list[SelectionTrial]:
     """ICL accuracy of each seed's demonstrations on the selection rows."""
     rows = _fitting(options, lm, task)
-    drawn = {seed: _prompts(options, lm, task, sample_demos(task, seed, options.shots), rows) for seed in SEEDS}
+    drawn = {seed: encode(options, lm.reader, task, sample_demos(task, seed, options.shots), rows) for seed in SEEDS}
 
     def tried() -> list[SelectionTrial]:
         trials: list[SelectionTrial] = []
@@ -148,6 +111,7 @@ def selection_queries(prepared: Prepared) -> tuple[Query, ...]:
 def _fitting(options: RunOptions, lm: LanguageModel, task: Task) -> list[Row]:
     """The selection rows that fit the context; rows that are shown or may be reported are left out."""
     given = [row for path in (options.queries, options.demos) if path is not None for row in read_rows(task, path)]
+    # By text, not by row: the same text may be in several splits, and a reported query must not choose the rate.
     known = {task.render(row) for row in (*given, *task.rows("validation"))}
     rows = [row for row in selection_rows(task, SELECTION_ROWS) if task.render(row) not in known]
     limit, special = lm.room(options.max_context), int(resolve_bos(lm.tokenizer, options.bos) is not None)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from dualview.comparison.frame import frame_of
 from dualview.io.atomic import write_json
 from dualview.io.display import as_html
-from dualview.io.errors import UserError, first_problem
+from dualview.io.json_files import read_model
 from dualview.metrics.measured import LayerRow, Measured, ResultPart
 from dualview.records import Records
 
@@ -194,10 +194,4 @@ class Result(Measured):
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"The result {path} cannot be read ({error.strerror}).") from error
-        except ValidationError as error:
-            where, problem = first_problem(error)
-            raise UserError(f"{path} is not a dualview result: {where or 'the whole file'}: {problem}.") from error
+        return read_model(cls, path, "a dualview result")

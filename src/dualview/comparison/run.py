@@ -5,7 +5,7 @@ task → demonstrations and queries → prompts → zsl, icl, ft → records →
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -28,6 +28,8 @@ from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.recipe import Rule, Tuned
 from dualview.metrics import recompute
 from dualview.metrics.controls import base_name
+from dualview.metrics.label_contrast import FLIPPED
+from dualview.models.head_span import off_spans
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.options import RunOptions
@@ -53,6 +55,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
             with progress.part(f"{name}: asking {len(queries)} queries", len(queries)) as advance:
                 return ask(lm, queries, how, patch, advance)
 
+        # A patched pass is never shared: two fine-tunings that are called the same may differ.
         found = ask_all() if patch is not None else prepared.cache(name, _pass_key(prepared, how), ask_all)
         clock.lap(name)
         return found
@@ -64,7 +67,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
         given_patch = load_patch(options.patch, lm)  # before the work: a file may be unreadable, or of another model
     watched = options.controls != "none"
     bare = replace(prepared.zero_shot, taps=taps_of(lm.anatomy) if watched else ())
-    passes = {"zsl": asking("zsl", bare)}
+    passes = {"zsl": asking("zsl", replace(bare, own=watched))}
     passes["icl"] = asking("icl", replace(prepared.in_context, demo_logits=watched))
     learnt = fine_tune(prepared, progress)
     clock.lap("fine-tuning")
@@ -73,9 +76,10 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
         passes["patch"] = asking("patch", prepared.zero_shot, given_patch)
     controlled = _controlled(prepared, learnt, passes, progress) if watched else Controlled()
     clock.lap("controls")
+    settings = {**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings}
     records = Records(
         gold=np.array([query.gold for query in queries]),
-        settings={**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings},
+        settings=_off_heads(lm, passes["zsl"], settings),
         columns=passes["zsl"].columns,
         meta={"task": prepared.task.name, "model": lm.name, "controls": options.controls},
         token_scores=controlled.token_scores,
@@ -104,8 +108,19 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     return result
 
 
+def _off_heads(lm: LanguageModel, zsl: Asked, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The settings, those that the verdict compares with what they change outside the heads' own outputs."""
+    base = zsl.settings[0].h
+    if zsl.own is None or base is None:
+        return dict(settings)
+    h = {name: settings[name].h for name in ("icl", "ft", *FLIPPED.values()) if name in settings}
+    found = off_spans(lm, zsl.own, base, {name: each for name, each in h.items() if each is not None})
+    return {name: replace(setting, off_span=found.get(name)) for name, setting in settings.items()}
+
+
 def _pass_key(prepared: Prepared, how: PassPlan) -> Hashable:
     """What decides a pass at the base weights."""
+    # With controls a pass also keeps taps and logits, so one recorded without them cannot replace it.
     watched = prepared.options.controls != "none"
     return how.prefix, prepared.prompts.queries, how.at, how.batch_size, watched
 
@@ -127,11 +142,21 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
         return learnt.grid if rule == recipe.rule and learnt.grid else train_grid(prepared, rule)
 
     full = prepared.options.controls == "full"
+    # Similarity grows with the size of an update, so trained controls are compared at FT's size.
     size = update_size(passes["zsl"].settings[0], passes["ft"].settings[0])
     wanted = control_trainings(prepared, lr, full=full)
     sized = [name for name in wanted if base_name(name) in ("ft_random_labels", "ft_other_task")]
     trained = train_controls(prepared, wanted, recipe, progress, sized=sized, size=size)
-    made = control_settings(prepared, lr, recipe, trained, size=size, grid=grid if full else None, progress=progress)
+    made = control_settings(
+        prepared,
+        lr,
+        recipe,
+        trained,
+        size=size,
+        grid=grid if full else None,
+        progress=progress,
+        zsl=passes["zsl"],
+    )
     report: dict[str, Any] = {}
     again = made.passes.get("icl_reordered")
     with progress.part("attention to training tokens", 1) as advance:

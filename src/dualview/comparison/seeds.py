@@ -98,6 +98,7 @@ def compare_seeds(
     progress = progress or Silent()
     results: list[Result] = []
     for seed in seeds:
+        # Loaded once: only the demonstrations differ between seeds.
         lm = lm or prepare(replace(options, seed=seed), progress=progress).lm
         result = run(replace(options, seed=seed), lm=lm, progress=progress)
         if on_result is not None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dualview.comparison.finetuning import fine_tune, recipe_of
-from dualview.comparison.prepare import Prepared, make_prompts, prepare
+from dualview.comparison.inputs import make_prompts
+from dualview.comparison.prepare import Prepared, prepare
 from dualview.duality.on_model.dual_finetuning import trace_for
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
@@ -15,7 +16,7 @@ from dualview.learning.traces import TrainingTrace, trace_training
 from dualview.models.language_model import LanguageModel
 from dualview.options import COMPARISON_ONLY, QUERIES_ONLY, RunOptions, refuse_options
 from dualview.tasks.rows import Row
-from dualview.tasks.task import Task
+from dualview.tasks.task import Task, load_task
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ def question(
     name, loaded = (model, None) if isinstance(model, str) else (model.name, model)
     chosen = RunOptions.make(**{**options, "model": name, "n_queries": 1})
     _must_have_a_dual_form(verb, chosen)
-    prepared = prepare(chosen, loaded, progress)
-    row = query_row(prepared.task, query)
+    row = query_row(load_task(chosen.task, chosen.data), query)  # before the model loads: mistakes show at once
     _must_not_be_empty(*row.fields.values())
-    prepared = replace(prepared, prompts=make_prompts(chosen, prepared.lm, prepared.task, prepared.demos, [row]))
+    prepared = prepare(chosen, loaded, progress)
+    prepared = replace(prepared, prompts=make_prompts(chosen, prepared.lm.reader, prepared.task, prepared.demos, [row]))
     return Question(prepared, row, _trained(verb, prepared, progress))
 
 

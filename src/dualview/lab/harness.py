@@ -25,12 +25,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from dualview.io import terminal
 from dualview.io.atomic import must_be_writable, write_json, write_text
 from dualview.io.clock import Clock
-from dualview.io.errors import UserError
+from dualview.io.json_files import read_model
 from dualview.io.progress import Progress, Silent
 from dualview.io.saving import extra, save_somewhere
 from dualview.io.versions import versions
@@ -72,14 +72,7 @@ class LabResult(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"The result {path} cannot be read ({error.strerror}).") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the whole file"
-            raise UserError(f"{path} is not a lab's result: {where}: {first['msg']}.") from error
+        return read_model(cls, path, "a lab's result")
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ class Job(Generic[SettingsT]):
 
     @cached_property
     def device(self) -> torch.device:
-        from dualview.models.loading import pick_device
+        from dualview.models.devices import pick_device
 
         return pick_device(self.settings.device)
 

@@ -18,7 +18,7 @@ from dualview.metrics.predictions import accuracy
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import PassPlan, Patch, ask
 from dualview.records import Setting
-from dualview.tasks.prompts import CONTENT_FREE, Query, content_free_queries
+from dualview.tasks.prompts import CONTENT_FREE, Query, Tokenizer, content_free_queries
 from dualview.tasks.task import Task
 
 
@@ -31,8 +31,9 @@ def calibrated_accuracy(
 ) -> dict[str, float]:
     """Accuracy of each setting after calibration, each by its own answers to the content-free queries."""
     gold = np.array([query.gold for query in queries])
+    # A classification task has one list of candidates; a multiple-choice task may have one for each query.
     distinct = list(dict.fromkeys(query.candidates for query in queries))
-    empty = calibration_queries(task, lm, queries)
+    empty = calibration_queries(task, lm.tokenizer, queries)
     row_of = {candidates: i for i, candidates in enumerate(distinct)}
     rows = np.array([row_of[query.candidates] for query in queries])
     found: dict[str, float] = {}
@@ -43,10 +44,10 @@ def calibrated_accuracy(
     return found
 
 
-def calibration_queries(task: Task, lm: LanguageModel, queries: Sequence[Query]) -> tuple[Query, ...]:
+def calibration_queries(task: Task, tokenizer: Tokenizer, queries: Sequence[Query]) -> tuple[Query, ...]:
     """The content-free queries before each distinct list of candidates."""
     distinct = dict.fromkeys(query.candidates for query in queries)
-    return tuple(q for candidates in distinct for q in content_free_queries(task, lm.tokenizer, candidates))
+    return tuple(q for candidates in distinct for q in content_free_queries(task, tokenizer, candidates))
 
 
 def log_prior(

@@ -46,6 +46,7 @@ def captured(
             made = step(still)
     except RuntimeError as error:
         _log.info("The training step of %s cannot be recorded (%s).", lm.name, first_line(error))
+        # A failed recording may leave work behind that would fail later, where nothing explains it.
         torch.cuda.synchronize(lm.device)
         yield None
         return

@@ -103,6 +103,7 @@ class _Goal:
     @classmethod
     def of(cls, lm: LanguageModel, rows: Sequence[Query], teacher: PassPlan) -> _Goal:
         bare = teacher.prefix[: teacher.special]
+        rows = [replace(row, summed=False) for row in rows]  # the loss is of mean log-probabilities
         icl, zsl = (
             ask(lm, rows, replace(teacher, prefix=prefix, record=True, demo_logits=False, taps=())).settings[0]
             for prefix in (teacher.prefix, bare)

@@ -94,4 +94,5 @@ def differentiable(lm: LanguageModel, recipe: TrainingRecipe) -> LanguageModel:
     themselves are trained (half precision would round most steps away)."""
     if lm.dtype in (torch.float32, torch.float64) or (recipe.precision == "model" and recipe.params != "all"):
         return lm
+    # A copy: widening the model in place would change its own answers.
     return adopt(copy.deepcopy(lm.model).float(), lm.tokenizer, lm.name)

@@ -49,6 +49,7 @@ def status_of(tuned: Tuned, log_probs: np.ndarray) -> Status:
 
 def best(trials: Sequence[SelectionTrial]) -> int:
     """The index of the highest accuracy; ties to the smaller value; diverged trials only if there is no other."""
+    # `max` keeps the first of equals, so sorting by value gives ties to the smaller one.
     order = sorted(range(len(trials)), key=lambda i: trials[i].value)
     return max(order, key=lambda i: -1.0 if trials[i].accuracy is None else (trials[i].accuracy or 0.0))
 

@@ -54,6 +54,7 @@ class Shown:
         starts = [_first_predicted(sequence, loss) for sequence in sequences]
         longest = longest or max(len(sequence.ids) for sequence in sequences)
         first = min(starts) - 1 if first is None else first
+        # Padded with a real token: any id is in the vocabulary, and a mask would rule out the fast kernels.
         ids = [[*sequence.ids, *[sequence.ids[-1]] * (longest - len(sequence.ids))] for sequence in sequences]
         weights = torch.zeros(len(ids), longest, dtype=torch.float64)
         for row, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
@@ -127,6 +128,8 @@ class Tape:
     def signals(self, total: Float[Tensor, ""]) -> list[Float[Tensor, "rate token row"]]:
         """g_t of every call on the tape; each row's loss depends on its own row alone, so their sum serves all."""
         outputs = [output for _, _, output in self.calls]
+        # With respect to outputs, not weights: the update is wanted as its two factors, and no gradient of a weight is
+        # formed.
         found = torch.autograd.grad(total, outputs, materialize_grads=True)
         signals: list[Tensor] = []
         for (index, _, _), gradient in zip(self.calls, found, strict=True):
@@ -164,6 +167,7 @@ def _layer_causal(lm: LanguageModel) -> Generator[None]:
 
     def cut(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         detached = tuple(a.detach() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+        # Some architectures pass the hidden states by name.
         kwargs = {**kwargs, **{k: kwargs[k].detach() for k in ("hidden_states",) if k in kwargs}}
         return detached, kwargs
 

@@ -77,6 +77,7 @@ class Deltas:
 
     def moved_to(self, anatomy: Anatomy) -> Deltas:
         """The same change on another copy of the model."""
+        # By name: a deep copy has other module objects in the same places.
         own = {p.name: p for p in anatomy.projections(("q", "k", "v"))}
         moved = tuple(Projection(p.name, own[p.name].module, p.rows) for p in self.projections)
         return type(self)(moved, self.weights, self.biases)
@@ -84,6 +85,7 @@ class Deltas:
     def change(self, index: int, x: Float[Tensor, "rate *token d_in"]) -> Float[Tensor, "rate *token row"]:
         """ΔW x + Δb for one projection, in the deltas' own precision."""
         weight, bias = self.weights[index], self.biases[index]
+        # In the change's precision: a small ΔW would vanish in half precision before it is added.
         change = x.to(weight.dtype).flatten(1, -2) @ weight.mT
         change = change if bias is None else change + bias[:, None]
         return change.view(*x.shape[:-1], weight.shape[1])
@@ -138,6 +140,7 @@ class Parameters:
 
     @contextmanager
     def applied(self) -> Generator[None]:
+        # By parameter, not by name: tied weights have one parameter and several names.
         stand_in = {parameter: self.values[name] for name, parameter in self.model.named_parameters()}
         places = [
             (module, name, parameter)

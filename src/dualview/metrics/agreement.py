@@ -15,6 +15,7 @@ stretching of the zero-shot log-odds. The test permutes FT's residuals among the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +58,35 @@ def agreement(
 ) -> Agreement:
     """Agreement of the settings' candidate scores (mean log-probabilities); see the module for its equation."""
     base = centred_log_odds(zsl)
-    moved = [centred_log_odds(side) - base for side in (icl, ft)]
+    return _agreement(gold, base, [centred_log_odds(side) - base for side in (icl, ft)], "agreement", seed, draws)
+
+
+def label_agreement(
+    gold: Int[np.ndarray, " query"],
+    zsl: Float[np.ndarray, "query candidate"],
+    icl: Float[np.ndarray, "query candidate"],
+    icl_flipped: Float[np.ndarray, "query candidate"],
+    ft: Float[np.ndarray, "query candidate"],
+    ft_flipped: Float[np.ndarray, "query candidate"],
+    *,
+    seed: int = 0,
+    draws: int = DRAWS,
+) -> Agreement:
+    """The same for what labels teach: Δ_s = c(log p_s) − c(log p_s[flipped]), the label contrast of the log-odds."""
+    pairs = ((icl, icl_flipped), (ft, ft_flipped))
+    moved = [centred_log_odds(true) - centred_log_odds(flipped) for true, flipped in pairs]
+    return _agreement(gold, centred_log_odds(zsl), moved, "label agreement", seed, draws)
+
+
+def _agreement(
+    gold: Int[np.ndarray, " query"],
+    base: Float[np.ndarray, "query candidate"],
+    moved: Sequence[Float[np.ndarray, "query candidate"]],
+    name: str,
+    seed: int,
+    draws: int,
+) -> Agreement:
+    """Agreement of two changes of log-odds; `name` names its random draws."""
     if not all(np.isfinite(side).all() for side in moved):
         return Agreement(None, reason="a score is not finite: fine-tuning diverged")
     classes, member = np.unique(gold, return_inverse=True)
@@ -67,18 +96,18 @@ def agreement(
     if sum(math.lgamma(int(size) + 1) for size in np.bincount(member)) < math.log(LEAST_ORDERS):
         return Agreement(None, reason="too few queries of each class to permute")
     rest = [side - basis @ (basis.T @ side) for side in moved]
-    for name, side, whole in zip(("ICL", "FT"), rest, moved, strict=True):
+    for setting, side, whole in zip(("ICL", "FT"), rest, moved, strict=True):
         if np.linalg.norm(side) <= _SAME * max(np.linalg.norm(whole), np.linalg.norm(base)):
-            return Agreement(None, reason=f"{name} moves all queries of a class alike")
+            return Agreement(None, reason=f"{setting} moves all queries of a class alike")
     ours, theirs = rest
     value = _correlation(ours, theirs)
-    null = _permuted(ours, theirs, basis, member, generator(seed, "agreement"), draws)
+    null = _permuted(ours, theirs, basis, member, generator(seed, name), draws)
     slack = 1e-12
     return Agreement(
         value=value,
         p=(1 + int((null >= value - slack).sum())) / (draws + 1),
         below_p=(1 + int((null <= value + slack).sum())) / (draws + 1),
-        interval=correlation_interval(ours, theirs, seed=seed, name="ci/agreement", draws=draws),
+        interval=correlation_interval(ours, theirs, seed=seed, name=f"ci/{name}", draws=draws),
         detectable=min(1.0, (normal_quantile(0.99) + normal_quantile(0.8)) * float(null.std())),
     )
 

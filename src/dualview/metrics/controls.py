@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dualview.metrics._scipy import normal_cdf
-from dualview.metrics.cosine import Form, defined_mean, layer_means, overall_mean, similarity_table
+from dualview.metrics.cosine import Form, defined_mean, overall_mean, similarity_table
 from dualview.metrics.measured import LayerBounds
-from dualview.metrics.nulls import Floor, RecordFloors, contrast_floors, record_floors
+from dualview.metrics.nulls import Floor, RecordFloors, contrast_floors, off_spans_of, record_floors
 from dualview.metrics.predictions import correct, rec2ftp
+from dualview.metrics.setting_tables import RecordTables
 from dualview.metrics.statistics import (
     DRAWS,
     Interval,
@@ -32,7 +33,7 @@ from dualview.metrics.statistics import (
     sign_flip_p,
     wilson_interval,
 )
-from dualview.metrics.summary import NOT_RECORDED, plain
+from dualview.metrics.summary import NOT_RECORDED, layer_bounds, plain
 from dualview.records import MAIN_SETTINGS, Records, Setting
 
 
@@ -89,26 +90,6 @@ SIMILARITIES: Mapping[str, Similarity] = {
     "sim_am": Similarity("m", "update", "SimAM-delta"),
     "sim_am_after": Similarity("m", "map", "SimAM after"),
 }
-
-
-QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
-
-
-def layer_bounds(
-    values: Float[np.ndarray, "query layer"],
-    floors: Mapping[str, Float[np.ndarray, "query layer"]],
-    ceilings: Mapping[str, Float[np.ndarray, "query layer"]],
-) -> LayerBounds:
-    """One similarity layer by layer: its quantiles over queries, and the mean of every floor and ceiling."""
-    columns = [layer[np.isfinite(layer)] for layer in values.T]
-    return LayerBounds(
-        quantiles={
-            name: [float(np.quantile(column, at)) if column.size else None for column in columns]
-            for name, at in QUANTILES.items()
-        },
-        floors={name: [plain(mean) for mean in layer_means(table)] for name, table in floors.items()},
-        ceilings={name: [plain(mean) for mean in layer_means(table)] for name, table in ceilings.items()},
-    )
 
 
 @dataclass(frozen=True)
@@ -217,9 +198,17 @@ LEAST_DEFINED = 0.5
 """A control that changes nothing but rounding has a cosine here and there; what those few say is no floor."""
 
 
-def compute_controls(records: Records, options: ControlOptions | None = None) -> Mapping[str, MetricControls]:
+def record_tables(records: Records) -> RecordTables:
+    """The similarities of ICL and FT, and with every control of this model in the place of one of them."""
+    found = {name: role_of(name) for name in control_trios(records) if name in records.controls}
+    return RecordTables.of(records, {name: role.place for name, role in found.items() if role is not None})
+
+
+def compute_controls(
+    records: Records, options: ControlOptions | None = None, tables: RecordTables | None = None
+) -> Mapping[str, MetricControls]:
     """Interval, floors, ceilings and p-values of accuracy gains, Rec2FTP and every similarity the records allow."""
-    options = options or ControlOptions()
+    options, tables = options or ControlOptions(), tables or record_tables(records)
     results = {f"accuracy_{name}": accuracy_gain(records, name, options) for name in ("icl", "ft")}
     results["rec2ftp"] = rec2ftp_controls(records, options)
     for array in ("h", "m"):
@@ -229,9 +218,12 @@ def compute_controls(records: Records, options: ControlOptions | None = None) ->
             results |= {name: MetricControls(name, None, reason=NOT_RECORDED) for name in names}
             continue
         forms: list[Form] = [SIMILARITIES[name].form for name in names]
-        floors = record_floors(stacks[0], stacks[1], stacks[2], forms, columns=records.columns, seed=options.seed)
+        off = off_spans_of(records) if array == "h" else ()
+        floors = record_floors(
+            stacks[0], stacks[1], stacks[2], forms, columns=records.columns, off=off, seed=options.seed
+        )
         for name in names:
-            results[name] = similarity_controls(records, name, floors[SIMILARITIES[name].form], options)
+            results[name] = similarity_controls(records, name, floors[SIMILARITIES[name].form], options, tables)
     contrast = contrast_floors(records, seed=options.seed)
     name = "label_contrast"
     if contrast is None:
@@ -272,12 +264,16 @@ def rec2ftp_controls(records: Records, options: ControlOptions) -> MetricControl
 
 
 def similarity_controls(
-    records: Records, name: str, from_records: RecordFloors, options: ControlOptions
+    records: Records,
+    name: str,
+    from_records: RecordFloors,
+    options: ControlOptions,
+    known: RecordTables | None = None,
 ) -> MetricControls:
     """One similarity with its interval, every floor's p-value, and its ceilings."""
     tables: dict[str, dict[str, np.ndarray]] = {"floor": {}, "ceiling": {}, "other": {}}
     for control, trio in control_trios(records).items():
-        table = _table(name, trio, records.columns)
+        table = _table(name, control, trio, records.columns, known)
         if table is not None:
             undefined = np.isfinite(table).mean() < LEAST_DEFINED
             tables[trio.bound][control] = np.full_like(table, np.nan) if undefined else table
@@ -390,9 +386,12 @@ def control_trios(records: Records) -> Mapping[str, _Trio]:
 
 
 def _table(
-    name: str, trio: _Trio, columns: Int[np.ndarray, " query"] | None
+    name: str, control: str, trio: _Trio, columns: Int[np.ndarray, " query"] | None, known: RecordTables | None
 ) -> Float[np.ndarray, "query layer"] | None:
     similarity = SIMILARITIES[name]
+    tables = None if known is None else getattr(known, similarity.array)
+    if tables is not None and control in tables.controls:
+        return tables.controls[control][similarity.form]
     stacks = [getattr(setting, similarity.array) for setting in (trio.zsl, trio.icl, trio.ft)]
     if any(stack is None for stack in stacks):
         return None

@@ -26,7 +26,7 @@ from dualview.metrics.agreement import Agreement
 from dualview.metrics.controls import ControlOptions, MetricControls
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.predictions import correct
-from dualview.metrics.statistics import Interval, paired_interval
+from dualview.metrics.statistics import Interval, p_clause, paired_interval
 from dualview.metrics.summary import NOT_RECORDED
 from dualview.records import Records
 
@@ -113,9 +113,9 @@ def predictions_level(found: Agreement, alpha: float) -> Level:
     if found.below_p < alpha:
         outcome = "contradicted"
     relation = {"supported": "", "contradicted": "against each other, ", "not supported": "no more than by chance, "}
-    clause = f"the same queries move {relation[outcome]}agreement {found.value:.3f} (p = {found.p:.3g})"
+    clause = f"the same queries move {relation[outcome]}agreement {found.value:.3f} ({p_clause(found.p)})"
     if outcome == "supported":
-        clause = f"the same queries move the same way, agreement {found.value:.3f} (p = {found.p:.3g})"
+        clause = f"the same queries move the same way, agreement {found.value:.3f} ({p_clause(found.p)})"
     p = found.below_p if outcome == "contradicted" else found.p
     return Level(outcome, clause, found.value, found.interval, {"permuted": 0.0}, "permuted", p, found.detectable)
 
@@ -142,7 +142,7 @@ def similarity_level(metric: MetricControls, alpha: float, level: float = 0.95) 
     if tested[worst] >= alpha or as_high:
         named = worst if tested[worst] >= alpha else max(as_high, key=lambda name: floors[name])
         p = tested.get(named)
-        by = f"{floors.get(named, float('nan')):.3f}" + ("" if p is None else f" at p = {p:.3g}")
+        by = f"{floors.get(named, float('nan')):.3f}" + ("" if p is None else f" at {p_clause(p)}")
         clause = f"{title} is {metric.value:.3f}, not above its floor {named} ({by})"
         return replace(about, outcome="not supported", clause=clause, decided_by=named, p=p)
     highest = max(floors, key=lambda name: floors[name])

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dualview.io.display import as_html
+
 LayerRow = list[float | None]
 """One number a layer; null where it is undefined."""
 Named = dict[str, float | None]
@@ -99,6 +101,8 @@ class LabelContrastPart(ResultPart):
     value: float | None
     per_layer: LayerRow
     reason: str | None = None
+    log_odds: AgreementPart | None = None
+    """The same of the label log-odds, as `agreement` compares them."""
 
 
 class SimAOUPart(ResultPart):
@@ -264,6 +268,10 @@ class VerdictPart(ResultPart):
     conditions: list[ConditionPart] = Field(default_factory=list)
     limits: str = ""
 
+    def _repr_html_(self) -> str | None:
+        """In a notebook: the sentence and the levels."""
+        return as_html(self)
+
 
 class Measured(ResultPart):
     """Every metric of one run, with its controls and the verdict where controls were run."""
@@ -283,6 +291,10 @@ class Measured(ResultPart):
     controls: dict[str, ControlPart] | None = None
     verdict: VerdictPart | None = None
     warnings: list[str]
+
+    def _repr_html_(self) -> str | None:
+        """In a notebook: the verdict and the numbers."""
+        return as_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """As the result file has it: the keys that were given, no others."""

@@ -1,13 +1,22 @@
-"""One layer's updates, and what its similarities become when FT's updates are replaced, pooled, or turned."""
+"""What one layer's similarities become when FT's updates are replaced, pooled, or turned, from inner products alone.
+
+With z the ZSL vector, u ICL's update and w FT's, every form compares x = αu + βz with y = γw + δz:
+
+    update       α = 1, β = 0               map   α = β = 1
+    normalised   α = 1/‖z+u‖, β = α − 1/‖z‖
+
+(γ and δ likewise for w). So the products of z, u and w of the queries of a block give everything, once: lengths,
+cosines, other queries' updates, the mean direction, and what is left once the zero-shot direction is removed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from dualview.metrics.cosine import Form, compared, defined_mean, dot, long_enough, norm, ratio, reference_norm
+from dualview.metrics.cosine import UNDEFINED_BELOW, Form, defined_mean, dot, long_enough, ratio
 
 _GAUSSIAN_DRAWS = 4
 _SERIAL = 64**3
@@ -22,10 +31,12 @@ def inner_products(
     machine waking the threads for each cost ten times the products themselves.
     """
     step = max(8, _SERIAL // (a.shape[-2] * b.shape[-2]))
-    total = np.zeros((*a.shape[:-1], b.shape[-2]))
-    for start in range(0, a.shape[-1], step):
-        total += a[..., start : start + step] @ b[..., start : start + step].swapaxes(-1, -2)
-    return total
+    whole = a.shape[-1] // step * step
+    if whole <= step:
+        return a @ b.swapaxes(-1, -2)
+    parts = [side[..., :whole].reshape(*side.shape[:-1], -1, step).swapaxes(-2, -3) for side in (a, b)]
+    total: np.ndarray = (parts[0] @ parts[1].swapaxes(-1, -2)).sum(axis=-3)
+    return total if whole == a.shape[-1] else total + a[..., whole:] @ b[..., whole:].swapaxes(-1, -2)
 
 
 def cosine_with_update(
@@ -53,176 +64,185 @@ def cosine_with_update(
 
 
 @dataclass(frozen=True)
-class LayerVectors:
-    """One layer's vectors for one form, with the lengths and products that everything else is made from.
+class BlockVectors:
+    """One layer's vectors of blocks of equally many queries, in double precision."""
 
-    `query` is all of them, or (`take`) blocks of equally many: then there is one more axis in front, and what compares
-    queries compares those of a block.
-    """
-
-    form: Form
-    z: Float[np.ndarray, "*block query group dim"]
-    """The ZSL vectors."""
-    x: Float[np.ndarray, "*block query group dim"]
-    """What is compared of ICL."""
-    y: Float[np.ndarray, "*block query group dim"]
-    """What is compared of FT."""
-    b: Float[np.ndarray, "*block query group dim"]
-    """FT's update, whatever the form."""
-    z_norm: Float[np.ndarray, "*block query group"]
-    x_norm: Float[np.ndarray, "*block query group"]
-    """‖x‖, NaN where it makes the cosine undefined; y_norm alike."""
-    y_norm: Float[np.ndarray, "*block query group"]
-    b_norm: Float[np.ndarray, "*block query group"]
-    x_z: Float[np.ndarray, "*block query group"]
-
-    @classmethod
-    def of(cls, form: Form, z: np.ndarray, icl: np.ndarray, ft: np.ndarray) -> LayerVectors:
-        x, y = compared(form, z, icl), compared(form, z, ft)
-        b = y if form == "update" else compared("update", z, ft)
-        z_norm, reference = norm(z), reference_norm(form, z)
-        x_norm, y_norm = long_enough(norm(x), reference), long_enough(norm(y), reference)
-        return cls(form, z, x, y, b, z_norm, x_norm, y_norm, y_norm if form == "update" else norm(b), dot(x, z))
-
-    def take(self, block: Int[np.ndarray, "*block member"]) -> LayerVectors:
-        z, x, y, z_norm, x_norm, y_norm, b_norm, x_z = (
-            side[block]
-            for side in (self.z, self.x, self.y, self.z_norm, self.x_norm, self.y_norm, self.b_norm, self.x_z)
-        )
-        b = y if self.b is self.y else self.b[block]
-        return LayerVectors(self.form, z, x, y, b, z_norm, x_norm, y_norm, b_norm, x_z)
-
-    def cosines(self) -> Float[np.ndarray, "query group"]:
-        return ratio(dot(self.x, self.y), self.x_norm * self.y_norm)
-
-
-def zsl_direction(layer: LayerVectors) -> Float[np.ndarray, "query group"]:
-    """(x·z)(y·z) / (‖z‖² ‖x‖ ‖y‖): the similarity the components along zsl give by themselves."""
-    return ratio(layer.x_z * dot(layer.y, layer.z), layer.z_norm**2 * layer.x_norm * layer.y_norm)
-
-
-def gaussian(
-    layer: LayerVectors, dims: Int[np.ndarray, " query"], rng: np.random.Generator
-) -> Float[np.ndarray, "query group"]:
-    """The mean cosine with random updates of FT's norm.
-
-    Of a uniformly random direction in `dims` dimensions only its components along z and along what x has beside z
-    matter; they are t₁ and t₂ over √(t₁² + t₂² + χ²), so nothing d-dimensional is drawn.
-    """
-    shape, free = (_GAUSSIAN_DRAWS, *layer.z.shape[:2]), dims[:, None] - 2
-    along, beside = rng.standard_normal(shape), rng.standard_normal(shape) * (free >= 0)
-    rest = np.where(free > 0, rng.chisquare(np.maximum(free, 1), shape), 0.0)
-    scale = layer.b_norm / np.sqrt(along**2 + beside**2 + rest)
-    x_along = np.nan_to_num(ratio(layer.x_z, layer.z_norm))
-    x_beside = np.sqrt(np.maximum(layer.x_norm**2 - x_along**2, 0.0))
-    cosines = cosine_with_update(
-        layer.form,
-        x_b=scale * (x_along * along + x_beside * beside),
-        z_b=scale * layer.z_norm * along,
-        b_norm=layer.b_norm,
-        x_z=layer.x_z,
-        x_norm=layer.x_norm,
-        z_norm=layer.z_norm,
-    )
-    return defined_mean(cosines, axis=0)
-
-
-def pair_cosines(layer: LayerVectors) -> Float[np.ndarray, "*block member member"]:
-    """cos between query i's ICL and query j's FT update applied to i, averaged over heads; NaN where undefined."""
-    z, x, b = (side.swapaxes(-3, -2) for side in (layer.z, layer.x, layer.b))
-    cosines = cosine_with_update(
-        layer.form,
-        x_b=inner_products(x, b),
-        z_b=np.zeros(1) if layer.form == "update" else inner_products(z, b),
-        b_norm=layer.b_norm.swapaxes(-2, -1)[..., None, :],
-        x_z=layer.x_z.swapaxes(-2, -1)[..., None],
-        x_norm=layer.x_norm.swapaxes(-2, -1)[..., None],
-        z_norm=layer.z_norm.swapaxes(-2, -1)[..., None],
-    )
-    return defined_mean(cosines, axis=-3)
+    z: Float[np.ndarray, "block group member dim"]
+    u: Float[np.ndarray, "block group member dim"]
+    w: Float[np.ndarray, "block group member dim"]
+    off: tuple[Float[np.ndarray, "block group member dim"], ...] = ()
+    """ICL's and FT's updates outside the heads' span, where they were recorded."""
 
 
 @dataclass(frozen=True)
-class Sides:
-    """ICL's and FT's vectors, scaled so that their inner products are cosines or parts of them; NaN where undefined."""
+class BlockProducts:
+    """The inner products of `BlockVectors`: each query's own, and between the queries of a block."""
 
-    x: Float[np.ndarray, "*block query group dim"]
-    y: Float[np.ndarray, "*block query group dim"]
+    zz: Float[np.ndarray, "*block group member"]
+    uu: Float[np.ndarray, "*block group member"]
+    ww: Float[np.ndarray, "*block group member"]
+    uz: Float[np.ndarray, "*block group member"]
+    wz: Float[np.ndarray, "*block group member"]
+    uw: Float[np.ndarray, "*block group member"]
+    off_uw: Float[np.ndarray, "*block group member"] | None = None
+    u_w: Float[np.ndarray, "block group member member"] | None = None
+    """u_i·w_j; None where queries are not compared with one another."""
+    u_z: Float[np.ndarray, "block group member member"] | None = None
+    """u_i·z_j; None where no form needs z between queries. Likewise z_i·w_j and z_i·z_j."""
+    z_w: Float[np.ndarray, "block group member member"] | None = None
+    z_z: Float[np.ndarray, "block group member member"] | None = None
 
-    def pairs(self) -> Float[np.ndarray, "*block query query"]:
-        """x_i·y_j, averaged over the heads where it is defined."""
-        return defined_mean(inner_products(self.x.swapaxes(-3, -2), self.y.swapaxes(-3, -2)), axis=-3)
+    @classmethod
+    def of(cls, v: BlockVectors, *, with_z: bool) -> BlockProducts:
+        own = BlockProducts(
+            zz=dot(v.z, v.z),
+            uu=dot(v.u, v.u),
+            ww=dot(v.w, v.w),
+            uz=dot(v.u, v.z),
+            wz=dot(v.w, v.z),
+            uw=dot(v.u, v.w),
+            off_uw=dot(v.off[0], v.off[1]) if v.off else None,
+            u_w=inner_products(v.u, v.w),
+        )
+        if not with_z:
+            return own
+        u_z, z_w, z_z = (inner_products(a, b) for a, b in ((v.u, v.z), (v.z, v.w), (v.z, v.z)))
+        return replace(own, u_z=u_z, z_w=z_w, z_z=z_z)
 
 
-def units(layer: LayerVectors) -> Sides:
-    """x/‖x‖ and y/‖y‖."""
-    return Sides(layer.x / layer.x_norm[..., None], layer.y / layer.y_norm[..., None])
+@dataclass(frozen=True)
+class Compared:
+    """What one form compares of a chunk: x = αu + βz and y = γw + δz."""
+
+    form: Form
+    products: BlockProducts
+    alpha: Float[np.ndarray, "block group member"]
+    beta: Float[np.ndarray, "block group member"]
+    gamma: Float[np.ndarray, "block group member"]
+    delta: Float[np.ndarray, "block group member"]
+    x_norm: Float[np.ndarray, "block group member"]
+    """‖x‖, NaN where it makes the cosine undefined; y_norm too."""
+    y_norm: Float[np.ndarray, "block group member"]
+
+    @classmethod
+    def of(cls, form: Form, p: BlockProducts) -> Compared:
+        z_norm, one = np.sqrt(p.zz), np.ones_like(p.zz)
+        if form == "normalised":
+            scales = [
+                ratio(one, np.sqrt(np.maximum(p.zz + 2 * az + aa, 0.0))) for az, aa in ((p.uz, p.uu), (p.wz, p.ww))
+            ]
+            (alpha, beta), (gamma, delta) = ((scale, scale - ratio(one, z_norm)) for scale in scales)
+        else:
+            alpha = gamma = one
+            beta = delta = one if form == "map" else 0 * one
+        reference = one if form == "normalised" else z_norm
+        x_norm, y_norm = (
+            long_enough(np.sqrt(np.maximum(a * a * aa + 2 * a * b * az + b * b * p.zz, 0.0)), reference)
+            for a, b, aa, az in ((alpha, beta, p.uu, p.uz), (gamma, delta, p.ww, p.wz))
+        )
+        return cls(form, p, alpha, beta, gamma, delta, x_norm, y_norm)
+
+    @property
+    def own(self) -> dict[str, Float[np.ndarray, "block group member"]]:
+        """Each query's own numbers, by name."""
+        p = self.products
+        x_z, y_z = self.alpha * p.uz + self.beta * p.zz, self.gamma * p.wz + self.delta * p.zz
+        x_y = self.alpha * (self.gamma * p.uw + self.delta * p.uz) + self.beta * y_z
+        lengths, z_norm = self.x_norm * self.y_norm, np.sqrt(p.zz)
+        # The part of the similarity owed to the heads' span; where it was not recorded, to the direction of zsl.
+        shrunk = ratio(x_z * y_z, p.zz) if p.off_uw is None else x_y - self.alpha * self.gamma * p.off_uw
+        found = {"value": ratio(x_y, lengths), "shrinkage": ratio(shrunk, lengths)}
+        b_norm = self.y_norm if self.form == "update" else np.sqrt(p.ww)
+        if self.form == "normalised":  # relative update norms, for the noise floor
+            found |= {name: ratio(np.sqrt(side), z_norm) for name, side in (("x_size", p.uu), ("y_size", p.ww))}
+        return {**found, "x_z": x_z, "x_norm": self.x_norm, "z_norm": z_norm, "b_norm": b_norm}
+
+    def other_queries(self) -> Float[np.ndarray, "block member member"]:
+        """cos between query i's ICL and query j's FT update applied to i, averaged over heads; NaN where undefined."""
+        p, own = self.products, self.own
+        assert p.u_w is not None
+        z_b = np.zeros(1) if p.z_w is None else p.z_w
+        cosines = cosine_with_update(
+            self.form,
+            x_b=self.alpha[..., None] * p.u_w + self.beta[..., None] * z_b,
+            z_b=z_b,
+            b_norm=own["b_norm"][..., None, :],
+            **{name: own[name][..., None] for name in ("x_z", "x_norm", "z_norm")},
+        )
+        return defined_mean(cosines, axis=1)
+
+    def pairs(self) -> Float[np.ndarray, "block group member member"]:
+        """x_i·y_j."""
+        p, a, b, c, d = self.products, *(side[..., None] for side in (self.alpha, self.beta)), self.gamma, self.delta
+        assert p.u_w is not None
+        found = a * c[..., None, :] * p.u_w
+        if p.u_z is None or p.z_w is None or p.z_z is None:
+            return found
+        c, d = c[..., None, :], d[..., None, :]
+        return found + a * d * p.u_z + b * c * p.z_w + b * d * p.z_z
+
+    @property
+    def usable(self) -> Bool[np.ndarray, "block group member"]:
+        return np.isfinite(self.x_norm) & np.isfinite(self.y_norm)
+
+    def beyond_mean(
+        self, pairs: Float[np.ndarray, "block group member member"]
+    ) -> Float[np.ndarray, "block group member member"]:
+        """(x_i − x̄)·(y_j − ȳ) n/(n−1) over ‖x_i‖ ‖y_j‖, from the x_i·y_j: what is beyond the mean vectors of a block.
+
+        The factor makes the products of a query's own two sides an unbiased covariance.
+        """
+        usable = self.usable
+        count: np.ndarray = usable.sum(axis=-1, dtype=np.float64)[..., None, None]
+        rows, columns = usable[..., :, None], usable[..., None, :]
+        of_y, of_x = (
+            ratio(np.where(which, pairs, 0.0).sum(axis=axis, keepdims=True), count)
+            for which, axis in ((rows, -2), (columns, -1))
+        )
+        of_both = ratio(np.where(columns, of_y, 0.0).sum(axis=-1, keepdims=True), count)
+        centred = pairs - of_y - of_x + of_both
+        lengths = self.x_norm[..., :, None] * self.y_norm[..., None, :]
+        return ratio(centred * ratio(count, count - 1), lengths)
+
+    def without_zsl(self) -> Compared:
+        """x and y less their components along zsl; lengths stay those of the whole, so that shares stay shares."""
+        p = self.products
+        beta, delta = (np.nan_to_num(-ratio(side, p.zz)) for side in (p.uz, p.wz))
+        return replace(self, beta=beta, delta=delta)
 
 
-def centred(layer: LayerVectors) -> Sides:
-    """(x − x̄)/‖x‖ and (y − ȳ)/‖y‖, each times √(n/(n−1)): what each query has beyond the mean vectors of its block.
+def short(
+    squared: Float[np.ndarray, "block group member"], whole: Float[np.ndarray, "block group member"]
+) -> Bool[np.ndarray, "block group member"]:
+    """Where what is left of a vector is rounding against the whole, and counts as 0."""
+    return np.sqrt(np.maximum(squared, 0.0)) < UNDEFINED_BELOW * whole
 
-    The factor makes the products of a query's own two sides an unbiased covariance.
+
+def gaussian(
+    form: Form,
+    own: dict[str, Float[np.ndarray, "query group"]],
+    dims: Int[np.ndarray, " query"],
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "query group"]:
+    """The mean cosine with random updates of FT's norm.
+
+    Of a uniformly random direction in `dims` dimensions only its components along z and along the rest of x matter;
+    they are t₁ and t₂ over √(t₁² + t₂² + χ²), so nothing d-dimensional is drawn.
     """
-    usable = np.isfinite(layer.x_norm) & np.isfinite(layer.y_norm)
-    count: np.ndarray = usable.sum(axis=-2, keepdims=True).astype(np.float64)
-    factor = np.sqrt(ratio(count, count - 1))
-    sides: list[np.ndarray] = []
-    for side, length in ((layer.x, layer.x_norm), (layer.y, layer.y_norm)):
-        total: np.ndarray = np.where(usable[..., None], side, 0.0).sum(axis=-3, keepdims=True)
-        sides.append((side - ratio(total, count[..., None])) * (factor / length)[..., None])
-    return Sides(sides[0], sides[1])
-
-
-def beside_zsl(layer: LayerVectors) -> LayerVectors:
-    """x and y less their components along zsl; their lengths stay those of the whole, so that shares stay shares."""
-    away = ratio(layer.z, layer.z_norm[..., None])
-    x, y = (side - np.nan_to_num(dot(side, away)[..., None] * away) for side in (layer.x, layer.y))
-    return replace(layer, x=x, y=y)
-
-
-def rotation_variance(sides: Sides, dims: Int[np.ndarray, " query"], sample: Int[np.ndarray, " member"]) -> float:
-    """The variance of the mean x_i·y_i, over queries and heads, when one random rotation Q turns all the y together.
-
-    mean x_i·Q y_i = ⟨Q, C⟩ with C the mean of x_i y_iᵀ, and for a uniformly random Q in d dimensions this has mean 0
-    and variance ‖C‖²/d, which is the mean over all pairs of (x_i·x_j)(y_i·y_j)/d. Heads count as further vectors: they
-    are turned together, so that directions which several heads share weigh as much as they should. Pairs of different
-    queries are taken from a sample. Maps of different lengths are laid side by side from the first column, then from
-    the last, and the larger variance counts. NaN where nothing is defined.
-    """
-    defined = np.isfinite(dot(sides.x, sides.x) * dot(sides.y, sides.y))
-    total, kept, n = float(defined.sum()), sample.size, sides.x.shape[0]
-    if not total:
-        return float("nan")
-    chosen = [np.where(defined[sample][..., None], side[sample], 0.0).transpose(1, 0, 2) for side in (sides.x, sides.y)]
-    layouts = [chosen]
-    if np.ptp(dims) > 0:
-        layouts.append([_from_the_end(side, dims[sample]) for side in chosen])
-    largest = 0.0
-    for x, y in layouts:
-        own, everything = _outer_products(x / np.sqrt(dims[sample])[:, None], y)
-        between = max(0.0, everything - own)
-        scaled = own * n / kept + (between * n * (n - 1) / (kept * (kept - 1)) if kept > 1 else 0.0)
-        largest = max(largest, scaled)
-    return largest / total**2
-
-
-def _outer_products(
-    x: Float[np.ndarray, "group member dim"], y: Float[np.ndarray, "group member dim"]
-) -> tuple[float, float]:
-    """Σ_i ‖C_i‖² and ‖Σ_i C_i‖², with C_i = Σ_heads x_i y_iᵀ: from the C_i, or from inner products if that is less."""
-    groups, kept, dim = x.shape
-    if dim < groups * kept:
-        outer = x.transpose(1, 2, 0) @ y.transpose(1, 0, 2)
-        return float(np.vdot(outer, outer)), float(np.square(outer.sum(axis=0)).sum())
-    flat = [side.reshape(1, groups * kept, dim) for side in (x, y)]
-    products = np.multiply(*(inner_products(side, side)[0] for side in flat)).reshape(groups, kept, groups, kept)
-    return float(np.einsum("giGi->", products)), float(products.sum())
-
-
-def _from_the_end(
-    unit: Float[np.ndarray, "group member dim"], dims: Int[np.ndarray, " member"]
-) -> Float[np.ndarray, "group member dim"]:
-    """Each vector's `dims` entries moved to the end of its row."""
-    source = np.arange(int(unit.shape[2])) - (unit.shape[2] - dims[:, None])
-    return np.where(source >= 0, np.take_along_axis(unit, np.maximum(source, 0)[None], axis=2), 0.0)
+    x_z, x_norm, z_norm, b_norm = (own[name] for name in ("x_z", "x_norm", "z_norm", "b_norm"))
+    shape, free = (_GAUSSIAN_DRAWS, *x_z.shape), dims[:, None] - 2
+    along, across = rng.standard_normal(shape), rng.standard_normal(shape) * (free >= 0)
+    rest = np.where(free > 0, rng.chisquare(np.maximum(free, 1), shape), 0.0)
+    scale = b_norm / np.sqrt(along**2 + across**2 + rest)
+    x_along = np.nan_to_num(ratio(x_z, z_norm))
+    x_across = np.sqrt(np.maximum(x_norm**2 - x_along**2, 0.0))
+    cosines = cosine_with_update(
+        form,
+        x_b=scale * (x_along * along + x_across * across),
+        z_b=scale * z_norm * along,
+        b_norm=b_norm,
+        x_z=x_z,
+        x_norm=x_norm,
+        z_norm=z_norm,
+    )
+    return defined_mean(cosines, axis=0)

@@ -7,14 +7,17 @@ Floors, each with the per-query excess of the similarity over it:
   is the query's own, and gives an exact permutation test.
 - `mean_direction`: the part of the similarity owed to the mean update over queries; the excess is what is left once
   the mean direction is removed from both sides.
-- `rotated` (for updates): what FT does to each query beyond its mean update and beside the ZSL direction, turned as a
+- `rotated` (for updates): what FT does to each query beyond its mean update and outside the heads' span, turned as a
   whole in a random way. This keeps every relation between queries, and so separates similarity from the chance
   alignment of directions that many queries share in part, which no number of queries averages away. Its excess is the
-  similarity once mean and ZSL direction are both gone: either of them would carry the other past its own test.
+  similarity once mean and span are both gone: either of them would carry the other past its own test.
 - `noise` (for normalised outputs): the analytic noise floor of each query and layer.
 - `before` (for maps): the similarity of ICL's map to the map before fine-tuning.
-- `zsl_direction`: the part owed to the direction of the ZSL vector. Both updates start there, so two settings that
-  merely shrink it (as any attention to demonstrations does: attention = λ·demonstrations + (1−λ)·query) agree.
+- `head_span` (for outputs): the part owed to the span of the heads' own zero-shot outputs O_h y_h. Attention to
+  demonstrations takes mass from each head's own output, −Σ_h λ_h O_h y_h, so two settings that merely shrink
+  heads agree.
+- `zsl_direction`: the same for the direction of the ZSL vector alone, for maps and for records without `off_span`;
+  `rotated` then removes that direction instead of the span.
 
 `shuffled_query` and `mean_direction` compare queries with one another, in blocks. Attention maps of different queries
 have different numbers of columns, and no way of cutting or shifting them keeps every common pattern (the template's
@@ -32,19 +35,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dualview.metrics._scipy import normal_quantile
-from dualview.metrics.cosine import Form, defined_mean, dot, each_layer, layer_of, long_enough, norm, ratio
+from dualview.metrics.cosine import Form, defined_mean, each_layer, long_enough, ratio
 from dualview.metrics.label_contrast import FLIPPED
-from dualview.metrics.null_updates import (
-    LayerVectors,
-    Sides,
-    beside_zsl,
-    centred,
-    gaussian,
-    pair_cosines,
-    rotation_variance,
-    units,
-    zsl_direction,
-)
+from dualview.metrics.null_rotations import BlockChunk, Rotations, UpdateSources, block_chunks
+from dualview.metrics.null_updates import BlockProducts, Compared, gaussian
 from dualview.metrics.sim_aou import noise_floor
 from dualview.metrics.statistics import generator
 from dualview.records import Records
@@ -85,7 +79,7 @@ class Rotated:
     whole: float
     """Of the similarity itself."""
     specific: float
-    """Of what is left of it beyond the mean updates and beside the ZSL direction."""
+    """Of what is left of it beyond the mean updates and outside the heads' span."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +114,6 @@ def map_blocks(columns: Int[np.ndarray, " query"], seed: int) -> list[Int[np.nda
     return [block for group in same for block in _split(group, MAP_BLOCK)]
 
 
-def _of_one_size(blocks: Sequence[Int[np.ndarray, " _member"]]) -> list[list[int]]:
-    """The numbers of the blocks, in lists of blocks of one size."""
-    sizes: dict[int, list[int]] = {}
-    for number, block in enumerate(blocks):
-        sizes.setdefault(block.size, []).append(number)
-    return list(sizes.values())
-
-
 def _split(order: Int[np.ndarray, " query"], largest: int) -> list[Int[np.ndarray, " _member"]]:
     return np.array_split(order, -(-order.size // largest))
 
@@ -147,18 +133,19 @@ def shuffle_test(pairs: Sequence[Float[np.ndarray, "layer _member _member"]], *,
     if not expected.any() or orders < math.log(_LEAST_ORDERS):  # so few orders cannot give a small p
         return ShuffleTest(None, np.full(layers, np.nan))
     weight = np.where(expected > 0, 1.0 / np.maximum(expected, 1e-300), 0.0)
-    observed, shuffled = np.zeros(layers), np.zeros((layers, _PERMUTATIONS))
+    observed, shuffled = np.zeros(layers), np.zeros((_PERMUTATIONS, layers))
     rng = generator(seed, name)
     for block in pairs:
         values, member = np.nan_to_num(block) * weight[:, None, None], np.arange(int(block.shape[1]))
         observed += np.trace(values, axis1=1, axis2=2)
         orders = rng.permuted(np.broadcast_to(member, (_PERMUTATIONS, member.size)), axis=1)
-        flat = values.reshape(layers, -1)
-        shuffled += np.take(flat, member * member.size + orders, axis=1).sum(axis=2)
+        rows = np.ascontiguousarray(values.reshape(layers, -1).T)  # a permutation takes whole rows: all layers at once
+        for i in member:
+            shuffled += rows[i * member.size + orders[:, i]]
     slack = 1e-12 * np.abs(observed).sum()
-    per_layer = (1 + (shuffled >= observed[:, None] - slack).sum(axis=1)) / (_PERMUTATIONS + 1)
-    overall = (1 + int((shuffled.sum(axis=0) >= observed.sum() - slack).sum())) / (_PERMUTATIONS + 1)
-    spread = float(shuffled.sum(axis=0).std()) / int((expected > 0).sum())
+    per_layer = (1 + (shuffled >= observed - slack).sum(axis=0)) / (_PERMUTATIONS + 1)
+    overall = (1 + int((shuffled.sum(axis=1) >= observed.sum() - slack).sum())) / (_PERMUTATIONS + 1)
+    spread = float(shuffled.sum(axis=1).std()) / int((expected > 0).sum())
     return ShuffleTest(overall, np.where(expected > 0, per_layer, np.nan), spread)
 
 
@@ -175,43 +162,26 @@ class _Collected:
     def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " _member"]]) -> _Collected:
         squares = [[np.full((layers, block.size, block.size), np.nan) for block in blocks] for _ in range(2)]
         tables = {
-            name: np.full((n, layers), np.nan)
-            for name in ("value", "zsl_direction", "gaussian", "noise", "before", "beside")
+            name: np.full((n, layers), np.nan) for name in ("value", "shrinkage", "gaussian", "noise", "before", "rest")
         }
         return cls(tables, squares[0], squares[1], {name: np.full(layers, np.nan) for name in ("whole", "specific")})
 
-    def fill(self, index: int, layer: LayerVectors, random: Float[np.ndarray, "query group"]) -> None:
-        self.tables["value"][:, index] = defined_mean(layer.cosines(), axis=1)
-        self.tables["zsl_direction"][:, index] = defined_mean(zsl_direction(layer), axis=1)
-        self.tables["gaussian"][:, index] = defined_mean(random, axis=1)
-        if layer.form == "map":
-            before = ratio(layer.x_z, layer.x_norm * long_enough(layer.z_norm, layer.z_norm))
-            self.tables["before"][:, index] = defined_mean(before, axis=1)
+    def fill_queries(self, index: int, form: Form, own: dict[str, np.ndarray], random: np.ndarray) -> None:
+        """What each query has by itself; `own` is [query, group]."""
+        means = {"value": own["value"], "shrinkage": own["shrinkage"], "gaussian": random}
+        if form == "map":
+            means["before"] = ratio(own["x_z"], own["x_norm"] * long_enough(own["z_norm"], own["z_norm"]))
+        if form == "normalised":
+            means["noise"] = noise_floor(own["x_size"], own["y_size"])
+        for name, values in means.items():
+            self.tables[name][:, index] = defined_mean(values, axis=1)
 
-    def fill_blocks(self, index: int, layer: LayerVectors, blocks: Sequence[Int[np.ndarray, " _member"]]) -> None:
-        """Compare queries within blocks, those of one size together."""
-        for numbers in _of_one_size(blocks):
-            part = layer.take(np.stack([blocks[number] for number in numbers]))
-            for number, pairs, rest in zip(numbers, pair_cosines(part), centred(part).pairs(), strict=True):
-                self.pairs[number][index], self.centred[number][index] = pairs, rest
-
-    def fill_rotated(
-        self,
-        index: int,
-        layer: LayerVectors,
-        blocks: Sequence[Int[np.ndarray, " _member"]],
-        dims: Int[np.ndarray, " query"],
-        sample: Int[np.ndarray, " member"],
-    ) -> None:
-        """What is alike beside the ZSL direction and beyond the block's mean, and how far chance alone carries it."""
-        rest, away = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan)), beside_zsl(layer)
-        for numbers in _of_one_size(blocks):
-            several = np.stack([blocks[number] for number in numbers])
-            sides = centred(away.take(several))
-            rest.x[several], rest.y[several] = sides.x, sides.y
-        self.tables["beside"][:, index] = defined_mean(dot(rest.x, rest.y), axis=1)
-        for name, sides in {"whole": units(layer), "specific": rest}.items():
-            self.deviations[name][index] = rotation_variance(sides, dims, sample) ** 0.5
+    def fill_blocks(self, index: int, chunk: BlockChunk, compared: Compared) -> None:
+        """Compare queries within blocks."""
+        others = compared.other_queries()
+        rest = defined_mean(compared.beyond_mean(compared.pairs()), axis=1)
+        for at, number in enumerate(chunk.numbers):
+            self.pairs[number][index], self.centred[number][index] = others[at], rest[at]
 
 
 def record_floors(
@@ -221,51 +191,88 @@ def record_floors(
     forms: Sequence[Form],
     *,
     columns: Int[np.ndarray, " query"] | None = None,
+    off: Sequence[Float[np.ndarray, "query layer d_model"]] = (),
     seed: int = 0,
 ) -> Mapping[Form, RecordFloors]:
-    """All floors of `h` (three axes) or `m` (four) for the given forms, one layer at a time."""
+    """All floors of `h` (three axes) or `m` (four) for the given forms, one layer at a time.
+
+    off   ICL's and FT's `off_span`, where they were recorded
+    """
+    return _floors(UpdateSources(zsl, icl, ft, off=off), forms, columns, seed)
+
+
+def _floors(
+    sources: UpdateSources, forms: Sequence[Form], columns: Int[np.ndarray, " query"] | None, seed: int
+) -> Mapping[Form, RecordFloors]:
+    zsl = sources.zsl
     n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
     dims = np.full(n, zsl.shape[-1]) if columns is None or array == "h" else columns
-    blocks = [b for b in (map_blocks(dims, seed) if array == "m" else output_blocks(n, seed)) if b.size > 1]
+    blocks = map_blocks(dims, seed) if array == "m" else output_blocks(n, seed)
+    chunks, groups = block_chunks(blocks, dims, array), zsl.shape[2] if array == "m" else 1
     sample = generator(seed, "rotated").permutation(n)[:_ROTATION_SAMPLE]
     collected: dict[Form, _Collected] = {form: _Collected.empty(n, layers, blocks) for form in forms}
+    with_z = bool(set(forms) - {"update"}) or ("update" in forms and not sources.off)
 
     def fill(index: int) -> None:
         with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
-            z, p, f = (layer_of(stack, index, columns) for stack in (zsl, icl, ft))
+            own: dict[Form, dict[str, np.ndarray]] = {form: {} for form in forms}
+            rotations = Rotations(dims, groups, sample) if "update" in forms else None
+            for chunk in chunks:
+                v = sources.read(chunk, index)
+                products = BlockProducts.of(v, with_z=with_z)
+                for form, into in collected.items():
+                    compared = Compared.of(form, products)
+                    for name, values in compared.own.items():
+                        table = own[form].setdefault(name, np.full((n, groups), np.nan))
+                        table[chunk.members] = values.swapaxes(1, 2)
+                    if chunk.members.shape[1] > 1:
+                        into.fill_blocks(index, chunk, compared)
+                    if form == "update" and rotations is not None:
+                        rotations.add(chunk, v, compared)
             for form, into in collected.items():
-                layer = LayerVectors.of(form, z, p, f)
-                into.fill(index, layer, gaussian(layer, dims, generator(seed, f"gaussian/{array}/{form}/{index}")))
-                if form == "normalised":
-                    sizes = [ratio(norm(side - z), layer.z_norm)[:, 0] for side in (p, f)]
-                    into.tables["noise"][:, index] = noise_floor(sizes[0], sizes[1])
-                into.fill_blocks(index, layer, blocks)
-                if form == "update":
-                    into.fill_rotated(index, layer, blocks, dims, sample)
+                draw = generator(seed, f"gaussian/{array}/{form}/{index}")
+                into.fill_queries(index, form, own[form], gaussian(form, own[form], dims, draw))
+            if rotations is not None:
+                into, lengths = collected["update"], own["update"]["x_norm"] * own["update"]["b_norm"]
+                into.tables["rest"][:, index] = defined_mean(rotations.rest, axis=1)
+                into.deviations["whole"][index] = rotations.deviation("whole", np.isfinite(lengths))
+                into.deviations["specific"][index] = rotations.deviation("specific", np.isfinite(rotations.rest))
 
     each_layer(fill, layers)
-    return {form: _finish(into, blocks, seed, f"{array}/{form}") for form, into in collected.items()}
+    span = "head_span" if sources.off else "zsl_direction"
+    return {form: _finish(into, blocks, seed, f"{array}/{form}", span) for form, into in collected.items()}
 
 
 def contrast_floors(records: Records, *, seed: int = 0) -> RecordFloors | None:
     """The label contrast with its floors (another query, the mean direction, rotations); None if it was not recorded.
 
-    The floors are those of an update: each contrast is laid on h_zsl, as if it were what a setting adds to it.
+    The floors are those of an update: each contrast counts as what a setting adds to h_zsl.
     """
     if any(name not in records.settings for name in FLIPPED.values()):
         return None
-    zsl = records["zsl"].h
-    sides = [(records[name].h, records[flipped].h) for name, flipped in FLIPPED.items()]
-    if zsl is None or any(true is None or flipped is None for true, flipped in sides):
+    names = [*FLIPPED, *FLIPPED.values()]
+    h = [each for name in ("zsl", *names) if (each := records[name].h) is not None]
+    if len(h) < 5:
         return None
-    icl, ft = (zsl + (true - flipped) for true, flipped in sides if true is not None and flipped is not None)
-    return record_floors(zsl, icl, ft, ["update"], seed=seed)["update"]
+    off = [each for name in names if (each := records[name].off_span) is not None]
+    off = off if len(off) == 4 else []
+    sources = UpdateSources(h[0], h[1], h[2], h[3], h[4], off[:2], off[2:])
+    return _floors(sources, ["update"], None, seed)["update"]
 
 
-def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str) -> RecordFloors:
+def off_spans_of(records: Records) -> list[Float[np.ndarray, "query layer d_model"]]:
+    """ICL's and FT's `off_span`; empty if either was not recorded."""
+    found = [each for name in ("icl", "ft") if (each := records[name].off_span) is not None]
+    return found if len(found) == 2 else []
+
+
+def _finish(
+    into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str, span: str
+) -> RecordFloors:
     value = into.tables["value"]
     others, specific = np.full_like(value, np.nan), np.full_like(value, np.nan)
-    for block, pairs, rest in zip(blocks, into.pairs, into.centred, strict=True):
+    several = [number for number, block in enumerate(blocks) if block.size > 1]
+    for block, pairs, rest in ((blocks[at], into.pairs[at], into.centred[at]) for at in several):
         own = np.eye(block.size, dtype=bool)
         others[block] = defined_mean(np.where(own, np.nan, pairs), axis=2).T
         specific[block] = np.diagonal(rest, axis1=1, axis2=2).T
@@ -273,18 +280,18 @@ def _finish(into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], see
         "gaussian": Floor(into.tables["gaussian"], value - into.tables["gaussian"]),
         "shuffled_query": Floor(others, value - others),
         "mean_direction": Floor(value - specific, specific),
-        "zsl_direction": Floor(into.tables["zsl_direction"], value - into.tables["zsl_direction"]),
+        span: Floor(into.tables["shrinkage"], value - into.tables["shrinkage"]),
     }
     for own_floor in ("noise", "before"):
         if not np.isnan(table := into.tables[own_floor]).all():
             floors[own_floor] = Floor(table, value - table)
     tests = {
-        "shuffled_query": shuffle_test(into.pairs, seed=seed, name=f"shuffle/{name}"),
-        "mean_direction": shuffle_test(into.centred, seed=seed, name=f"centred/{name}"),
+        "shuffled_query": shuffle_test([into.pairs[at] for at in several], seed=seed, name=f"shuffle/{name}"),
+        "mean_direction": shuffle_test([into.centred[at] for at in several], seed=seed, name=f"centred/{name}"),
     }
     whole, rest = (float(defined_mean(into.deviations[part], axis=0)) for part in ("whole", "specific"))
     if not whole > 0 or not rest > 0:
         return RecordFloors(value, floors, tests, None)
-    beside = into.tables["beside"]
-    floors["rotated"] = Floor(value - beside, beside)
+    left = into.tables["rest"]
+    floors["rotated"] = Floor(value - left, left)
     return RecordFloors(value, floors, tests, Rotated(whole, rest))

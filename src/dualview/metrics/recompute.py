@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dualview.io.json_files import Place, check_place, save_json
-from dualview.metrics.controls import MetricControls
+from dualview.metrics.controls import ControlOptions, MetricControls, record_tables
 from dualview.metrics.kendall import Kendall
 from dualview.metrics.measured import Measured
 from dualview.metrics.overlap import overlap_controls, overlap_report
+from dualview.metrics.setting_tables import RecordTables
 from dualview.metrics.summary import NOT_RECORDED, compute_metrics
-from dualview.metrics.verdict import judge
+from dualview.metrics.verdict import ALPHA, judge_one
 from dualview.records import Records, as_records
 
 
@@ -28,9 +29,10 @@ def recompute(records: object, *, json: Place = None) -> Measured:
 
 def measure(records: Records, *, threads: int = 1) -> Measured:
     """Every metric; with its controls and the verdict where control settings were run."""
-    found = compute_metrics(records).to_json()
-    if has_controls(records):
-        found |= _with_controls(records, threads)
+    tables = record_tables(records) if has_controls(records) else None
+    found = compute_metrics(records, tables).to_json()
+    if tables is not None:
+        found |= _with_controls(records, tables, threads)
     return Measured.model_validate(found)
 
 
@@ -40,7 +42,7 @@ def has_controls(records: Records) -> bool:
     return bool(records.controls) if asked is None else asked != "none"
 
 
-def _with_controls(records: Records, threads: int) -> dict[str, object]:
+def _with_controls(records: Records, tables: RecordTables, threads: int) -> dict[str, object]:
     extra = overlap_controls(records)
     ranks = None if records.token_scores is None else Kendall.of(records.token_scores, threads)
     if ranks is not None:
@@ -48,7 +50,7 @@ def _with_controls(records: Records, threads: int) -> dict[str, object]:
     elif not extra:  # records of an earlier version, or built from arrays
         missing = ("token_overlap", "kendall_dual_v")
         extra = {name: MetricControls(name, None, reason=NOT_RECORDED) for name in missing}
-    verdict = judge(records)
+    verdict = judge_one(records, ControlOptions(), ALPHA, tables)
     verdict = replace(verdict, by_metric={**verdict.by_metric, **extra})
     return {
         "kendall": None if ranks is None else ranks.to_json(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from dualview.metrics.cosine import layer_of, norm, ratio, similarity_table
+from dualview.metrics.cosine import each_layer, layer_of, norm, ratio, similarity_table
 
 
 def sim_aou(
@@ -16,7 +16,7 @@ def sim_aou(
     """Raw SimAOU: cos(h_icl − h_zsl, h_ft − h_zsl) (Deutch et al. 2311.07772, section 3).
 
     1: the same change of the attention output; 0: unrelated changes; NaN: undefined. Caveat: both changes start from
-    the same h_zsl, so two settings that merely shrink it agree; the `zsl_direction` floor shows by how much.
+    the same h_zsl, so two settings that merely shrink its heads agree; the `head_span` floor shows by how much.
     """
     return similarity_table("update", zsl, icl, ft)
 
@@ -37,12 +37,13 @@ def relative_update_norm(
     zsl: Float[np.ndarray, "query layer d_model"], setting: Float[np.ndarray, "query layer d_model"]
 ) -> Float[np.ndarray, "query layer"]:
     """‖h − h_zsl‖ / ‖h_zsl‖: 0, no change; 1, a change as large as the output itself. NaN where h_zsl is 0."""
-    sizes: list[np.ndarray] = []
-    for layer in range(zsl.shape[1]):
+
+    def of_layer(layer: int) -> np.ndarray:
         base = layer_of(zsl, layer)
         with np.errstate(invalid="ignore", over="ignore"):
-            sizes.append(ratio(norm(layer_of(setting, layer) - base), norm(base))[:, 0])
-    return np.stack(sizes, axis=1)
+            return ratio(norm(layer_of(setting, layer) - base), norm(base))[:, 0]
+
+    return np.stack(each_layer(of_layer, zsl.shape[1]), axis=1)
 
 
 def noise_floor(

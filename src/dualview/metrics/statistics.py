@@ -242,6 +242,21 @@ def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | N
     return Interval(max(0.0, centre - half), min(1.0, centre + half), level, "Wilson")
 
 
+def p_text(p: float, style: str = ".2g") -> str:
+    """A p-value as text. Below 1e-15 only rounding is left of the tail of a distribution, which may be 0.
+
+    >>> p_text(0.0123), p_text(0.0)
+    ('0.012', '< 1e-15')
+    """
+    return "< 1e-15" if p < 1e-15 else format(p, style)
+
+
+def p_clause(p: float) -> str:
+    """`p = 0.0123`, or `p < 1e-15`."""
+    text = p_text(p, ".3g")
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
 def clopper_pearson_upper(successes: int, n: int, level: float = 0.95) -> float:
     """The upper end of Clopper and Pearson's exact interval of a proportion; 1 when nothing was tried."""
     return 1.0 if successes >= n else beta_quantile((1 + level) / 2, successes + 1, n - successes)

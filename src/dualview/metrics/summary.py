@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from jaxtyping import Float
 
-from dualview.metrics.agreement import Agreement, agreement
+from dualview.metrics.agreement import Agreement, agreement, label_agreement
 from dualview.metrics.cosine import layer_means, overall_mean
-from dualview.metrics.label_contrast import FLIPPED, label_contrast
+from dualview.metrics.label_contrast import FLIPPED
+from dualview.metrics.measured import LayerBounds
 from dualview.metrics.predictions import Rec2FTP, accuracy, prediction_warnings, rec2ftp
-from dualview.metrics.sim_am import DemoMass, SimAM, by_query, demo_mass_summary, sim_am
-from dualview.metrics.sim_aou import noise_floor, relative_update_norm, sim_aou, sim_aou_normalised
+from dualview.metrics.setting_tables import FORMS, RecordTables
+from dualview.metrics.sim_am import DemoMass, SimAM, by_query, demo_mass_summary
+from dualview.metrics.sim_aou import noise_floor
 from dualview.metrics.statistics import wilson_interval
 from dualview.records import Records, as_records
 
@@ -76,6 +77,8 @@ class Metrics:
     agreement: Agreement
     label_contrast: Layered | None
     """None where flipped labels were not run."""
+    label_agreement: Agreement | None
+    """The same of the log-odds."""
     warnings: tuple[str, ...]
 
     @property
@@ -130,7 +133,15 @@ class Metrics:
 
     def _label_contrast(self) -> dict[str, object] | None:
         found = self.label_contrast
-        return None if found is None else {"value": found.value, "per_layer": found.per_layer, "reason": found.reason}
+        if found is None:
+            return None
+        log_odds = None if self.label_agreement is None else self.label_agreement.to_json()
+        return {
+            "value": found.value,
+            "per_layer": found.per_layer,
+            "reason": found.reason,
+            "log_odds": log_odds,
+        }
 
 
 def _block(parts: Mapping[str, Layered | None]) -> dict[str, object]:
@@ -144,22 +155,24 @@ def _block(parts: Mapping[str, Layered | None]) -> dict[str, object]:
     return result
 
 
-def compute_metrics(records: object) -> Metrics:
+def compute_metrics(records: object, tables: RecordTables | None = None) -> Metrics:
     """Every metric of one run from its records alone (or anything `as_records` reads).
 
     Averages: heads, then queries, then layers. Undefined values are left out and counted, never 0.
+
+    tables   the records' similarities, where they are known already
     """
     data = as_records(records)
+    tables = tables or RecordTables.of(data, {name: "icl" for name in FLIPPED.values() if name in data.settings})
     zsl, icl, ft = (data[name] for name in ("zsl", "icl", "ft"))
-    raw = normalised = icl_norm = ft_norm = None
-    if zsl.h is not None and icl.h is not None and ft.h is not None:
-        raw = Layered.of(sim_aou(zsl.h, icl.h, ft.h))
-        normalised = Layered.of(sim_aou_normalised(zsl.h, icl.h, ft.h))
-        icl_norm = Layered.of(relative_update_norm(zsl.h, icl.h))
-        ft_norm = Layered.of(relative_update_norm(zsl.h, ft.h))
+    raw = normalised = icl_norm = ft_norm = contrast = None
+    if (h := tables.h) is not None:
+        raw, normalised = (Layered.of(h.main[form][..., 0]) for form in FORMS["h"])
+        icl_norm, ft_norm = (Layered.of(h.sizes[name]) for name in ("icl", "ft"))
+        contrast = None if h.contrast is None else Layered.of(h.contrast)
     heads = None
-    if zsl.m is not None and icl.m is not None and ft.m is not None:
-        heads = sim_am(zsl.m, icl.m, ft.m, data.columns)
+    if (m := tables.m) is not None and m.before is not None:
+        heads = SimAM(m.before, m.main["map"], m.main["update"])
     return Metrics(
         accuracy={name: accuracy(setting.log_probs, data.gold) for name, setting in data.settings.items()},
         n=data.n_queries,
@@ -174,18 +187,39 @@ def compute_metrics(records: object) -> Metrics:
         heads=heads,
         demo_mass=None if icl.demo_mass is None else demo_mass_summary(icl.demo_mass),
         agreement=agreement(data.gold, zsl.log_probs, icl.log_probs, ft.log_probs),
-        label_contrast=_label_contrast(data),
+        label_contrast=contrast,
+        label_agreement=_label_agreement(data),
         warnings=tuple(_warnings(data)),
     )
 
 
-def _label_contrast(records: Records) -> Layered | None:
+def _label_agreement(records: Records) -> Agreement | None:
     names = ("zsl", "icl", FLIPPED["icl"], "ft", FLIPPED["ft"])
-    if any(name not in records.settings or records[name].h is None for name in names):
+    if any(name not in records.settings for name in names):
         return None
-    zsl, icl, icl_flipped, ft, ft_flipped = (cast("np.ndarray", records[name].h) for name in names)
-    return Layered.of(label_contrast(zsl, icl, icl_flipped, ft, ft_flipped))
+    zsl, icl, icl_flipped, ft, ft_flipped = (records[name].log_probs for name in names)
+    return label_agreement(records.gold, zsl, icl, icl_flipped, ft, ft_flipped)
 
 
 def _warnings(records: Records) -> list[str]:
     return prediction_warnings({name: setting.log_probs for name, setting in records.settings.items()})
+
+
+QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
+
+
+def layer_bounds(
+    values: Float[np.ndarray, "query layer"],
+    floors: Mapping[str, Float[np.ndarray, "query layer"]],
+    ceilings: Mapping[str, Float[np.ndarray, "query layer"]],
+) -> LayerBounds:
+    """One similarity layer by layer: its quantiles over queries, and the mean of every floor and ceiling."""
+    columns = [layer[np.isfinite(layer)] for layer in values.T]
+    return LayerBounds(
+        quantiles={
+            name: [float(np.quantile(column, at)) if column.size else None for column in columns]
+            for name, at in QUANTILES.items()
+        },
+        floors={name: [plain(mean) for mean in layer_means(table)] for name, table in floors.items()},
+        ceilings={name: [plain(mean) for mean in layer_means(table)] for name, table in ceilings.items()},
+    )

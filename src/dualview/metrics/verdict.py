@@ -25,6 +25,7 @@ from typing import Literal, cast
 
 import numpy as np
 
+from dualview.io.display import as_html
 from dualview.io.errors import UserError
 from dualview.metrics.agreement import agreement
 from dualview.metrics.controls import ControlOptions, FloorResult, MetricControls, compute_controls
@@ -37,7 +38,8 @@ from dualview.metrics.levels import (
     similarity_level,
 )
 from dualview.metrics.measured import Measured, VerdictPart
-from dualview.metrics.statistics import DRAWS, Interval, above_zero_p, detectable_mean, draw_interval
+from dualview.metrics.setting_tables import RecordTables
+from dualview.metrics.statistics import DRAWS, Interval, above_zero_p, detectable_mean, draw_interval, p_clause
 from dualview.records import Records, as_records
 
 Overall = Literal["supported", "partial", "not supported", "contradicted", "not testable"]
@@ -71,6 +73,10 @@ class Verdict:
     by_metric: Mapping[str, MetricControls]
     seed: int
     alpha: float
+
+    def _repr_html_(self) -> str | None:
+        """In a notebook: the sentence and the levels."""
+        return as_html(self)
 
     def to_json(self) -> dict[str, object]:
         """The result file's `verdict`."""
@@ -120,13 +126,17 @@ def judge(
             raise UserError("judge was given an empty list; give records, or a list of them.")
         judged = [judge(each, seed=seed, draws=draws, level=level) for each in several]
         return judged[0] if len(judged) == 1 else over_draws([each.levels for each in judged], alpha=alpha)
-    given, options = as_records(records), ControlOptions(seed, draws, level)
-    limit = ALPHA if alpha is None else alpha
+    return judge_one(as_records(records), ControlOptions(seed, draws, level), ALPHA if alpha is None else alpha)
+
+
+def judge_one(given: Records, options: ControlOptions, limit: float, tables: RecordTables | None = None) -> Verdict:
+    """The verdict on one run; `tables` are its similarities, where they are known already."""
+    seed, draws, level = options.seed, options.draws, options.level
     scores = (given[name].log_probs for name in ("zsl", "icl", "ft"))
     agreed = agreement(given.gold, *scores, seed=seed, draws=draws)
     floors = {"permuted": FloorResult(0.0, agreed.p)} if agreed.value is not None else {}
     metrics = {
-        **compute_controls(given, options),
+        **compute_controls(given, options, tables),
         "agreement": MetricControls(
             "agreement",
             agreed.value,
@@ -209,7 +219,7 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
         outcome, p, worst = "contradicted", above_zero_p(-values), "zero"
     relation = {"supported": "above", "not supported": "not above", "contradicted": "below"}[outcome]
     what = "the gains in accuracy are" if name == "learning" else f"{mean:.3f} on average is"
-    clause = f"{name}: {what} {relation} {'0' if name == 'learning' else worst} (p = {p:.3g}, {len(usable)} draws)"
+    clause = f"{name}: {what} {relation} {'0' if name == 'learning' else worst} ({p_clause(p)}, {len(usable)} draws)"
     return Level(outcome, clause, mean, interval, floors, worst, p, detectable_mean(gaps.get(worst, values), alpha))
 
 

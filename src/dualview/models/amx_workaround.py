@@ -19,5 +19,6 @@ def mind_amx() -> None:
     about = Path("/proc/cpuinfo")
     if "ONEDNN_MAX_CPU_ISA" in os.environ or not about.exists() or "amx_bf16" not in about.read_text():
         return
+    # A negative return code is a signal: the child died of the illegal instruction.
     if subprocess.run([sys.executable, "-c", _TRY], capture_output=True, check=False).returncode < 0:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"

@@ -188,6 +188,7 @@ def _model(known: Float[np.ndarray, "word feature"], classes: int, rate: float) 
         eos_token_id=_SPECIAL.index("</s>"),
         pad_token_id=None,
     )
+    # Weights are set in float64, so that η is not rounded before it is saved.
     model = SmolLM3ForCausalLM(config).double()
     _set_weights(model, torch.from_numpy(known.astype(np.float32)), classes, rate)
     attach(model, Linear())
@@ -196,6 +197,7 @@ def _model(known: Float[np.ndarray, "word feature"], classes: int, rate: float) 
 
 @torch.no_grad()
 def _set_weights(model: SmolLM3ForCausalLM, known: Float[Tensor, "word feature"], classes: int, rate: float) -> None:
+    # Whatever is not set below must be exactly 0: a random remainder would break the identity.
     for parameter in model.parameters():
         parameter.zero_()
     inner, output = cast(Any, model.model), cast(Any, model.lm_head)
@@ -209,6 +211,7 @@ def _set_weights(model: SmolLM3ForCausalLM, known: Float[Tensor, "word feature"]
     token[:, constant] = _CONSTANT
 
     copying, learning = inner.layers
+    # The constant dominates the mean square, so RMSNorm divides every token by this number.
     undo = _CONSTANT / width**0.5
     read_as_1 = width**-0.5
     for layer in inner.layers:

@@ -34,29 +34,23 @@ class Snapshot:
     """Other repositories that the model takes Python code from, each with its commit."""
 
 
-def fetch_model(name: HubName, *, trust_remote_code: bool) -> Snapshot:
-    """Everything needed to load a model; the weights, which take longest, come last."""
+def fetch_model(name: HubName, *, trust_remote_code: bool, weights: bool = True) -> Snapshot:
+    """Everything needed to load a model, or all but its weights; those, which take longest, come last."""
     repo = hub.resolve(name, "model")
     if "config.json" not in repo.files:
         gguf = "; it has GGUF files: download one and give its path" if _has(repo, ".gguf") else "; choose another"
         raise UserError(f"The hub's {name} is not a transformers model: it has no config.json{gguf}.")
-    weights = _WEIGHTS if _WEIGHTS in repo.files else _INDEX if _INDEX in repo.files else _named_weights(repo)
-    if weights not in repo.files:
-        if repo.cached:
-            raise hub.incomplete(repo, _WEIGHTS)
-        pickled = "only pickled ones, which dualview never opens" if _has(repo, ".bin") else "none that can be read"
-        raise UserError(
-            f"The hub's {name} has no weights in safetensors ({pickled}); look for a converted revision or repository."
-        )
+    weights_file = _weights_file(repo) if weights else None
     if not any(file.startswith(_TOKENIZER) or file.endswith((".tiktoken", ".model")) for file in repo.files):
         if repo.cached:
             raise hub.incomplete(repo, "the tokenizer")
         raise UserError(f"The hub's {name} has no tokenizer files; choose a repository that comes with its tokenizer.")
     small = [file for file in repo.files if "/" not in file and file.endswith(_SMALL)]
-    hub.fetch(repo, ["config.json", *small])
+    folder = hub.fetch(repo, ["config.json", *small])
     if trust_remote_code:
         hub.fetch(repo, _python(repo))
-    folder = hub.fetch(repo, _shards(repo, weights))
+    if weights_file is not None:
+        hub.fetch(repo, _shards(repo, weights_file))
     return Snapshot(folder, repo.commit, fetch_code(folder) if trust_remote_code else {})
 
 
@@ -107,6 +101,19 @@ def _shards(repo: Repo, weights: str) -> list[str]:
         if shard not in repo.files and not repo.cached:
             raise UserError(f"The hub's {repo.name} lacks {shard}, which its {weights} names; choose another revision.")
     return shards
+
+
+def _weights_file(repo: Repo) -> str:
+    """The file with the weights, or with the list of their shards."""
+    file = _WEIGHTS if _WEIGHTS in repo.files else _INDEX if _INDEX in repo.files else _named_weights(repo)
+    if file in repo.files:
+        return file
+    if repo.cached:
+        raise hub.incomplete(repo, _WEIGHTS)
+    pickled = "only pickled ones, which dualview never opens" if _has(repo, ".bin") else "none that can be read"
+    raise UserError(
+        f"The hub's {repo.name} has no weights in safetensors ({pickled}); look for a converted revision or repository."
+    )
 
 
 def _named_weights(repo: Repo) -> str:

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dualview.anatomy.layers import Anatomy
+from dualview.models.reader import Reader
 from dualview.models.weights_hash import WeightsHash
 from dualview.variants.registry import VARIANTS, implementation
 
@@ -56,18 +57,17 @@ class LanguageModel:
         return int(self.model.config.get_text_config().vocab_size)
 
     @property
+    def reader(self) -> Reader:
+        return Reader(self.tokenizer, self.model.config)
+
+    @property
     def context(self) -> int | None:
         """How many positions the model has, if its configuration states it."""
-        config = self.model.config.get_text_config()
-        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            found = getattr(config, key, None)
-            if isinstance(found, int) and found > 0:
-                return found
-        return None
+        return self.reader.context
 
     def room(self, at_most: int | None = None) -> int | None:
         """How many positions a prompt may use: the model's context, or `at_most` if that is less."""
-        return min((limit for limit in (self.context, at_most) if limit is not None), default=None)
+        return self.reader.room(at_most)
 
     def shares_prefix(self, prefix: int, longest: int, shift: int = 0) -> bool:
         """Whether queries of up to `longest` tokens, shifted by `shift` positions, may share a prefix of that length.
@@ -77,6 +77,7 @@ class LanguageModel:
         prefix does not; with dynamic scaling, if the prompt goes past it at all.
         """
         rope = getattr(self.model.config.get_text_config(), "rope_parameters", None) or {}
+        # Architectures with several kinds of layers have one set of rotary parameters for each kind.
         for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
             kind = each.get("rope_type")
             turn = each.get("original_max_position_embeddings") or self.context or 0
@@ -100,6 +101,7 @@ class LanguageModel:
 
 def replaced_attention(model: PreTrainedModel) -> str | None:
     """The attached variant that replaces the model's softmax, if any (`augmented` does not)."""
+    # `augmented` adds to softmax attention and leaves it as it is, so packed queries still work.
     names = {implementation(kind): name for name, kind in VARIANTS.items()}
     variant = names.get(model.config._attn_implementation or "")
     return None if variant == "augmented" else variant

@@ -6,33 +6,26 @@ Weights are read from safetensors or GGUF only, never from a pickle, and a model
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dualview.anatomy.dispatch import Unsupported
 from dualview.anatomy.layers import dissect
-from dualview.io import assets, gguf_cache
-from dualview.io.errors import UserError, first_line
+from dualview.io.errors import UserError
 from dualview.io.gguf import read_gguf
-from dualview.io.hub import HubName
 from dualview.models import packing_memory
 from dualview.models.amx_workaround import mind_amx
-from dualview.models.hub import Snapshot, fetch_code, fetch_model
+from dualview.models.devices import BALANCED, pick_device, room_on_gpus
+from dualview.models.hub import Snapshot
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing_check import slow_because
+from dualview.models.reader import explained, from_conversion, locate, must_speak, quiet, snapshot
 from dualview.models.weights_hash import WeightsHash
 
-Dtype = Literal["float32", "float64", "bfloat16", "float16"]
-BALANCED = "balanced"
-"""The `device` that spreads a model's layers over all GPUs."""
-_WEIGHTS_SHARE = 0.8  # of a GPU's free memory; the rest is for the passes
-_log = logging.getLogger("dualview.models")
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -54,22 +47,23 @@ def load_model(
     if dtype not in DTYPES:
         raise UserError(f"Unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}.")
     where = None if device == BALANCED else pick_device(device)
-    _quiet()
+    quiet()
     if where is not None and where.type == "cpu" and dtype in ("bfloat16", "float16"):
         mind_amx()
-    source = _source(name)
+    source = locate(name)
     hub = Snapshot(Path(name))
     conversion = None
-    try:
+    with explained(name):
         if isinstance(source, Path):
             if where is None:
                 raise UserError(f"--device {BALANCED} takes a folder or a hub id, not a GGUF file: convert it first.")
             tokenizer, model, conversion = _from_gguf(source, dtype)
         else:
-            hub = _snapshot(source, trust_remote_code)
+            hub = snapshot(source, trust_remote_code)
             source = source if isinstance(source, str) else f"{hub.folder}/"
             options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-            spread = {} if where is not None else {"device_map": "balanced", "max_memory": _room_on_gpus()}
+            # `auto` would put what does not fit on the processor or the disk, where dualview cannot follow it.
+            spread = {} if where is not None else {"device_map": "balanced", "max_memory": room_on_gpus()}
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             model = _with_variant(name, source, DTYPES[dtype], where)
             if model is None:
@@ -79,13 +73,10 @@ def load_model(
                 model, info = loaded
                 _must_be_on_gpus(name, model)
                 _must_be_whole(name, info)
+                # Without its variant the model would load and give wrong numbers.
                 if hasattr(model.config, "dualview"):
                     raise UserError(f"{name} was saved with an attention variant: download it and give its folder.")
-            _must_speak(name, tokenizer)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(_why(name, error)) from error
+            must_speak(name, tokenizer)
     if where is not None:
         model.to(where)  # pyright: ignore[reportArgumentType]
     if dtype == "float64" and hasattr(model, "set_experts_implementation"):
@@ -100,31 +91,20 @@ def _weight_files(source: str | Path) -> tuple[Path, ...]:
     return (path,) if path.is_file() else tuple(sorted([*path.glob("*.safetensors"), path / "config.json"]))
 
 
-def _snapshot(source: str | HubName, trust_remote_code: bool) -> Snapshot:
-    """The files of a model, and of the code it takes from elsewhere, on this machine."""
-    if isinstance(source, HubName):
-        return fetch_model(source, trust_remote_code=trust_remote_code)
-    folder = Path(source)
-    return Snapshot(folder, code=fetch_code(folder) if trust_remote_code else {})
-
-
 def _from_gguf(path: Path, dtype: str) -> tuple[Any, Any, Path | None]:
     """Tokenizer and model of a GGUF file, and the folder of its cached conversion if they came from there."""
-    folder = gguf_cache.converted(path, dtype)
-    if folder is not None:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                str(folder), local_files_only=True, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
-            )
-            _must_be_whole(path.name, loaded[1])
-        except Exception as error:
-            _log.warning(
-                "The cached conversion of %s could not be loaded and is removed (%s).", path.name, first_line(error)
-            )
-            gguf_cache.discard(folder)
-        else:
-            return tokenizer, loaded[0], folder
+
+    def load(folder: Path) -> tuple[Any, Any]:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder), local_files_only=True, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
+        )
+        _must_be_whole(path.name, loaded[1])
+        return tokenizer, loaded[0]
+
+    found = from_conversion(path, dtype, load)
+    if found is not None:
+        return *found[0], found[1]
     read = read_gguf(path, DTYPES[dtype])
     return read.tokenizer, read.model, None
 
@@ -176,72 +156,3 @@ def _must_be_on_gpus(name: str, model: PreTrainedModel) -> None:
     places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
     if places & {"cpu", "disk"}:
         raise UserError(f"{name} does not fit the free memory of the GPUs; free some, or use a narrower --dtype.")
-
-
-def _must_speak(name: str, tokenizer: Any) -> None:
-    if not tokenizer("a b", add_special_tokens=False)["input_ids"]:
-        raise UserError(f"The tokenizer of {name} turns words into no tokens: its files are missing or empty.")
-
-
-def _room_on_gpus() -> dict[int, int]:
-    """What each GPU has free, so that nothing is left to the processor's memory, where a model's layers cannot run."""
-    if not torch.cuda.is_available():
-        raise UserError(f"--device {BALANCED} spreads a model over GPUs and there is none here; try cpu or auto.")
-    return {gpu: int(torch.cuda.mem_get_info(gpu)[0] * _WEIGHTS_SHARE) for gpu in range(torch.cuda.device_count())}
-
-
-def pick_device(device: str) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"Device {device!r} cannot be used here ({first_line(error)}); try cpu or auto.") from error
-    return found
-
-
-def _source(name: str) -> str | Path | HubName:
-    """Where a model is read from: a GGUF file's path, a folder in full, or else a name of the hub."""
-    if name == "embedded":
-        return str(assets.embedded_model())
-    if not name.strip():
-        raise UserError("--model is empty; give embedded, a folder, a .gguf file or a hub id.")
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise UserError(f"There is no GGUF file {name}.")
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise UserError(f"{name} is not a GGUF file: it does not begin with the GGUF mark.")
-        return path
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UserError(f"The folder {name} holds no model: it has no config.json.")
-        return str(path.absolute()) + "/"
-    hub = HubName.parse(name)
-    if path.exists() or name.startswith((".", "/", "~")) or hub is None:
-        raise UserError(f"There is no model folder {name}; --model takes embedded, a folder, a .gguf file or a hub id.")
-    return hub
-
-
-def _why(name: str, error: Exception) -> str:
-    if name.endswith(".gguf"):
-        return f"The GGUF file {name} could not be read ({first_line(error)}); it may be cut short: fetch it again."
-    if "trust_remote_code=True" in str(error):
-        return (
-            f"The model {name} needs Python code that comes with it or from another repository, which is not run "
-            "unasked; read that code, then add --trust-remote-code (trust_remote_code=True)."
-        )
-    no_tokenizer = "instantiate the backend tokenizer" in str(error)
-    why = "there is no tokenizer beside it: save it to the same folder" if no_tokenizer else first_line(error)
-    return (
-        f"The model {name} could not be loaded ({why}); --model takes embedded, a folder with "
-        "config.json and safetensors weights, a .gguf file, or the id of a causal LM on a reachable hub."
-    )
-
-
-def _quiet() -> None:
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -60,6 +60,7 @@ def grow(query: Query, at: At = "prompt") -> Tree:
             depth.append(depth[node] + 1)
         return children[node, token]
 
+    # A candidate's first token is predicted by the query's last one, so a candidate of one token adds no node.
     end = len(ids) - 1
     reads: list[tuple[tuple[int, int], ...]] = []
     for candidate in query.candidates:
@@ -122,6 +123,7 @@ def pack(trees: Sequence[Tree], members: Sequence[int]) -> Pack:
         row_of = {node: len(read) + r for r, node in enumerate(tree.read_nodes)}
         read.extend(int(starts[i]) + node for node in row_of)
         scored.extend((row_of[node], token, i, j) for j, reads in enumerate(tree.reads) for node, token in reads)
+    # Padding repeats a real token of the same query: it can be computed like the others and is never read.
     own = np.repeat(starts[:, None], columns.max(), axis=1)
     own[np.arange(columns.max()) < columns[:, None]] += np.concatenate([tree.path for tree in trees])
     read_row, target, scored_query, scored_candidate = torch.tensor(scored).T.contiguous()
@@ -157,6 +159,8 @@ def _ancestors(trees: Sequence[Tree], width: int) -> Bool[Tensor, "query slot sl
 
 def plan(trees: Sequence[Tree], *, tokens: int, reads: int, queries: int | None = None) -> Iterator[Pack]:
     """Packs of trees of similar size, each within a budget of tokens, of logit rows and of queries (at least one)."""
+    # Similar sizes waste the fewest slots. Ties are ordered by content, so that the packs, and with them the rounding,
+    # do not depend on the order of the queries.
     order = sorted(range(len(trees)), key=lambda i: (len(trees[i].ids), trees[i].ids))
     chosen: list[int] = []
     size = rows = 0

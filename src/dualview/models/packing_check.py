@@ -120,6 +120,7 @@ class WholePrompts:
 
 def run_whole(lm: LanguageModel, tokens: Tokens) -> WholePrompts:
     """All prompts in one batch, and two of them a second time with every module's output rounded once more."""
+    # The two noisy copies are in the same batch as their originals, so the batch's own effect on rounding cancels.
     ids = torch.tensor([*tokens.prompts, tokens.prompts[0], tokens.prompts[2]], device=lm.device)
     rows, length = ids.shape
     at = torch.arange(length, device=lm.device)
@@ -129,6 +130,7 @@ def run_whole(lm: LanguageModel, tokens: Tokens) -> WholePrompts:
         )
     found = _log_probs(logits)
     rounding = _apart(found[[0, 2]].flatten(0, 1), found[3:].flatten(0, 1))
+    # In the order in which the packed row reads them.
     expected = torch.stack([found[0, 0], found[0, 1], found[1, 1], found[2, 1]])
     return WholePrompts(expected, rounding, Gap(_apart(found[0, :1], found[1, :1]), rounding))
 
@@ -195,6 +197,7 @@ def _log_probs(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch v
 
 def _apart(one: Float[Tensor, "read vocab"], two: Float[Tensor, "read vocab"]) -> float:
     """The root mean square over the vocabulary, at the place where it is largest."""
+    # A token that both ways rule out altogether agrees; −∞ − (−∞) would be NaN.
     gap = torch.where(torch.isneginf(one) & torch.isneginf(two), 0.0, one - two)
     return float(gap.square().mean(-1).sqrt().max())
 
@@ -221,6 +224,7 @@ def _rounded_once_more(model: nn.Module, rows: int, first: int, length: int, uni
         moved = later + (noise * size * (unit * 3**0.5)).to(later.dtype)  # by a standard deviation of `unit`
         return torch.cat([output[:start], moved])
 
+    # Modules without children: moving a block's output as well would count its rounding twice.
     owners = [m for m in model.modules() if m._parameters and not any(True for _ in m.children())]
     with hooked(module.register_forward_hook(move) for module in owners):
         yield
@@ -238,6 +242,8 @@ def in_single_precision(model: nn.Module) -> Generator[None]:
         if module in kept:  # it calls itself
             return
         kept[module] = (dict(module._parameters), dict(module._buffers))
+        # In place of the tensors, not in them: the half-precision weights are not touched and nothing has to be rounded
+        # back.
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():
                 if tensor is not None and tensor.dtype in HALF:
@@ -282,6 +288,7 @@ def slow_because(lm: LanguageModel) -> str | None:
                 found = _judge(lm, tokens)
         except CANNOT_RUN:
             found = None
+        # None here is also "no difference found", which half precision must still confirm.
         if found is not None:
             return found
     return _judge(lm, tokens)
@@ -290,6 +297,7 @@ def slow_because(lm: LanguageModel) -> str | None:
 def _judge(lm: LanguageModel, tokens: Tokens) -> str | None:
     whole = run_whole(lm, tokens)
     _must_be_causal(lm, whole)
+    # Before the trial: a convolution over tokens may stay within rounding on so few of them.
     mixing = _mixes_tokens(lm)
     if mixing is not None:
         return mixing

@@ -46,4 +46,5 @@ def _conditions() -> str:
 
 
 def _note(folder: Path, lm: LanguageModel) -> Path:
+    # One file for each dtype and kind of device: their outcomes differ, and both may be in use.
     return folder / f"packing-{str(lm.dtype).removeprefix('torch.')}-{lm.device.type}.json"

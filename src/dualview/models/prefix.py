@@ -37,6 +37,7 @@ class Causal:
         if call.unknown:
             raise Unsupported(f"its attention takes {', '.join(call.unknown)}")
         if self.keep:
+            # Architectures pass views of a fused projection; kept as they are, they would hold on to all of it.
             self.keys.append(call.k.contiguous())
             self.values.append(call.v.contiguous())
         self.positions = self.positions.to(call.q.device)

@@ -60,6 +60,8 @@ class Trace:
     """[batch, query, head] each."""
     demo_logits: Layers | None = None
     """Σ over heads of the scaled logits against the prefix's tokens, [batch, query, key] each, if requested."""
+    own: Layers | None = None
+    """What enters each output projection, the heads' outputs side by side, [batch, query, d_in] each, if requested."""
     taps: list[Tap] = field(default_factory=list[Tap])
     """What went into and came out of the projections that were tapped, in the order in which they ran."""
 
@@ -105,6 +107,7 @@ class Packed:
 
     def _visible(self, rule: Rule) -> Bool[Tensor, "token key"] | None:
         kind = (rule.window, rule.chunk)
+        # Layers of one kind share their mask, and most models have one or two kinds.
         if kind not in self._in_sight:
             self._in_sight[kind] = rule.visible(self.positions, self.prefix_at)
         return self._in_sight[kind]
@@ -128,6 +131,7 @@ class Packed:
         return AttentionPart(in_row(part.out), in_row(part.lse))
 
     def _own_visible(self, rule: Rule, at: Int[Tensor, "query slot"]) -> Bool[Tensor, "query slot slot"] | None:
+        # A window wider than every query hides nothing, and without a mask the kernel is faster.
         window = rule.window if rule.window is not None and int(self.pack.depth.max()) >= rule.window else None
         if window is None and rule.chunk is None:
             return self.pack.ancestors
@@ -144,6 +148,7 @@ class Packed:
         pack = self.pack
         q = call.q[:, :, pack.record]
         m = _row_logits(q, call.k[:, :, pack.own], call.rule.scale)
+        # Columns past a query's own are copies of its first token, made to fill the array.
         beyond = torch.arange(m.shape[-1], device=m.device) >= pack.columns[:, None]
         trace.m.append(m.masked_fill(beyond[None, :, None, :], 0.0))
         lse = lse[:, :, pack.record]
@@ -151,6 +156,7 @@ class Packed:
         if shared is not None and self.prefix.length > self.prefix.special:
             mass = torch.exp(shared[:, :, pack.record] - lse)
             if self.prefix.special:
+                # Where demonstrations get almost nothing, the difference may round to below 0.
                 mass = (mass - self._special_mass(layer, call.rule, q, lse)).clamp(min=0.0)
         trace.demo_mass.append(mass.transpose(1, 2))
         if trace.demo_logits is not None and self.prefix.length:
@@ -197,6 +203,7 @@ class Whole:
         logits = self._masked(logits, call, at)
         if rule.sinks is not None:
             sinks = rule.sinks.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
+            # The sink takes its share of the softmax and is left out of every sum below.
             logits = torch.cat([logits, sinks], -1)
         weights = torch.softmax(logits, -1)
         trace.demo_mass.append(weights[..., self.special : self.own.start].sum(-1).transpose(1, 2))
@@ -232,6 +239,7 @@ def _summed_logits(
     q: Float[Tensor, "batch head query d_head"], k: Float[Tensor, "batch kv_head key d_head"], scale: float
 ) -> Float[Tensor, "batch query key"]:
     """Σ over heads of scaled q·k against keys that all queries share."""
+    # The heads of a group share their keys, so their queries are added first: one product instead of one for each head.
     summed = q.unflatten(1, (k.shape[1], -1)).sum(2)
     return torch.einsum("bknd,bkcd->bnc", summed, k.expand(q.shape[0], *k.shape[1:])) * scale
 
@@ -265,10 +273,13 @@ def recording(
 ) -> Generator[None]:
     """Keep each attention's output after its projection, and what `taps` name, at the row's tokens `at`."""
 
-    def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+    def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         assert trace is not None
         trace.h.append(_rows(output, at))
+        if trace.own is not None:
+            trace.own.append(_rows(inputs[0], at))
 
+    # A set: one module that several layers share would otherwise record each of its calls several times.
     modules = {layer.output for layer in anatomy.layers} if trace is not None else ()
     with (
         hooked(module.register_forward_hook(keep) for module in modules),

@@ -57,6 +57,8 @@ class Asked:
     columns: np.ndarray
     demo_logits: Float[np.ndarray, "detailed layer key"] | None = None
     tapped: tuple[TappedQueries, ...] = ()
+    own: Float[np.ndarray, "query layer d_in"] | None = None
+    """What enters each output projection (of the patch's first row); narrower layers leave zeros."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class PassPlan:
     """Shift the queries by this many positions."""
     demo_logits: bool = False
     """Keep the summed logits against every token of the prefix."""
+    own: bool = False
+    """Keep what enters each output projection: the heads' outputs, side by side."""
     taps: tuple[Projection, ...] = ()
     """Projections whose inputs and outputs to keep at the recorded token."""
     detailed: int = 100
@@ -101,6 +105,7 @@ def _ask_packed(
 ) -> None:
     rows = sink.rows
     prefix = compute_prefix(lm, how.prefix, how.special, rows)
+    # Rows of a patch are further batch rows of the same pass, so they share its budget.
     tokens = max(1, _TOKENS.get(lm.device.type, 2048) // rows)
     reads = max(1, _LOGIT_BYTES // (4 * lm.vocab * rows))
     for host_pack in plan(trees, tokens=tokens, reads=reads, queries=how.batch_size):
@@ -121,6 +126,7 @@ def compute_prefix(lm: LanguageModel, ids: Sequence[int], special: int, rows: in
         return Prefix(0)
     at = torch.arange(len(ids), device=lm.device)
     strategy = Causal(at, keep=True)
+    # Only the keys and values are wanted; one position is the fewest logits a pass can give.
     last = at[-1:]
     run_forward(lm.model, strategy, as_row(ids, lm.device, rows), at[None].expand(rows, -1), last)
     return Prefix(len(ids), tuple(strategy.keys), tuple(strategy.values), special)
@@ -184,7 +190,12 @@ class _Sink:
         self.columns = np.array([len(tree.path) for tree in trees])
         widest = max((len(query.candidates) for query in queries), default=0)
         self.log_probs = np.full((rows, n, widest), -np.inf)
-        self.h = self.m = self.mass = self.demo = self.top_ids = self.top_probs = None
+        # What turns a candidate's mean log-probability into its score: 1, or its length where scores are sums.
+        self.scale = np.ones((n, widest))
+        for i, query in enumerate(queries):
+            if query.summed:
+                self.scale[i, : len(query.candidates)] = [len(candidate) for candidate in query.candidates]
+        self.h = self.m = self.mass = self.demo = self.own = self.top_ids = self.top_probs = None
         self.tapped: tuple[TappedQueries, ...] = ()
         if how.record:
             heads = max(layer.heads for layer in lm.anatomy.layers)
@@ -196,6 +207,8 @@ class _Sink:
             self.tapped = tuple(
                 TappedQueries(np.zeros((few, p.d_in), dtype), np.zeros((few, p.d_out), dtype)) for p in how.taps
             )
+        if how.record and how.own:
+            self.own = np.zeros((rows, n, layers, max(layer.d_in for layer in lm.anatomy.layers)), dtype)
         if how.record and how.demo_logits:
             self.demo = np.zeros((min(n, how.detailed), layers, len(how.prefix)), dtype)
 
@@ -209,11 +222,12 @@ class _Sink:
             return Layers(layers, self.rows, queries, *rest, like=self.like)
 
         demo = room(len(self.how.prefix)) if self.demo is not None else None
-        return Trace(room(self.h.shape[-1]), room(heads, columns), room(heads), demo)
+        own = room(self.own.shape[-1]) if self.own is not None else None
+        return Trace(room(self.h.shape[-1]), room(heads, columns), room(heads), demo, own)
 
     def add(self, pack: Pack, logits: Float[Tensor, "batch read vocab"], trace: Trace | None) -> None:
         mean = candidate_scores(pack, logits, self.log_probs.shape[2])
-        self.log_probs[:, pack.members] = mean.cpu().numpy()
+        self.log_probs[:, pack.members] = mean.cpu().numpy() * self.scale[list(pack.members)]
         self._keep(list(pack.members), logits[0, pack.first_read], trace)
 
     def add_one(
@@ -226,7 +240,7 @@ class _Sink:
     ) -> None:
         row = torch.arange(len(candidate), device=logits.device)
         found = token_log_probs(logits, row, torch.tensor(candidate, device=logits.device))
-        self.log_probs[:, query, index] = found.mean(1).double().cpu().numpy()
+        self.log_probs[:, query, index] = found.mean(1).double().cpu().numpy() * self.scale[query, index]
         self._keep([query], logits[0, :1], trace)
 
     def _keep(self, members: list[int], after: Float[Tensor, "query vocab"], trace: Trace | None) -> None:
@@ -245,6 +259,8 @@ class _Sink:
         _put(self.h, members, trace.h)
         _put(self.m, members, trace.m)
         _put(self.mass, members, trace.demo_mass)
+        if self.own is not None and trace.own is not None:
+            _put(self.own, members, trace.own)
         if self.demo is not None and trace.demo_logits is not None:
             self.demo[detailed] = _host(trace.demo_logits.array[:, 0, few]).swapaxes(0, 1)
 
@@ -259,7 +275,8 @@ class _Sink:
             )
             for row in range(self.rows)
         )
-        return Asked(settings, self.columns, self.demo, self.tapped)
+        own = None if self.own is None else self.own[0]
+        return Asked(settings, self.columns, self.demo, self.tapped, own)
 
 
 def _put(into: Float[np.ndarray, "batch query layer ..."], members: list[int], layers: Layers) -> None:

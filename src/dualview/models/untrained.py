@@ -28,10 +28,12 @@ def redrawn(lm: LanguageModel, weights: Weights) -> LanguageModel:
 
 def untrained(lm: LanguageModel, *, keep_embeddings: bool, seed: int) -> LanguageModel:
     """A copy with weights drawn as the architecture initialises them, in the same precision and place."""
+    # On the CPU and with a seed of its own, so that the weights are the same on every device and no other draw changes.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
         config = copy.deepcopy(lm.model.config)
         fresh = type(lm.model)(config)
+        # Drawn in float32 and then rounded: an initialiser draws other numbers in another precision.
         fresh.to(lm.dtype)  # pyright: ignore[reportArgumentType]
     if keep_embeddings:
         with torch.no_grad():
@@ -49,6 +51,7 @@ def _kept(model: nn.Module) -> list[str]:
     output = model.get_output_embeddings()  # pyright: ignore
     for path, module in model.named_modules():
         parameters = [name for name, _ in module.named_parameters(recurse=False)]
+        # A norm is found by its name and the shape of its weights: architectures have norm classes of their own.
         small = all(p.dim() <= 1 for p in module.parameters(recurse=False))
         norm = small and "norm" in type(module).__name__.lower()
         if isinstance(module, nn.Embedding) or module is output or norm:

@@ -1,4 +1,4 @@
-"""The sha256 of a model's weights: computed once, beside other work, and kept for the next start.
+"""The sha256 of a model's weights: computed once, while other work goes on, and kept for the next start.
 
 Hashing 15 GB takes about ten seconds and does not need the interpreter, so it runs on a thread
 of its own from the moment a run begins; what it found is kept under the files that the weights came from, by their
@@ -38,6 +38,7 @@ class WeightsHash:
     def start(self, weights: Mapping[str, Tensor]) -> None:
         """Begin, if it has not begun: other work may go on meanwhile, as long as it does not write to the weights."""
         if self._found is None:
+            # The dictionary is copied: the caller's may change while the thread reads it.
             self._found = Future[str]()
             Thread(target=self._work, args=(self._found, dict(weights)), daemon=True, name="weights-hash").start()
 
@@ -73,6 +74,7 @@ def hash_weights(weights: Mapping[str, Tensor]) -> str:
         # On a stream of its own, a copy from a GPU does not wait for the work that goes on there, nor hold it up.
         with torch.cuda.stream(torch.cuda.Stream(tensor.device)) if tensor.is_cuda else nullcontext():
             there = tensor.detach().cpu()
+        # As raw bytes, because numpy has no bfloat16.
         digest.update(there.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

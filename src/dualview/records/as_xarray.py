@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from dualview.io.errors import UserError
+from dualview.io.netcdf import import_xarray
 from dualview.records.setting import Setting
 
 DIMS = {
@@ -19,6 +18,7 @@ DIMS = {
     "demo_mass": ("query", "layer", "head"),
     "top_ids": ("query", "rank"),
     "top_probs": ("query", "rank"),
+    "off_span": ("query", "layer", "d_model"),
 }
 
 
@@ -29,10 +29,7 @@ def to_xarray(
     meta: Mapping[str, object],
 ) -> Any:
     """One variable for each kind of array, its first dimension `setting`; NaN (−1 for ids) where there is none."""
-    try:
-        xr: Any = importlib.import_module("xarray")
-    except ImportError:
-        raise UserError("Records.to_xarray needs xarray; install it with: pip install 'dualview[xarray]'.") from None
+    xr = import_xarray("Records.to_xarray")
     variables: dict[str, Any] = {"gold": ("query", gold)}
     if columns is not None:
         variables["columns"] = ("query", columns, {"meaning": "m holds this many keys of the query, zeros after them"})

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 from jaxtyping import Int
 
+from dualview.io.display import as_html
 from dualview.io.errors import UserError
 from dualview.records.as_xarray import to_xarray
 from dualview.records.parsing import parse_mapping
@@ -46,6 +47,10 @@ class Records:
     def controls(self) -> Mapping[str, Setting]:
         """The settings other than zsl, icl and ft."""
         return {name: setting for name, setting in self.settings.items() if name not in MAIN_SETTINGS}
+
+    def _repr_html_(self) -> str | None:
+        """In a notebook: each setting's accuracy, and the shapes."""
+        return as_html(self)
 
     def to_xarray(self) -> Any:
         """The arrays as an `xarray.Dataset` (extra `xarray`): setting, query, candidate, layer, head, …"""

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 MAIN_SETTINGS = ("zsl", "icl", "ft")
-AXES: Mapping[str, int] = {"log_probs": 2, "h": 3, "m": 4, "demo_mass": 3, "top_ids": 2, "top_probs": 2}
+AXES: Mapping[str, int] = {"log_probs": 2, "h": 3, "m": 4, "demo_mass": 3, "top_ids": 2, "top_probs": 2, "off_span": 3}
 """A setting's arrays, in the order of its fields, and how many axes each has."""
 
 
@@ -29,6 +29,9 @@ class Setting:
     """The k most probable next tokens after the prompt, over the whole vocabulary."""
     top_probs: Float[np.ndarray, "query k"] | None = None
     """Their probabilities."""
+    off_span: Float[np.ndarray, "query layer d_model"] | None = None
+    """h less its part in the span of the heads' zero-shot outputs and h_zsl, per query and layer
+    (`dualview.models.head_span`); kept of the settings that the verdict compares, 0 for zsl by construction."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import json as jsonlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from dualview.comparison.result import SCHEMA, Result
 from dualview.comparison.seeds import SCHEMA as SEEDS_SCHEMA
 from dualview.io.atomic import must_be_writable
 from dualview.io.errors import UserError
+from dualview.io.json_files import Place, check_place, save_json
 from dualview.records import Records, load_records
 from dualview.report.overview import RunGroup, RunSummary, groups_of, ordered
 from dualview.store.paths import StorePaths
@@ -21,20 +22,31 @@ from dualview.store.paths import StorePaths
 RESULT, SEEDS, RECORDS, REPORT = "result.json", "seeds.json", "records.safetensors", "report.html"
 
 
-def report(source: Path | str, out: Path | str | None = None, figures: Path | str | None = None) -> list[Path]:
+def report(
+    source: Path | str, out: Path | str | None = None, figures: Path | str | None = None, *, json: Place = None
+) -> list[Path]:
     """Write the report of a run or of many, and with `figures` every figure as PDF, SVG and PNG into that folder.
 
     source    a result's JSON file, the folder a run wrote (its records are used where they were kept), the JSON of
               several seeds, or a store
     out       the HTML file; by default report.html next to the source
+    json      a file for the names of all files that were written, or "-" for standard output
     """
-    source = Path(source)
+    check_place(json)
+    written = _write(Path(source), out, figures)
+    save_json(json, {"written": [str(path) for path in written]})
+    return written
+
+
+def _write(source: Path, out: Path | str | None, figures: Path | str | None) -> list[Path]:
     if not source.exists():
         raise UserError(f"There is no {source}; give a result's JSON file, a run's folder or a store.")
     file = _file_of(source)
     where = Path(out) if out is not None else _default_place(source, file)
     must_be_writable(where)
     folder = None if figures is None else Path(figures)
+    if folder is not None:
+        must_be_writable(folder / REPORT)  # any file: the report is not written if the figures cannot be
     if file is None:
         return _many(_stored(source), where, folder, source.name)
     content = _content(file)
@@ -126,7 +138,7 @@ def _many(results: Iterable[Result], where: Path, figures: Path | None, title: s
 
 def _content(file: Path) -> dict[str, Any]:
     try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
+        content: Any = jsonlib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as JSON ({error}); give a result's JSON file.") from None
     if not isinstance(content, dict):

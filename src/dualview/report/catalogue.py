@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dualview.comparison.result import Result
+from dualview.io.assets import about_model
 from dualview.metrics.measured import CONTROL_OF, Measured
 from dualview.metrics.statistics import wilson_interval
 
@@ -66,6 +67,12 @@ NUMBERS = (
         "label contrast",
         "+.3f",
         "cosine of what flipping the demonstrations' labels changes in attention's output, ICL's with fine-tuning's",
+    ),
+    Number(
+        "label_contrast.log_odds.value",
+        "label contrast of log-odds",
+        "+.3f",
+        "the same of the label log-odds, query by query within a class",
     ),
     Number(
         "sim_aou.raw",
@@ -143,8 +150,8 @@ def accuracy_interval(measured: Measured, setting: str, value: float) -> tuple[f
 
 
 def shown(value: float | None, style: str = ".3f") -> str:
-    """A number as text, `null` where there is none; very large ones (of a diverged run) in powers of ten."""
-    return "null" if value is None else format(value, style if abs(value) < 1e6 else ".3g")
+    """A number as text, `undefined` where there is none; very large ones (of a diverged run) in powers of ten."""
+    return "undefined" if value is None else format(value, style if abs(value) < 1e6 else ".3g")
 
 
 def present(measured: Measured) -> list[Number]:
@@ -155,21 +162,20 @@ def present(measured: Measured) -> list[Number]:
     return found
 
 
-EMBEDDED = "embedded: SmolLM2-135M-Instruct, rounded to 4 bits and instruction-tuned"
-
-
 def run_title(result: Result) -> str:
     return f"{result.provenance.model} on {result.task.name}"
 
 
 def what_ran(result: Result) -> str:
-    """Demonstrations, seed, queries and precision."""
+    """Demonstrations, seed, queries, precision, and the words that stand for labels if they are abstract."""
     task, provenance = result.task, result.provenance
     shots = f"{task.shots_used}" if task.shots_used == task.shots else f"{task.shots_used} of {task.shots}"
     drawn = "given" if provenance.seeds.demos is None else f"seed {provenance.seeds.demos}"
     weights = provenance.options.get("weights", "trained")
     redrawn = "" if weights == "trained" else f", weights {weights}"
-    return f"{shots} demonstrations ({drawn}), {task.n_queries} queries, {provenance.dtype}{redrawn}"
+    abstract = provenance.options.get("labels") == "abstract"
+    labels = f", abstract labels {' '.join(task.labels or ())}" if abstract else ""
+    return f"{shots} demonstrations ({drawn}), {task.n_queries} queries, {provenance.dtype}{redrawn}{labels}"
 
 
 def how_tuned(result: Result) -> str:
@@ -181,10 +187,12 @@ def how_tuned(result: Result) -> str:
 def run_lines(result: Result) -> list[str]:
     """The lines under a run's title."""
     lines = [what_ran(result), f"fine-tuning: {how_tuned(result)}"]
-    return [*lines, EMBEDDED] if result.provenance.model == "embedded" else lines
+    about = about_model(result.provenance.model)
+    return lines if about is None else [*lines, about]
 
 
 def caption(result: Result) -> str:
     """The caption of every figure: model, task, demonstrations, seed, n, precision, fine-tuning."""
     text = "; ".join([run_title(result), what_ran(result), f"fine-tuning: {how_tuned(result)}."])
-    return f"{text} {EMBEDDED[0].upper()}{EMBEDDED[1:]}." if result.provenance.model == "embedded" else text
+    about = about_model(result.provenance.model)
+    return text if about is None else f"{text} {about[0].upper()}{about[1:]}."

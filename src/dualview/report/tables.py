@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
 from dualview.metrics.measured import Measured, VerdictPart
+from dualview.metrics.statistics import p_text
 from dualview.report.catalogue import NUMBERS, Number, accuracy_interval, present, shown
 from dualview.report.published import published
 
@@ -57,13 +58,14 @@ def _row(measured: Measured, number: Number) -> MetricRow:
     if number.key.startswith("accuracy.") and value is not None:
         ci = accuracy_interval(measured, number.key.partition(".")[2], value)  # no control has it
     p = measured.rec2ftp.p if number.key == "rec2ftp.value" else None if control is None else control.p
+    p = None if value is None else p  # a test of what is undefined says nothing
     return MetricRow(
         name=number.name,
         value=shown(value, number.style),
         interval=span(ci, number.style),
         floor="" if floor is None else f"{floor[0]} {floor[1]:{number.style}}",
         ceiling="" if control is None or control.ceiling is None else f"{control.ceiling:.3f}",
-        p="" if p is None else f"{p:.2g}",
+        p="" if p is None else p_text(p),
         notes=_notes(measured, number.key),
         gain=_gain(measured, number.key),
         published=_published(measured, number),
@@ -157,7 +159,7 @@ def levels_table(verdict: VerdictPart) -> TextTable | None:
             _short(level.value),
             _short(level.floor) if name != "learning" else "",
             level.decided_by or "",
-            "" if level.p is None else f"{level.p:.3g}",
+            "" if level.p is None else p_text(level.p, ".3g"),
             _short(level.detectable),
         )
         for name, level in verdict.levels.items()

@@ -14,11 +14,15 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from dualview.comparison.result import Result
 from dualview.io.atomic import must_be_writable, whole
 from dualview.io.errors import UserError
 from dualview.io.json_files import Place, check_place, plain, save_json
+from dualview.io.netcdf import write_netcdf
+from dualview.records.files import load_records
+from dualview.store.as_dataset import to_dataset
 from dualview.store.compaction import own_file
 from dualview.store.folder import Stored
 from dualview.store.query import query as query_sql
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from dualview.store.index import Failure
 
 Where = str | os.PathLike[str]
-FORMATS = (".csv", ".parquet", ".json")
+FORMATS = {"csv": ".csv", "parquet": ".parquet", "json": ".json", "netcdf": ".nc"}
 Say = Callable[[str], None]
 
 
@@ -99,17 +103,54 @@ def query(sql: str, store: Where, *, json: Place = None, say: Say = _warn) -> An
     return rows
 
 
-def export(out: Where, store: Where, *, table: str = "cells", all: bool = False, say: Say = _warn) -> Path:
-    """Write a table to a .csv, .parquet or .json file, whole or not at all."""
+def export(
+    out: Where,
+    store: Where | None = None,
+    *,
+    run: Where | None = None,
+    table: str = "cells",
+    format: str | None = None,
+    all: bool = False,
+    json: Place = None,
+    say: Say = _warn,
+) -> Path:
+    """Write a table of a store, or the numbers of one run, to a file, whole or not at all.
+
+    format   csv, parquet, json or netcdf; by default the ending of the file's name decides (.nc is NetCDF)
+    run      a folder that `run --out` wrote: its numbers, or as NetCDF its records (`--save-records`)
+    json     a file for what was written where, or "-" for standard output
+    """
+    check_place(json)
     path = Path(out)
-    if path.suffix not in FORMATS:
-        raise UserError(f"{path} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, which decides the format.")
+    if (store is None) == (run is None):
+        raise UserError("Export takes either a store or a run; give one of --store and --run.")
+    if format is not None and format not in FORMATS:
+        raise UserError(f"--format is {format!r}; choose one of {', '.join(FORMATS)}.")
+    suffix = path.suffix if format is None else FORMATS[format]
+    if suffix not in FORMATS.values():
+        raise UserError(f"{path} must end in {', '.join(FORMATS.values())}, or give --format.")
     must_be_writable(path)
-    with _opened(store, say) as opened:
-        rows = view(opened, table, current=not all)
-    with whole(path) as temporary:
-        temporary.write_bytes(_encoded(rows, path.suffix))
+    if run is not None and suffix == ".nc":
+        table, rows = "records", load_records(Path(run) / "records.safetensors").to_xarray()
+    elif run is not None:
+        table, rows = "numbers", _arrow(Result.load(Path(run) / "result.json").to_frame())
+    else:
+        with _opened(cast(Where, store), say) as opened:
+            rows = view(opened, table, current=not all)
+    count = rows.sizes["query"] if table == "records" else rows.num_rows
+    if suffix == ".nc":
+        write_netcdf(rows if table == "records" else to_dataset(rows, table), path)
+    else:
+        with whole(path) as temporary:
+            temporary.write_bytes(_encoded(rows, suffix))
+    save_json(json, {"table": table, "rows": count, "written": [str(path)]})
     return path
+
+
+def _arrow(frame: Any) -> Any:
+    import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
+
+    return pa.Table.from_pandas(frame.reset_index(), preserve_index=False)
 
 
 def _encoded(rows: Any, suffix: str) -> bytes:

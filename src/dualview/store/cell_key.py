@@ -27,9 +27,10 @@ from dualview.io.hashing import digest, file_stamp, sha256_of
 from dualview.io.hub import HubName, Kind
 from dualview.io.versions import UNKNOWN, version_of
 from dualview.models.hub import code_commits
-from dualview.options import RunOptions, plain
+from dualview.options import Labels, RunOptions, plain
 from dualview.store.fingerprint import remote_code_hash, tokenizer_hash
 from dualview.tasks.hub import find, hub_addresses
+from dualview.tasks.sources import read_source
 from dualview.tasks.task import SPLITS, Task, list_tasks, load_task
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def _fragment(name: str, value: Any) -> str:
 
 
 def canonical(options: RunOptions) -> str:
-    """Every option as one line of text, the same for equal options."""
-    return "\n".join(map(_fragment, *zip(*vars(options).items(), strict=True)))
+    """Every option that enters a key as one line of text, the same for equal options."""
+    return "\n".join(map(_fragment, *zip(*options.keyed.items(), strict=True)))
 
 
 def asked_id(options: RunOptions) -> str:
@@ -78,12 +79,13 @@ def _library_version(name: str) -> str:
 
 def library_hash(options: RunOptions) -> str | None:
     """sha256 of the library's tasks and rows, where a cell's full controls use demonstrations of another task."""
-    return _library_hash() if options.controls == "full" else None
+    return _library_hash(options.labels) if options.controls == "full" else None
 
 
 @lru_cache
-def _library_hash() -> str:
-    return digest(*(task.model_dump_json(exclude=_ABOUT_TASK) for task in list_tasks()), assets.DATA.pin.sha256)
+def _library_hash(labels: Labels) -> str:
+    tasks = [task.relabelled(labels) if task.labels else task for task in list_tasks()]
+    return digest(*(task.model_dump_json(exclude=_ABOUT_TASK) for task in tasks), assets.DATA.sha256)
 
 
 class Fingerprints:
@@ -114,7 +116,7 @@ class Fingerprints:
         `asked` is the options' id, if known; `auto` the kind of device that `auto` meant, if not this machine's.
         """
         device = (auto or self.auto) if options.device == "auto" else "given"
-        model, task = (options.model, options.trust_remote_code), (options.task, options.data)
+        model, task = (options.model, options.trust_remote_code), (options.task, options.data, options.labels)
         files = (options.demos, options.queries, options.patch)
         content = self._content_hash(model, task, files, device, library_hash(options))
         return None if content is None else digest(asked or asked_id(options), content)
@@ -122,7 +124,7 @@ class Fingerprints:
     def _content(
         self,
         model: tuple[str, bool],
-        task: tuple[str, Path | None],
+        task: tuple[str, Path | None, Labels],
         files: tuple[Path | None, ...],
         device: str,
         library: str | None,
@@ -152,7 +154,7 @@ class Fingerprints:
 
     def _model_files(self, name: str) -> str | None:
         """The files of a model; None where only loading can tell."""
-        folder = assets.MODEL.folder if name == "embedded" else Path(name).expanduser()
+        folder = assets.MODEL.folder if name == "embedded" else assets.named_model(name) or Path(name).expanduser()
         if folder.is_file():
             return self._hash_file(folder)
         if folder.is_dir():
@@ -170,9 +172,9 @@ class Fingerprints:
             found = code_commits(hub_name) if hub_name is not None and name != "embedded" else {}
         return [f"{other} {commit}" for other, commit in found.items()]
 
-    def _task(self, name: str, data: Path | None) -> str | None:
+    def _task(self, name: str, data: Path | None, labels: Labels) -> str | None:
         """A task's definition and the files of its splits."""
-        task = load_task(name, data)
+        task = load_task(name, data, labels)
         parts = [task.model_dump_json()]
         for split in SPLITS:
             source = task.source(split)
@@ -184,11 +186,16 @@ class Fingerprints:
 
     def _source(self, source: str, folder: Path) -> str | None:
         if source.startswith("embedded:"):
-            return assets.DATA.pin.sha256
+            return assets.DATA.sha256
         if source.startswith("hf:"):
             try:
                 return find(hub_addresses(source))[1].commit
             except UserError:  # loading it says what is wrong
+                return None
+        if source.startswith("lm-eval:"):
+            try:
+                return digest(*(f"{row.where} {row.values}" for row in read_source(source, folder)))
+            except UserError:
                 return None
         return self._file_hash(folder / source)
 
@@ -263,7 +270,7 @@ def identify(prepared: Prepared, hash_file: HashFile = sha256_of) -> CellIdentit
         tokenizer=prepared.cache("tokenizer", (lm.tokenizer,), lambda: tokenizer_hash(lm.tokenizer)),
         remote_code=remote_code_hash(lm),
         task=prepared.cache("task rows", (prepared.task,), lambda: _rows(prepared.task)),
-        settings={name: plain(value) for name, value in vars(options).items() if name not in _BY_CONTENT},
+        settings={name: plain(value) for name, value in options.keyed.items() if name not in _BY_CONTENT},
         patch=None if options.patch is None else hash_file(options.patch),
         library=library_hash(options),
         code=code_version(),

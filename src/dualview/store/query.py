@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.io.errors import UserError
+from dualview.options import ADDED_LATER, RunOptions
 from dualview.store.compaction import check_packs, damaged_loose, files_of, pack, quoted, read_files
 from dualview.store.folder import StoreFolder
 from dualview.store.tables import TABLES, TableName, schema
@@ -21,6 +22,8 @@ from dualview.store.tables import TABLES, TableName, schema
 VIEWS = (*TABLES, "runs", "failures")
 _FILES_ENOUGH = 128
 """More files than this are packed before they are read."""
+_DEFAULTS = ", ".join(f"coalesce({name}, '{getattr(RunOptions, name)}') AS {name}" for name in ADDED_LATER)
+"""A cell that is older than an option was run with the option's default."""
 _ORDER = "model, task, shots, seed, ft_rule, lr, key"
 
 
@@ -99,8 +102,8 @@ def _make_views(connection: Any, store: StoreFolder, names: Sequence[TableName])
         # The empty table brings all columns: files of an older dualview may lack some.
         _make_table(connection, f"own.{name}", schema(name).empty_table())
         rows = f"UNION ALL BY NAME SELECT * FROM {read_files(files[name])}" if files[name] else ""
-        current = ", key IN (SELECT key FROM own.now) AS current" if name == "cells" else ""
-        connection.execute(f"CREATE VIEW {name} AS SELECT *{current} FROM (SELECT * FROM own.{name} {rows})")
+        columns = f"* REPLACE ({_DEFAULTS}), key IN (SELECT key FROM own.now) AS current" if name == "cells" else "*"
+        connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM (SELECT * FROM own.{name} {rows})")
     connection.execute("SET lock_configuration = true")
 
 

@@ -17,6 +17,6 @@ class Store(StoreFolder):
         repair(self)
         return self.problems
 
-    def to_frame(self, *, current: bool = True) -> Any:
-        """One row per cell, as a pandas frame; `current` as in `keys`."""
-        return table(self, "cells", current=current).to_pandas()
+    def to_frame(self, name: str = "cells", *, current: bool = True) -> Any:
+        """A table as a pandas frame, by default one row per cell; `current` as in `keys`."""
+        return table(self, name, current=current).to_pandas()

@@ -14,6 +14,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from dualview.io.assets import embedded_data
@@ -73,16 +74,21 @@ def embedded_rows(task: str, split: str) -> list[LabelledText]:
     """The rows of one split of one embedded task, label-balanced, in a fixed order that alternates the labels."""
     if task not in RECIPES:
         raise UserError(f"embedded:{task} does not exist; the embedded tasks are {', '.join(RECIPES)}.")
-    recipe = RECIPES[task]
-    folder = embedded_data()
-    snippets = [snippet for name in recipe.collections for snippet in read_collection(folder, name)]
-    ranked = ((digest(key), row) for key, row in _without_duplicates(snippets, recipe).items())
+    ranked = _ranked(embedded_data(), task)
     members = sorted((pair for pair in ranked if split_of(pair[0]) == split), key=lambda pair: pair[0])
     by_label: dict[int, list[LabelledText]] = {}
     for _, row in members:
         by_label.setdefault(row.label, []).append(row)
     columns = [by_label[label] for label in sorted(by_label)]
     return [row for deal in zip(*columns, strict=False) for row in deal]  # stops at the rarest label: balanced
+
+
+@lru_cache(maxsize=1)  # every split of a task is made from the same texts, and cleaning them takes a moment
+def _ranked(folder: Path, task: str) -> list[tuple[int, LabelledText]]:
+    """All rows of a task, each with the number that decides its split and its place."""
+    recipe = RECIPES[task]
+    snippets = [snippet for name in recipe.collections for snippet in read_collection(folder, name)]
+    return [(digest(key), row) for key, row in _without_duplicates(snippets, recipe).items()]
 
 
 def read_collection(folder: Path, name: str) -> list[Snippet]:

@@ -8,18 +8,22 @@ With tok(s) the tokenizer without special tokens, the pieces are tokenised separ
     fine-tuning = [BOS] + tok(template) + tok(" " + label), one sequence a demonstration: no separator, no EOS
 
 This keeps a demonstration's tokens the same at any place. In return, tokens never merge across a boundary, as they
-would with some tokenizers in running text.
+would with some tokenizers in running text. A task whose `tokens` are `running` is tokenised as one text instead (see
+`_running`), and its `delimiter` takes the place of " ".
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from dualview.io.errors import UserError
+from dualview.tasks.lm_eval import PREFIX
 from dualview.tasks.rows import Row
 from dualview.tasks.task import Task
 
@@ -37,7 +41,7 @@ class Tokenizer(Protocol):
     def eos_token_id(self) -> Any: ...
     @property
     def all_special_ids(self) -> Any: ...
-    def __call__(self, text: Any, *, add_special_tokens: bool = True) -> Any: ...
+    def __call__(self, text: Any, *, add_special_tokens: bool = True, return_offsets_mapping: bool = False) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Query:
     ids: tuple[int, ...]
     candidates: tuple[tuple[int, ...], ...]
     gold: int
+    summed: bool = False
+    """A candidate's score is the sum, not the mean, of its tokens' log-probabilities."""
 
     @property
     def longest(self) -> int:
@@ -93,6 +99,10 @@ class PromptSet:
     queries: tuple[Query, ...]
     shots: int
     """Demonstrations requested; those that do not fit the context are not in `demos`."""
+    description: tuple[int, ...] = ()
+    """The task's description, between BOS and everything else."""
+    alone: tuple[TrainingSequence, ...] | None = None
+    """What fine-tuning reads of each requested demonstration, where a demonstration on its own has other tokens."""
 
     @property
     def shots_used(self) -> int:
@@ -100,7 +110,7 @@ class PromptSet:
 
     @property
     def zero_prefix(self) -> tuple[int, ...]:
-        return () if self.bos is None else (self.bos,)
+        return (() if self.bos is None else (self.bos,)) + self.description
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -120,6 +130,8 @@ class PromptSet:
 
     @property
     def training_sequences(self) -> tuple[TrainingSequence, ...]:
+        if self.alone is not None:
+            return self.alone[: len(self.demos)]
         return tuple(
             TrainingSequence(
                 ids=self.zero_prefix + demo.template + demo.label,
@@ -155,36 +167,45 @@ def build_prompts(
     if not queries:
         raise UserError(f"Task {task.name} was given no queries; ask for at least one.")
     bos_id = resolve_bos(tokenizer, bos)
+    if task.tokens == "running":
+        between = task.separator if separator is None else separator
+        prompts = _running(task, tokenizer, demos, queries, bos_id, between)
+        return prompts if max_context is None else _truncated(prompts, demos, queries, max_context, room_for)
     between = _separator(tokenizer, task.separator if separator is None else separator)
     texts = _tokens(tokenizer, [task.render(row) for row in demos])
-    answers = _tokens(tokenizer, [f" {task.candidates(row)[row.label]}" for row in demos])
+    answers = _tokens(tokenizer, [_answer(task, row) for row in demos])
     pieces = tuple(Demo(text, answer, between) for text, answer in zip(texts, answers, strict=True))
     for number, (row, demo) in enumerate(zip(demos, pieces, strict=True)):
         _not_empty(demo.template, f"the template of {_named('demonstration', number, row)}")
         _not_empty(
             demo.label, f"the label of {_named('demonstration', number, row)}, {task.candidates(row)[row.label]!r}"
         )
-    prompts = PromptSet(bos_id, pieces, encode_queries(task, tokenizer, queries), shots=len(pieces))
+    description = _tokens(tokenizer, [task.description])[0] if task.description else ()
+    prompts = PromptSet(bos_id, pieces, encode_queries(task, tokenizer, queries), len(pieces), description)
     return prompts if max_context is None else _truncated(prompts, demos, queries, max_context, room_for)
 
 
 def encode_queries(task: Task, tokenizer: Tokenizer, rows: Sequence[Row]) -> tuple[Query, ...]:
     """Each row as a query with its candidates: the task's labels, or the row's own choices."""
-    texts = _tokens(tokenizer, [task.render(row) for row in rows])
-    labels = encode_labels(tokenizer, task.labels) if task.labels else None
+    running = task.tokens == "running"
+    texts = _tokens(tokenizer, [_question(task, row)[0] for row in rows])
+    labels = encode_labels(tokenizer, task.labels, task.delimiter) if task.labels and not running else None
     queries: list[Query] = []
     for number, (row, ids) in enumerate(zip(rows, texts, strict=True)):
-        candidates = labels or tuple(_tokens(tokenizer, [f" {choice}" for choice in task.candidates(row)]))
+        if running:
+            candidates = _continuations(task, tokenizer, row, ids)
+        else:
+            candidates = labels or tuple(_tokens(tokenizer, [task.delimiter + text for text in task.candidates(row)]))
         _not_empty(ids, f"the template of {_named('query', number, row)}")
         for choice, candidate in zip(task.candidates(row), candidates, strict=True):
             _not_empty(candidate, f"the candidate {choice!r} of {_named('query', number, row)}")
-        queries.append(Query(ids, candidates, row.label))
+        queries.append(Query(ids, candidates, row.label, task.scores == "sum"))
     return tuple(queries)
 
 
-def encode_labels(tokenizer: Tokenizer, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def encode_labels(tokenizer: Tokenizer, labels: Sequence[str], delimiter: str = " ") -> tuple[tuple[int, ...], ...]:
     """The labels as candidates; two with the same tokens are refused, since no score could separate them."""
-    candidates = tuple(_tokens(tokenizer, [f" {label}" for label in labels]))
+    candidates = tuple(_tokens(tokenizer, [delimiter + label for label in labels]))
     for index, candidate in enumerate(candidates):
         if candidate in candidates[:index]:
             twin = labels[candidates.index(candidate)]
@@ -202,6 +223,11 @@ def content_free_queries(
     For contextual calibration (Zhao et al. 2021): the model's answer to a question without content is its prior on the
     candidates. A multiple-choice task needs them once for each query's own candidates. They have no gold label (−1).
     """
+    if task.train.startswith(PREFIX):
+        raise UserError(
+            "--calibrate asks the template without its fields, and a task of lm-evaluation-harness has no fields; "
+            "leave --calibrate out."
+        )
     texts = [task.fill(dict.fromkeys(task.template_fields, filler)) for filler in CONTENT_FREE]
     queries = tuple(Query(ids, candidates, gold=-1) for ids in _tokens(tokenizer, texts))
     for query in queries:
@@ -226,12 +252,107 @@ def resolve_bos(tokenizer: Tokenizer, mode: BosMode) -> int | None:
 
 def prompts_hash(prompts: PromptSet) -> str:
     """sha256 of every token id (BOS; each demonstration's pieces; each query and its candidates) as compact JSON."""
-    document = [
+    document: list[Any] = [
         prompts.bos,
         [[demo.template, demo.label, demo.separator] for demo in prompts.demos],
         [[query.ids, query.candidates] for query in prompts.queries],
     ]
+    # Later additions count only where they are used, so that older prompts keep their hash.
+    if prompts.description or any(query.summed for query in prompts.queries):
+        document.append([prompts.description, [query.summed for query in prompts.queries]])
     return hashlib.sha256(json.dumps(document, separators=(",", ":")).encode()).hexdigest()
+
+
+def _running(
+    task: Task, tokenizer: Tokenizer, demos: Sequence[Row], rows: Sequence[Row], bos: int | None, separator: str
+) -> PromptSet:
+    """The prompts as lm-evaluation-harness has them: every prompt is one text, tokenised whole.
+
+    A token belongs to the piece in which it begins. dualview asks every query after the same demonstrations, and with
+    and without them, so a tokenizer that merges a query with the text before it is refused.
+    """
+    if separator == "eos":
+        raise UserError(f"--separator is eos, but task {task.name} is tokenised as running text; give a text instead.")
+    queries = encode_queries(task, tokenizer, rows)
+    pieces = [piece for row in demos for piece in (task.render(row), _answer(task, row), separator)]
+    description = _shared_prefix(task, tokenizer, task.description, rows, queries)
+    prefix = _shared_prefix(task, tokenizer, task.description + "".join(pieces), rows, queries)
+    if prefix[: len(description)] != description:
+        raise _merged(task, "the description", "the first demonstration")
+    cuts = _cuts(tokenizer, [task.description, *pieces, _question(task, rows[0])[0]])
+    cuts[0], cuts[len(pieces)] = len(description), len(prefix)
+    spans = [prefix[start:end] for start, end in itertools.pairwise(cuts[: len(pieces) + 1])]
+    shown = tuple(Demo(*spans[place : place + 3]) for place in range(0, len(spans), 3))
+    start = (() if bos is None else (bos,)) + description
+    alone = tuple(
+        TrainingSequence(start + query.ids + query.candidates[query.gold], len(start) + len(query.ids))
+        for query in encode_queries(task, tokenizer, demos)
+    )
+    return PromptSet(bos, shown, queries, len(shown), description, alone)
+
+
+def _shared_prefix(
+    task: Task, tokenizer: Tokenizer, text: str, rows: Sequence[Row], queries: Sequence[Query]
+) -> tuple[int, ...]:
+    """The tokens of `text` in front of every query and candidate; they must be the same for all of them."""
+    asked = [
+        (ids, text + body + rest)
+        for row, query in zip(rows, queries, strict=True)
+        for body, candidates in [_question(task, row)]
+        for ids, rest in [(query.ids + end, gap) for end, gap in zip(query.candidates, candidates, strict=True)]
+    ]
+    found: set[tuple[int, ...]] = set()
+    for (ids, _), whole in zip(asked, _tokens(tokenizer, [text for _, text in asked]), strict=True):
+        if whole[len(whole) - len(ids) :] != ids:
+            raise _merged(task, "the demonstrations" if text != task.description else "the description", "a query")
+        found.add(whole[: len(whole) - len(ids)])
+    if len(found) != 1:
+        raise _merged(task, "the demonstrations", "a query")
+    return found.pop()
+
+
+def _cuts(tokenizer: Tokenizer, pieces: Sequence[str]) -> list[int]:
+    """How many tokens of the joined pieces begin before the end of each piece."""
+    try:
+        offsets = tokenizer("".join(pieces), add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    except NotImplementedError:
+        raise UserError("Tasks of running text need a fast tokenizer, and this model has a slow one.") from None
+    starts = [int(start) for start, _ in offsets]
+    return [bisect.bisect_left(starts, end) for end in itertools.accumulate(map(len, pieces))]
+
+
+def _question(task: Task, row: Row) -> tuple[str, list[str]]:
+    """The query's text and the text of each candidate after it.
+
+    In running text, blanks at the end of the query belong to the candidates, as in lm-evaluation-harness: that is where
+    tokenizers have them.
+    """
+    text, answers = task.render(row), [task.delimiter + answer for answer in task.candidates(row)]
+    if task.tokens == "pieces":
+        return text, answers
+    body = text.rstrip()
+    return body, [text[len(body) :] + answer for answer in answers]
+
+
+def _continuations(task: Task, tokenizer: Tokenizer, row: Row, ids: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each candidate after the query's `ids`, tokenised together."""
+    body, answers = _question(task, row)
+    whole = _tokens(tokenizer, [body + answer for answer in answers])
+    if any(tokens[: len(ids)] != ids for tokens in whole):
+        raise _merged(task, "a query", "its answer")
+    return tuple(tokens[len(ids) :] for tokens in whole)
+
+
+def _answer(task: Task, row: Row) -> str:
+    """The text of the right answer as it follows the template."""
+    return task.delimiter + task.candidates(row)[row.label]
+
+
+def _merged(task: Task, left: str, right: str) -> UserError:
+    return UserError(
+        f"This tokenizer gives {right} other tokens after {left} than without, so task {task.name} cannot be asked "
+        "with and without demonstrations in running text; take another model, or write the task with a template."
+    )
 
 
 def _named(kind: str, number: int, row: Row) -> str:

@@ -16,6 +16,7 @@ from dualview.tasks.prompts import PromptSet
 
 STYLES = {
     "bos": "black on bright_yellow",
+    "description": "white on blue",
     "template": "black on bright_cyan",
     "label": "black on bright_green",
     "separator": "white on bright_black",
@@ -50,8 +51,8 @@ class ShownPrompt:
         """Every token of the prompt, and then those of each candidate.
 
         `index` is the position in the sequence (every candidate begins where the prompt ends), `token` the vocabulary's
-        entry, `text` its decoded text, `span` one of bos, template, label, separator, query, candidate; `number` counts
-        the demonstrations or candidates from 0.
+        entry, `text` its decoded text, `span` one of bos, description, template, label, separator, query, candidate;
+        `number` counts the demonstrations or candidates from 0.
         """
         return [
             {
@@ -69,6 +70,8 @@ class ShownPrompt:
         prompts, prefix, asked = self.prompts, self.prompts.prefix, self.prompts.queries[self.query]
         if prompts.bos is not None:
             yield 0, prompts.bos, "bos", None
+        start = len(prompts.zero_prefix) - len(prompts.description)
+        yield from ((index, token, "description", None) for index, token in enumerate(prompts.description, start))
         for number, spans in enumerate(prompts.demo_spans):
             for name, span in vars(spans).items():
                 yield from ((index, prefix[index], name, number) for index in span)

@@ -1,4 +1,5 @@
-"""Where a task's rows come from: a jsonl, csv or parquet file, a dataset on the hub, or the embedded collections.
+"""Where a task's rows come from: a jsonl, csv or parquet file, a dataset on the hub, a task of lm-evaluation-harness,
+or the embedded collections.
 
 A reader yields raw rows, each with its place ("data/train.jsonl, line 3"), and checks only the file itself; `rows`
 checks the content of a row.
@@ -18,6 +19,7 @@ from typing import Any, cast
 from dualview.io.errors import UserError, first_line
 from dualview.tasks.embedded import embedded_rows
 from dualview.tasks.hub import read_hub
+from dualview.tasks.lm_eval import PREFIX, read_documents
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ def read_source(source: str, folder: Path, commits: dict[str, str] | None = None
             commits[source] = found.commit
     elif source.startswith("embedded:"):
         rows = list(_read_embedded(source))
+    elif source.startswith(PREFIX):
+        rows = [RawRow(f"{source}, row {n}", values) for n, values in enumerate(read_documents(source), start=1)]
     else:
         return read_file(folder / source)
     if not rows:

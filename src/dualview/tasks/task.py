@@ -3,33 +3,54 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from dualview.io.errors import UserError, first_problem
+from dualview.io.json_files import Place, check_place, save_json
+from dualview.options import Labels
+from dualview.tasks import lm_eval
 from dualview.tasks.rows import Row, RowShape, parse_row
 from dualview.tasks.sources import read_file, read_source
 
 SplitName = Literal["train", "selection", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "selection", "validation")
 HELD_OUT_SHARE, HELD_OUT_MOST = 4, 512
+_MISSING = object()
+
+ABSTRACT_WORDS = (
+    *("Bak", "Bol", "Dag", "Dor", "Fen", "Gon", "Hob", "Kel", "Kor", "Lar", "Lod", "Mir"),
+    *("Nak", "Nim", "Pel", "Ras", "Sab", "Tam", "Tib", "Tol", "Vel", "Vik", "Wen", "Zam"),
+)
+"""Meaningless words for labels: each is one token, with the space before it, of the Llama and Qwen vocabularies that
+were checked (SmolLM2, Qwen2.5). The list is fixed: a task's words depend on its name and on this list."""
 
 
 class Task(BaseModel):
     """What to ask, what may be answered, and where the rows come from.
 
     Sources (`train`, `selection`, `validation`) are a jsonl, csv or parquet path relative to the YAML,
-    `hf:dataset@revision/config:split`, or `embedded:NAME:split`. A task that names no `selection` holds a part of its
-    train rows out for it (see `rows`).
+    `hf:dataset@revision/config:split`, `lm-eval:NAME:split`, or `embedded:NAME:split`. A task that names no `selection`
+    holds a part of its train rows out for it (see `rows`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,6 +65,14 @@ class Task(BaseModel):
     one field for each candidate. The label is the right one's index."""
     separator: str = "\n"
     """Text between demonstrations, or `eos` for the tokenizer's EOS id."""
+    delimiter: str = " "
+    """Text between a question and its answer."""
+    description: str = ""
+    """Text before everything else, the zero-shot question included."""
+    tokens: Literal["pieces", "running"] = "pieces"
+    """How prompts become tokens: piece by piece (see `prompts`), or as running text, as lm-evaluation-harness does."""
+    scores: Literal["mean", "sum"] = "mean"
+    """Whether an answer's score is the mean or the sum of its tokens' log-probabilities."""
     train: str
     validation: str
     selection: str | None = None
@@ -53,6 +82,11 @@ class Task(BaseModel):
     """Multiple choice whose label is a name ('C'): the path of the row's list of such names."""
     fields: dict[str, str] = {}
     """Renames: a field of the template may be found in a row under either name of its entry."""
+    abstract_labels: tuple[str, ...] = Field(default=(), exclude=True)
+    """The meaningless words of `--labels abstract`; without them, words of `ABSTRACT_WORDS` chosen by the task's name.
+    Neither they nor the template below are part of a key: the task that `relabelled` returns has them in `labels`."""
+    abstract_template: str | None = Field(default=None, exclude=True)
+    """The template of `--labels abstract`, for a task whose own template names its classes."""
     citation: str = ""
     licence: str = ""
     notes: str = ""
@@ -77,9 +111,60 @@ class Task(BaseModel):
                 raise ValueError(f"labels: holds {label!r} twice; labels must differ")
         if isinstance(self.choices, tuple) and len(self.choices) < 2:
             raise ValueError("choices: lists fewer than two fields; name one field for each candidate")
-        if not self.separator:
+        self._check_abstract()
+        if not self.separator and self.tokens == "pieces":
             raise ValueError("separator: is empty; give some text, or eos")
         return self
+
+    def _check_abstract(self) -> None:
+        words, template = self.abstract_labels, self.abstract_template
+        if (words or template is not None) and not self.labels:
+            raise ValueError("abstract_labels, abstract_template: are for a task with labels, not for multiple choice")
+        if words and (len(set(words)) != len(self.labels) or len(words) != len(self.labels)):
+            raise ValueError(f"abstract_labels: give {len(self.labels)} different words, one for each label")
+        if not all(word.strip() for word in words):
+            raise ValueError("abstract_labels: holds a blank one; give every label a word")
+        if template is None:
+            return
+        if {field for _, field in _pieces(template)} - {None} != set(self.template_fields):
+            raise ValueError("abstract_template: must have the fields of template")
+        if (label := _named_in(template, self.labels)) is not None:
+            raise ValueError(f"abstract_template: names the label {label!r}; leave it out")
+
+    def relabelled(self, labels: Labels) -> Task:
+        """The task itself, or with `abstract` a copy with meaningless label words and a template without the classes.
+
+        Its rows, and so its demonstrations and queries, are the same.
+        """
+        if labels == "natural":
+            return self
+        if not self.labels:
+            raise UserError(
+                f"Task {self.name} is multiple choice, so its answers are its rows' own and cannot be abstract; "
+                "use --labels natural."
+            )
+        template = self.template if self.abstract_template is None else self.abstract_template
+        if (label := _named_in(template, self.labels)) is not None:
+            raise UserError(
+                f"The template of task {self.name} names the label {label!r}, so --labels abstract needs another: add "
+                "abstract_template, without the labels, to the task's YAML."
+            )
+        words = self.abstract_labels
+        if not words:
+            if len(self.labels) > len(ABSTRACT_WORDS):
+                raise UserError(
+                    f"Task {self.name} has {len(self.labels)} labels and only {len(ABSTRACT_WORDS)} abstract words are "
+                    "known; add abstract_labels to the task's YAML."
+                )
+            order = shuffled(len(ABSTRACT_WORDS), f"abstract labels of {self.name}")
+            words = tuple(ABSTRACT_WORDS[index] for index in order[: len(self.labels)])
+        return self.model_copy(update={"labels": words, "template": template})
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the fields that came later, where they have their default: stored cells keep their keys."""
+        later = {"delimiter": " ", "description": "", "tokens": "pieces", "scores": "mean"}
+        return {key: value for key, value in handler(self).items() if later.get(key, _MISSING) != value}
 
     @property
     def template_fields(self) -> tuple[str, ...]:
@@ -188,21 +273,29 @@ def _pieces(template: str) -> list[tuple[str, str | None]]:
     return [(text, field) for text, field, _, _ in parsed]
 
 
-def load_task(name_or_path: str | Path, data: Path | None = None) -> Task:
-    """A task of the library by name, or one of your own by the path of its YAML.
+def _named_in(template: str, labels: Sequence[str]) -> str | None:
+    """The first label that the template's own text holds as a word."""
+    text = " ".join(piece for piece, _ in _pieces(template))
+    return next((one for one in labels if re.search(rf"(?<!\w){re.escape(one)}(?!\w)", text, re.IGNORECASE)), None)
+
+
+def load_task(name_or_path: str | Path, data: Path | None = None, labels: Labels = "natural") -> Task:
+    """A task of the library by name, one of your own by its YAML's path, or `lm-eval:NAME` of lm-evaluation-harness.
 
     With `data`, its rows come from `<data>/<task>/train.jsonl` and `validation.jsonl` (and `selection.jsonl`, if there
-    is one) instead of the sources it names.
+    is one) instead of the sources it names. `labels` as in `Task.relabelled`.
     """
     library = _library()
-    if str(name_or_path) in library:
+    if str(name_or_path).startswith(lm_eval.PREFIX):
+        task = _validated(lm_eval.describe(str(name_or_path)), str(name_or_path))
+    elif str(name_or_path) in library:
         task = _parse(library[str(name_or_path)], f"{name_or_path}.yaml")
     else:
         path = Path(name_or_path)
         if path.suffix not in (".yaml", ".yml"):
             raise UserError(
                 f"Task {str(name_or_path)!r} is not in the library ({', '.join(library)}); "
-                "name one of those, or the path of a .yaml file."
+                "name one of those, the path of a .yaml file, or lm-eval:NAME."
             )
         try:
             text = path.read_text(encoding="utf-8")
@@ -217,7 +310,7 @@ def load_task(name_or_path: str | Path, data: Path | None = None) -> Task:
                 f"{folder} is not a folder; --data needs {task.name}/train.jsonl and validation.jsonl in it."
             )
         task._data = Path(data)  # pyright: ignore[reportPrivateUsage]
-    return task
+    return task.relabelled(labels)
 
 
 def list_tasks() -> list[Task]:
@@ -239,6 +332,12 @@ def _parse(text: str, where: str) -> Task:
         raise UserError(f"Task file {where} is not valid YAML ({reason}); correct it.") from error
     if not isinstance(document, dict):
         raise UserError(f"Task file {where} is not a mapping; write name, template, labels, train and validation.")
+    if lm_eval.is_theirs(cast(dict[str, object], document)):
+        raise UserError(f"Task file {where} is in lm-evaluation-harness's format; name it as --task lm-eval:{where}.")
+    return _validated(document, where)
+
+
+def _validated(document: object, where: str) -> Task:
     try:
         return Task.model_validate(document)
     except ValidationError as error:
@@ -296,6 +395,11 @@ def check_task(task: Task) -> TaskCheck:
     return TaskCheck(task.name, splits, tuple(warnings))
 
 
-def tasks(names: Sequence[str | Path] | None = None, data: Path | None = None) -> list[Task] | list[TaskCheck]:
+def tasks(
+    names: Sequence[str | Path] | None = None, data: Path | None = None, *, json: Place = None
+) -> list[Task] | list[TaskCheck]:
     """`dualview tasks`: every task of the library, or a check of those that are named (read all rows, count labels)."""
-    return [check_task(load_task(name, data)) for name in names] if names else list_tasks()
+    check_place(json)
+    found = [check_task(load_task(name, data)) for name in names] if names else list_tasks()
+    save_json(json, [each.model_dump(mode="json") if isinstance(each, Task) else asdict(each) for each in found])
+    return found

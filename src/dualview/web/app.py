@@ -17,8 +17,8 @@ from starlette.routing import Route
 from dualview import __version__
 from dualview.io.errors import UserError
 from dualview.web.experiment import answer
-from dualview.web.jobs import Busy, Emit, Event, Job, Telling, Worker
-from dualview.web.model_cache import Shelf
+from dualview.web.jobs import Busy, Emit, Event, Job, JobProgress, Worker
+from dualview.web.model_cache import ModelCache
 from dualview.web.policy import App, Guard, Policy, Receive, Scope, Send
 from dualview.web.state import LIMITS, DrawQuery, Named, State, read
 
@@ -43,7 +43,7 @@ def assets() -> dict[str, Asset]:
     return {name: Asset(file.read_bytes(), kind) for name, (file, kind) in known.items() if kind is not None}
 
 
-def make_app(shelf: Shelf, policy: Policy, *, store: Sequence[Route] = (), waiting: int = 8) -> App:
+def make_app(model_cache: ModelCache, policy: Policy, *, store: Sequence[Route] = (), waiting: int = 8) -> App:
     """The whole application.
 
     `store`: the calls of the browser of a store's results (`results.routes`), if there is a store to browse.
@@ -51,7 +51,7 @@ def make_app(shelf: Shelf, policy: Policy, *, store: Sequence[Route] = (), waiti
     files, worker = assets(), Worker(waiting)
     # Rows come from disk, or from a hub that may be slow: three threads, so that none waits for another.
     disk, hub = Worker(waiting), Worker(waiting)
-    notes = {"version": __version__, "models": list(shelf.models), "tasks": shelf.about_tasks()}
+    notes = {"version": __version__, "models": list(model_cache.models), "tasks": model_cache.about_tasks()}
     about = {**notes, "limits": LIMITS, "store": bool(store)}
 
     async def page(request: Request) -> Response:
@@ -67,28 +67,28 @@ def make_app(shelf: Shelf, policy: Policy, *, store: Sequence[Route] = (), waiti
         wanted = read(DrawQuery, await request.body())
 
         def work(emit: Emit) -> None:
-            emit({"event": "drawn", **shelf.draw(wanted)})
+            emit({"event": "drawn", **model_cache.draw(wanted)})
 
-        found = await until_gone(request, (hub if shelf.on_hub(wanted.task) else disk).submit(work))
+        found = await until_gone(request, (hub if model_cache.on_hub(wanted.task) else disk).submit(work))
         if "error" in found:
             return JSONResponse({"error": found["error"]}, found["status"])
         return JSONResponse(found)
 
     async def load(request: Request) -> Response:
         name = read(Named, await request.body()).model
-        shelf.check_model(name)
+        model_cache.check_model(name)
 
         def work(emit: Emit) -> None:
-            emit({"event": "loaded", **shelf.about_model(name, Telling(emit))})
+            emit({"event": "loaded", **model_cache.about_model(name, JobProgress(emit))})
 
         return EventStream(worker.submit(work))
 
     async def experiment(request: Request) -> Response:
         state = read(State, await request.body())
-        shelf.check_model(state.model)
+        model_cache.check_model(state.model)
 
         def work(emit: Emit) -> None:
-            answer(state, shelf, emit)
+            answer(state, model_cache, emit)
 
         return EventStream(worker.submit(work))
 

@@ -27,21 +27,21 @@ from dualview.options import RunOptions
 from dualview.records import Records
 from dualview.tasks.show_prompt import ShownPrompt
 from dualview.web.attention import attention_json, attention_steps
-from dualview.web.jobs import Emit, Telling
-from dualview.web.model_cache import Shelf
+from dualview.web.jobs import Emit, JobProgress
+from dualview.web.model_cache import ModelCache
 from dualview.web.run_files import commands, written
 from dualview.web.similarity import similarity_json
 from dualview.web.state import MOST_TOKENS, State
 
 
-def answer(state: State, shelf: Shelf, emit: Emit) -> None:
+def answer(state: State, model_cache: ModelCache, emit: Emit) -> None:
     """Run a state's experiment and send every part of it."""
     began = time.monotonic()
-    lm = shelf.model(state.model, Telling(emit))
-    with written(state, shelf.options) as options:
+    lm = model_cache.model(state.model, JobProgress(emit))
+    with written(state, model_cache.options) as options:
         prepared = _prepared(options, lm)
         _must_be_short(prepared)
-        emit(_prompt(prepared, state, shelf))
+        emit(_prompt(prepared, state, model_cache))
         passes = _ask_untrained(prepared, emit)
         tuned = _fine_tune(prepared, emit)
         passes["ft"] = ask(lm, prepared.prompts.queries, prepared.zero_shot, tuned.patch)
@@ -49,7 +49,7 @@ def answer(state: State, shelf: Shelf, emit: Emit) -> None:
         losses = [plain(loss) for loss in tuned.losses]
         emit({**_setting("ft", passes["ft"]), "lr": tuned.lr, "losses": losses, "status": status})
         _similarity(prepared, passes, tuned.lr, emit)
-        with Telling(emit).part("attention, and fine-tuning taken apart", attention_steps(prepared)) as advance:
+        with JobProgress(emit).part("attention, and fine-tuning taken apart", attention_steps(prepared)) as advance:
             attention = attention_json(prepared, tuned.lr, advance)
         emit({"event": "attention", **attention})
     emit({"event": "done", "seconds": round(time.monotonic() - began, 2)})
@@ -75,7 +75,7 @@ def _must_be_short(prepared: Prepared) -> None:
         )
 
 
-def _prompt(prepared: Prepared, state: State, shelf: Shelf) -> dict[str, Any]:
+def _prompt(prepared: Prepared, state: State, model_cache: ModelCache) -> dict[str, Any]:
     prompts = prepared.prompts
     asked = prompts.queries[0]
     return {
@@ -90,7 +90,7 @@ def _prompt(prepared: Prepared, state: State, shelf: Shelf) -> dict[str, Any]:
         "steps": len(steps_of(prompts.training_sequences, recipe_of(prepared))),
         "layers": len(prepared.lm.anatomy.layers),
         "heads": [layer.heads for layer in prepared.lm.anatomy.layers],
-        "commands": [vars(command) for command in commands(state, shelf.options, shelf.drawn(state))],
+        "commands": [vars(command) for command in commands(state, model_cache.options, model_cache.drawn(state))],
     }
 
 
@@ -140,7 +140,7 @@ def _fine_tune(prepared: Prepared, emit: Emit) -> Tuned:
 
 def _similarity(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: Emit) -> None:
     """The similarities with their floors and ceilings."""
-    recipe, progress = recipe_of(prepared), Telling(emit)
+    recipe, progress = recipe_of(prepared), JobProgress(emit)
     trained = train_controls(prepared, control_trainings(prepared, lr, full=False), recipe, progress)
     controls = control_settings(prepared, lr, recipe, trained, size=0.0, grid=None, progress=progress)
     records = Records(

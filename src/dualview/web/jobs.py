@@ -153,7 +153,7 @@ class Worker:
             return self._running
 
 
-class Telling:
+class JobProgress:
     """`dualview.io.progress.Progress` as events."""
 
     def __init__(self, emit: Emit) -> None:

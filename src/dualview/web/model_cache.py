@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dualview.io.assets import embedded_model
+from dualview.io.assets import about_model, embedded_model
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
 from dualview.models.language_model import LanguageModel
@@ -19,10 +19,8 @@ from dualview.tasks.task import Task, list_tasks, load_task
 from dualview.web.run_files import row_json
 from dualview.web.state import DrawQuery, State
 
-EMBEDDED = "SmolLM2-135M-Instruct, rounded to 4 bits and instruction-tuned: its numbers are its own"
 
-
-class Shelf:
+class ModelCache:
     """What the page can choose by name, and nothing else."""
 
     def __init__(self, models: Sequence[str], *, data: Path | None = None, dtype: str, device: str) -> None:
@@ -57,7 +55,7 @@ class Shelf:
         lm = self.model(name, progress)
         return {
             "model": name,
-            "note": EMBEDDED if name == "embedded" else None,
+            "note": about_model(name),
             "architecture": type(lm.model).__name__,
             "parameters": sum(p.numel() for p in lm.model.parameters()),
             "layers": len(lm.anatomy.layers),

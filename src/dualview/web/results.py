@@ -24,7 +24,8 @@ from dualview.store.store import Store
 from dualview.web.side_by_side import compare, groups_json
 
 COLUMNS = (
-    *("key", "model", "weights", "task", "seed", "shots_used", "n_queries_used", "ft_rule", "lr", "ft_status"),
+    *("key", "model", "weights", "task", "labels", "seed", "shots_used", "n_queries_used"),
+    *("ft_rule", "lr", "ft_status"),
     *("accuracy_zsl", "accuracy_icl", "accuracy_ft", "rec2ftp_value", "rec2ftp_chance", "rec2ftp_p"),
     *(f"{name}{part}" for name in ("sim_aou_raw", "sim_am_delta") for part in ("", "_ci_low", "_ci_high", "_floor")),
     *("verdict", "verdict_sentence"),

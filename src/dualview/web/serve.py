@@ -13,12 +13,13 @@ from urllib.parse import quote
 import uvicorn
 
 from dualview.io.errors import UserError
-from dualview.models.loading import BALANCED, pick_device
+from dualview.models.devices import BALANCED, pick_device
+from dualview.models.reader import locate
 from dualview.options import RunOptions
 from dualview.report.build import is_store
 from dualview.web import results
 from dualview.web.app import make_app
-from dualview.web.model_cache import Shelf
+from dualview.web.model_cache import ModelCache
 from dualview.web.policy import LOOPBACK, policy_for
 
 
@@ -53,15 +54,16 @@ def serve(
     if device != BALANCED:
         pick_device(device)
     for name in model:
-        must_be_there(name)
+        if name != "embedded":  # it is fetched on its first use
+            locate(name)
     if store is not None and not is_store(store):
         raise UserError(f"{store} is not a store; --store takes a folder that `sweep` wrote.")
     policy_for(host, port, token=token, names=allow_host)  # before anything is bound
-    shelf = Shelf(model, data=data, dtype=dtype, device=device)
+    model_cache = ModelCache(model, data=data, dtype=dtype, device=device)
     routes = [] if store is None else results.routes(store)
     listening = listen(host, port)
     number = int(listening.getsockname()[1])
-    app = make_app(shelf, policy_for(host, number, token=token, names=allow_host), store=routes)
+    app = make_app(model_cache, policy_for(host, number, token=token, names=allow_host), store=routes)
     address = f"http://{f'[{host}]' if ':' in host else host}:{number}/"
     opened = address if token is None else f"{address}?token={quote(token, safe='')}"
     print(f"dualview explorer: {opened}", flush=True)
@@ -80,17 +82,6 @@ def serve(
     )
     with listening, suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down: the ordinary end
         uvicorn.Server(config).run(sockets=[listening])
-
-
-def must_be_there(name: str) -> None:
-    """A model given by path must exist; whether a hub has one is known only when it is loaded."""
-    path = Path(name).expanduser()
-    is_path = path.exists() or path.suffix == ".gguf" or name.startswith((".", "/", "~")) or name.count("/") > 1
-    whole = path.is_file() if path.suffix == ".gguf" else (path / "config.json").is_file()
-    if not name.strip() or (name != "embedded" and is_path and not whole):
-        raise UserError(
-            f"There is no model {name!r}; --model takes embedded, a folder with config.json, a .gguf file or a hub id."
-        )
 
 
 def listen(host: str, port: int) -> socket.socket:

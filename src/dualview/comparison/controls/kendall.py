@@ -79,6 +79,7 @@ def token_scores(
 
 def _with_ties(scores: Float[np.ndarray, "query layer token"]) -> Float[np.ndarray, "query layer token"]:
     """Make scores equal that are equal on paper (a token that occurs twice) and differ in the last digit only."""
+    # tau counts pairs that are in order; rounding would decide the order of equal ones.
     unit = np.maximum(np.abs(scores).max(axis=-1, keepdims=True), 1e-300) * 1e-12
     return np.round(scores / unit) * unit
 
@@ -97,6 +98,7 @@ def _released(
 ) -> Float[np.ndarray, "query layer token"]:
     """q_train · q_test / d_head, with the q of the last epoch."""
     step = trace.tokens.step
+    # Each epoch has its own q of a token; the released program reads the last.
     last = step > step.max() - len(shared.demo.unique())
     tokens = TrainingTokens(step[last], trace.tokens.demo[last], trace.tokens.position[last])
     by_layer = [
@@ -118,6 +120,7 @@ def _dual(
     """⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖, summed over epochs, in double precision: ranks depend on the last digits."""
     by_layer: list[np.ndarray] = []
     for factors, asked in zip(role_factors(lm, trace, role), inputs, strict=True):
+        # One projection at a time: all of them in double precision would not fit for a large model.
         wide = Factors(factors.projection, factors.inputs.double(), factors.errors.double())
         x = torch.from_numpy(asked).to(wide.errors)
         by_layer.append(_host(shared.from_training(update_contributions(wide, x).T, trace.tokens)).T)

@@ -17,18 +17,21 @@ import numpy as np
 
 from dualview.comparison.controls.training import TrainedControls, train_controls
 from dualview.comparison.finetuning import training_of
-from dualview.comparison.prepare import Prepared, make_prompts, selection_queries
+from dualview.comparison.inputs import make_prompts
+from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
 from dualview.learning.finetune import finetune
 from dualview.learning.recipe import Rule, Training, TrainingRecipe, Tuned
 from dualview.learning.selection import best, judge_rates
 from dualview.metrics.controls import base_name
+from dualview.metrics.cosine import UNDEFINED_BELOW
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained
+from dualview.options import Labels
 from dualview.records import Setting
-from dualview.tasks.prompts import PromptSet
+from dualview.tasks.prompts import PromptSet, Query
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import sample_demos
 from dualview.tasks.task import Task, load_task, shuffled
@@ -91,10 +94,11 @@ def control_settings(
     size: float,
     grid: Grid | None,
     progress: Progress,
+    zsl: Asked | None = None,
 ) -> Controls:
-    """Run the quick controls or, given a `grid`, all of them; `size` is that of FT's update."""
+    """Run the quick controls or, given a `grid`, all of them; `size` is that of FT's update, `zsl` the run's pass."""
     found = Controls()
-    for name, run in _controls(prepared, lr, recipe, trained, size, grid, found.trained):
+    for name, run in _controls(prepared, lr, recipe, trained, size, grid, found.trained, zsl):
         with progress.part(f"control {name}", 1) as advance:
             try:
                 made = run()
@@ -119,6 +123,7 @@ def _controls(
     size: float,
     grid: Grid | None,
     report: dict[str, dict[str, Any]],
+    zsl: Asked | None,
 ) -> Iterator[tuple[str, Control]]:
     lm, prompts = prepared.lm, prepared.prompts
 
@@ -141,9 +146,14 @@ def _controls(
 
         return name, run
 
+    # Zero-shot at the query's in-context position: how far the position alone changes the output.
     shift = len(prompts.prefix) - len(prompts.zero_prefix)
     yield context("icl_reordered", lambda: reordered(prompts, REORDERED).prefix, demo_logits=True)
-    yield untouched("zsl_shifted", lambda: replace(prepared.zero_shot, shift=shift))
+    moved = replace(prepared.zero_shot, shift=shift)
+    if zsl is not None and _stays(lm, prompts.queries, moved, zsl):
+        yield "zsl_shifted", lambda: {"": zsl}
+    else:
+        yield untouched("zsl_shifted", lambda: moved)
     yield context("icl_flipped_labels", lambda: flipped_labels(prepared).prefix)
     yield training("ft_flipped_labels")
     if grid is None:
@@ -173,6 +183,26 @@ def _controls(
                     prepared, lr, recipe, size, report, name, keep=keep, seed=UNTRAINED_SEED + n
                 ),
             )
+
+
+def _stays(lm: LanguageModel, queries: Sequence[Query], moved: PassPlan, zsl: Asked) -> bool:
+    """Whether moving the queries changes nothing but rounding: with relative positions only, and no BOS to move from.
+
+    The longest query tells: positions do not depend on the text, and the others' are among its own.
+    """
+    base = zsl.settings[0]
+    if moved.prefix or not moved.record or base.h is None or base.m is None:
+        return False
+    longest = int(zsl.columns.argmax())
+    alone = ask(lm, [queries[longest]], moved).settings[0]
+    if alone.h is None or alone.m is None:
+        return False
+    for there, here in ((alone.h[0], base.h[longest]), (alone.m[0], base.m[longest, ..., : alone.m.shape[-1]])):
+        sides = [side.astype(np.float64).reshape(len(here), -1) for side in (there - here, here)]
+        change, size = (np.linalg.norm(side, axis=1) for side in sides)
+        if not bool((change <= UNDEFINED_BELOW * size).all()):
+            return False
+    return True
 
 
 RULE_CONTROLS: Mapping[Rule, str] = {
@@ -211,6 +241,7 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
     if prompts.shots_used < 2:
         raise UserError("One demonstration has no other order.")
     order = shuffled(prompts.shots_used, key)
+    # A shuffle of few demonstrations may leave them as they are, and the control needs another order.
     if order == list(range(len(order))):
         order = order[1:] + order[:1]
     return replace(prompts, demos=tuple(prompts.demos[i] for i in order))
@@ -219,8 +250,9 @@ def reordered(prompts: PromptSet, key: str) -> PromptSet:
 def rebuilt(prepared: Prepared, rows: list[Row], task: Task | None = None) -> PromptSet:
     """The prompts with other demonstrations, of the same task or of another."""
     options, task = prepared.options, task or prepared.task
+    # Another task's demonstrations are separated as this one's are: only their content may differ.
     options = replace(options, separator=options.separator or prepared.task.separator)
-    made = make_prompts(options, prepared.lm, task, rows, rows[:1], prepared.prompts.queries)
+    made = make_prompts(options, prepared.lm.reader, task, rows, rows[:1], prepared.prompts.queries)
     return made.with_queries(prepared.prompts.queries)
 
 
@@ -240,6 +272,7 @@ def flipped_labels(prepared: Prepared) -> PromptSet:
 
 def flipped(task: Task, rows: Sequence[Row]) -> list[Row]:
     """The rows, each with the next label."""
+    # A shift, so that no row keeps its label, which a random permutation could allow.
     return [replace(row, label=(row.label + 1) % len(task.candidates(row))) for row in rows]
 
 
@@ -248,6 +281,7 @@ def _random_labels(prepared: Prepared, number: int = 0) -> PromptSet:
     draw = _generator(prepared, "random_labels", number)
     true = list(prepared.demos[: prepared.prompts.shots_used])
     rows = true
+    # With few demonstrations a draw may give all true labels, which would be no control.
     while rows == true:
         rows = [replace(row, label=int(draw.integers(len(prepared.task.candidates(row))))) for row in true]
     return rebuilt(prepared, rows)
@@ -260,15 +294,15 @@ def _other_task(prepared: Prepared, number: int = 0) -> PromptSet:
 
 def other_demos(prepared: Prepared, number: int = 0) -> tuple[Task, list[Row]]:
     """Another task that comes with the package, and as many demonstrations of it."""
-    other = _embedded_task("product" if prepared.task.name == "source" else "source")
+    other = _embedded_task("product" if prepared.task.name == "source" else "source", prepared.options.labels)
     seed = control_seeds(prepared)["other_task"] + 1000 * number
     return other, sample_demos(other, seed, prepared.prompts.shots_used)
 
 
 @cache
-def _embedded_task(name: str) -> Task:
+def _embedded_task(name: str, labels: Labels) -> Task:
     """A task whose rows come with the package: they never change, so they are read once."""
-    return load_task(name)
+    return load_task(name, labels=labels)
 
 
 def _random_text(prepared: Prepared, number: int = 0) -> tuple[int, ...]:

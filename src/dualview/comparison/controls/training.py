@@ -102,6 +102,7 @@ def _corrected(
     base = ask(lm, queries, prepared.zero_shot).settings[0]
     found: dict[str, float] = {}
     open_ = list(names)
+    # An update is nearly linear in its rate, so a round or two is enough; the rest is for models where it is not.
     for round_ in range(_ROUNDS):
         asked = ask_each(lm, queries, prepared.zero_shot, [tuned[name] for name in open_])
         for name, setting in zip(open_, asked, strict=True):
@@ -117,6 +118,7 @@ def _corrected(
 def update_size(zsl: Setting, setting: Setting) -> float:
     """The mean of ‖Δh‖ / ‖h_zsl‖ over queries and layers; infinite where training diverged."""
     assert zsl.h is not None and setting.h is not None
+    # The control may have been asked fewer queries.
     found = overall_mean(relative_update_norm(zsl.h[: len(setting.h)], setting.h))
     return found if np.isfinite(found) else float("inf")
 
@@ -124,5 +126,6 @@ def update_size(zsl: Setting, setting: Setting) -> float:
 def _correction(size_over_wanted: float) -> float:
     """What to multiply the rate by: an update grows about as its rate does."""
     if not np.isfinite(size_over_wanted) or size_over_wanted <= 0:
+        # A diverged training has no size; a much smaller rate is the only way back.
         return 1 / _LARGEST_CORRECTION
     return float(np.clip(1 / size_over_wanted, 1 / _LARGEST_CORRECTION, _LARGEST_CORRECTION))

@@ -94,6 +94,7 @@ def context_patch(
         raise UserError("A context patch needs a query of at least one token.")
     places = feed_forwards(lm)
     with torch.no_grad():
+        # First the whole in-context pass: each block's patch aims at a state of it.
         aims = recorded_aims(places, [-1], lambda: forward_row(lm, [*context, *query]))
         return _built(lm, places, aims, [*bare, *query], token)
 
@@ -144,6 +145,7 @@ def _built(
     def read(aim: Aims) -> Any:
         def hook(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
             assert aim.read is not None
+            # From what the module reads now, in a pass whose earlier blocks are already patched.
             inputs[module] = input_patch(weight_matrix(module), as_tokens(given[0])[0, -1], aim.read[0])
             return _added(output, inputs[module](given[0]), token)
 
@@ -155,6 +157,7 @@ def _built(
     def end(place: FeedForward, aim: Aims) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
             states, x = block_output(output), reads.pop(place.carrier)
+            # The rest of the block's difference, once its readers are patched, goes to the carrier.
             change = (aim.out[0] - states[0, -1]) / place.scale
             patch = BlockPatch(place, tuple(inputs[m] for m in place.readers), _output_patch(place, x[0, -1:], change))
             blocks.append(patch)
@@ -213,6 +216,7 @@ def _added(output: Tensor, change: Tensor, token: Token) -> Tensor:
     change = change.to(output.dtype).expand_as(output)
     if token == "every":
         return output + change
+    # Out of place: the architecture may use its output again.
     alone = torch.zeros_like(output)
     as_tokens(alone)[0, -1] = as_tokens(change)[0, -1]
     return output + alone

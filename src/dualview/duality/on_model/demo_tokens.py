@@ -43,6 +43,7 @@ class DemoTokens:
         self, values: Float[Tensor, "training_token ..."], tokens: TrainingTokens
     ) -> Float[Tensor, "token ..."]:
         """Values per training token brought to these tokens, summed over epochs; BOS falls away."""
+        # A table from (demonstration, position) to the shared token; −1 marks BOS, which no demonstration owns.
         width = int(max(self.position.max(), tokens.position.max())) + 1
         known = torch.full((int(tokens.demo.max()) + 1, width), -1, dtype=torch.long)
         known[self.demo, self.position] = torch.arange(len(self))
@@ -104,6 +105,7 @@ def ft_shares(
         for f, tap in zip(factors, taps, strict=True):
             each = update_contributions(f, tap.x[0, -1]).double().cpu()
             total = each.sum()
+            # Shares of an update of size 0 are undefined, not 0.
             rows.append(each / total if float(total) > 0 else torch.full_like(each, torch.nan))
         found[role] = torch.stack(rows)
     return found

@@ -44,6 +44,7 @@ _MOST_NODES = 64
 def dual_form(factors: Factors, tokens: TrainingTokens, dtype: torch.dtype | None = None) -> DualForm:
     """One tuned projection as `W_0 + attention over its training tokens` (the rate is already in the errors)."""
     projection, errors = factors.projection, factors.errors.to(dtype or factors.errors.dtype)
+    # Fine-tuning shows one sequence a step in one call, so call and sequence say nothing.
     nowhere = torch.zeros_like(tokens.step)
     return DualForm(
         weight0=projection.weight().to(errors.dtype),
@@ -190,6 +191,7 @@ def rows_within(part: Projection, whole: Projection) -> Int[Tensor, " row"] | No
     """Where a role's rows lie among the trained rows of the same map."""
     if part.rows is None:
         return None
+    # Both lists of rows are sorted, and the part's rows are among the whole's.
     return part.rows if whole.rows is None else torch.searchsorted(whole.rows, part.rows)
 
 
@@ -203,6 +205,7 @@ def update_contributions(factors: Factors, x: Float[Tensor, "*query d_in"]) -> F
     weights = x.to(errors) @ keys.T
     update = weights @ errors
     size = update.square().sum(-1, keepdim=True).sqrt()
+    # A projection that did not move has no direction; 0/0 would be NaN in every share.
     direction = torch.where(size > 0, update / size, torch.zeros_like(update))
     return (direction @ errors.T) * weights
 
@@ -252,6 +255,7 @@ def score_contributions(
         raise UserError(f"The quadrature needs at least one node, not {nodes}.")
     trace = trace_for(lm, _followed(trace))
     found = _quadrature(lm, trace, _Lead(ids, candidate, against), nodes)
+    # Nothing is reused when the points are doubled: Gauss–Legendre rules of different sizes share none.
     while nodes < _MOST_NODES and found.residual > tolerance * max(abs(found.tuned - found.base), least):
         nodes *= 2
         found = _quadrature(lm, trace, _Lead(ids, candidate, against), nodes)
@@ -282,6 +286,7 @@ class _Lead:
 
     def score(self, lm: LanguageModel) -> Float[Tensor, ""]:
         if len(self.candidate) == len(self.against) == 1:  # one pass does for both
+            # The normaliser of the softmax cancels in the difference.
             logits = forward_row(lm, self.ids)[0, 0].double()
             return logits[self.candidate[0]] - logits[self.against[0]]
         return _candidate_score(lm, self.ids, self.candidate) - _candidate_score(lm, self.ids, self.against)

@@ -71,6 +71,7 @@ def feed_forwards(lm: LanguageModel) -> tuple[FeedForward, ...]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
             if not isinstance(output, Tensor):
                 return output
+            # Cut from what made it, so that a gradient stops at the nearest map and names it alone.
             cut = output.detach().requires_grad_()
             linear[block].append(_Watched(module, inputs[0], cut))
             order[module] = len(order)
@@ -114,6 +115,7 @@ def _found(
         f"A context cannot be written as a patch of {name}: dualview found no linear map or norm outside attention "
         "whose output is simply added to the block's (mixtures of experts are such a case)."
     )
+    # A map that runs twice in a block has no single input to patch.
     if end is None or not linear or len({seen.module for seen in linear}) < len(linear):
         raise refusal
     direction = torch.randn(end.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(end)
@@ -121,6 +123,7 @@ def _found(
     carriers = [(seen, share) for seen, share in candidates if share is not None]
     if not carriers:
         raise refusal
+    # Of several that add to the output, the last: what it adds is not changed again.
     carrier, share = max(carriers, key=lambda pair: order[pair[0].module])
     last = carrier if carrier in linear else None
     if last is None:
@@ -141,6 +144,7 @@ def _share(end: Tensor, made: Tensor, direction: Tensor) -> float | None:
     (found,) = torch.autograd.grad(end, [made], direction, materialize_grads=True, retain_graph=True)
     gradient = found.view(end.shape)  # OPT folds batch and token into one axis
     share = float((gradient * direction).sum() / direction.square().sum())
+    # Loose on purpose: s is read off a half-precision model too, and a wrong carrier misses by a factor.
     close = torch.allclose(gradient, share * direction, rtol=1e-3, atol=1e-3 * abs(share))
     return share if close and abs(share) > 1e-6 else None
 

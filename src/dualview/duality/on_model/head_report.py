@@ -43,6 +43,7 @@ class HeadReport:
     def table(self) -> RenderableType:
         """Three tables with a line per layer; every similarity has its floor next to it."""
         split, weights, meta = self.split, self.weights, self.meta_gradients
+        # Layers may have different numbers of heads; the missing ones are NaN.
         masses = [float(mass) for mass in split.mass.nanmean(1)]
         return Group(
             _table(

@@ -84,6 +84,7 @@ def compare_meta_gradients(
 
 def _layer(vectors: TokenVectors, rank: int, shuffles: int, seed: int) -> dict[str, float]:
     meta, error = vectors.meta.double(), vectors.error.double()
+    # A layer that training did not reach has no cosine; an empty row becomes NaN in the table.
     if norm(error) == 0 or norm(meta) == 0:
         return {}
     values, error_values = orthonormal_basis(meta, rank), orthonormal_basis(error, rank)
@@ -91,6 +92,7 @@ def _layer(vectors: TokenVectors, rank: int, shuffles: int, seed: int) -> dict[s
     orders = random_orders(meta.shape[1], shuffles, seed, meta.device)
     cosines = np.array([_cosine(meta, error[:, order]) for order in orders])
     ckas = np.array([linear_cka(meta, error[:, order]) for order in orders])
+    # The space of values needs no shuffles: permuting tokens does not change which values they span.
     shared = np.array([_overlap(over_tokens, error_over_tokens[order]) for order in orders])
     return {
         "cosine": _cosine(meta, error),

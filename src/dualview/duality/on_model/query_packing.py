@@ -50,6 +50,7 @@ class QueryPack:
         rows, columns = self.pack.scored_query.cpu().numpy(), self.pack.scored_candidate.cpu().numpy()
         total = np.zeros((len(self.pack.members), self.candidates))
         count = np.zeros_like(total)
+        # Not `+=`: a candidate of several tokens has its index several times.
         np.add.at(total, (rows, columns), found)
         np.add.at(count, (rows, columns), 1)
         return np.where(count > 0, total / np.maximum(count, 1), -np.inf)

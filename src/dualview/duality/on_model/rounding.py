@@ -72,6 +72,8 @@ class Disturbed:
                 return output
             if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
                 self.widest = max(self.widest, inputs[0].shape[-1])
+            # Of the vector's size, not each number's own: a sum of large terms that cancel is off by a share of the
+            # terms.
             size = output.double().square().mean(-1, keepdim=True).sqrt()
             signs = torch.randint(2, output.shape, generator=generator).to(output.device) * 2 - 1
             return output + (_STEP * size * signs).to(output.dtype)
@@ -101,6 +103,7 @@ def pass_rounding(
     changes: list[Float[Tensor, " vocab"]] = []
     widest = len(ids)
     for seed in range(_DRAWS):
+        # Several draws: the response to a single one may be small by chance.
         disturbed = Disturbed(lm.model, patch, seed, widest)
         changes.append((last_logits(lm, ids, disturbed).double() - plain) / _STEP)
         widest = disturbed.widest

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -121,7 +121,7 @@ def fit_patch(
     if not queries:
         raise UserError("A reusable patch is fitted on queries: give at least one.")
     # BOS is put into the queries, since its own states change with every block that is patched.
-    pack = query_pack(lm, [Query((*bare, *q.ids), q.candidates, q.gold) for q in queries], Prefix(0))
+    pack = query_pack(lm, [replace(q, ids=(*bare, *q.ids)) for q in queries], Prefix(0))
     fit = _Fit(tuple(places), tuple(aims), ridge, pack)
     before = [(reader, fit.read(i)) for i, place in enumerate(places) for reader in place.readers]
     after = [(place.carrier, fit.carry(i)) for i, place in enumerate(places)]

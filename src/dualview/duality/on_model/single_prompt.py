@@ -54,6 +54,7 @@ def projected(lm: LanguageModel, ids: Sequence[int], projections: Sequence[Proje
     taps: list[Tap] = []
     with torch.no_grad(), tapping(projections, taps):
         forward_row(lm, ids)
+    # Hooks fire in the order of the model, not of the list.
     return [next(tap for tap in taps if tap.projection is projection) for projection in projections]
 
 

@@ -64,6 +64,7 @@ class Heads:
         inside[demos.start : demos.stop] = True
         own_logits, own_values = self._with_sink(logits[:, ~inside]), values[:, ~inside]
         if own_logits.shape[1] > own_values.shape[1]:
+            # A sink takes mass and gives nothing: it is one more own token with a value of 0.
             own_values = torch.cat([own_values, torch.zeros_like(own_values[:, :1])], 1)
         return merge(softmax_part(logits[:, inside], values[:, inside]), softmax_part(own_logits, own_values))
 
@@ -131,6 +132,7 @@ def split_heads(layers: Sequence[Heads], demos: range) -> HeadSplits:
         raise UserError("The softmax is split between demonstrations and query: give the places of both in the prompt.")
     splits = [layer.split(demos) for layer in layers]
     widest = max(split.mass.shape[0] for split in splits)
+    # NaN where a layer has fewer heads than the widest one.
     mass = torch.full((len(splits), widest), torch.nan, dtype=torch.float64)
     for row, split in zip(mass, splits, strict=True):
         row[: split.mass.shape[0]] = split.mass.double().cpu()

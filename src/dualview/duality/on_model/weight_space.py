@@ -80,6 +80,7 @@ class _BaseStates:
     def attend(self, layer: int, call: AttentionCall) -> Float[Tensor, "batch query head d_value"]:
         terms = self.width * (len(self.layers) + 1)
         self.layers.append(KeyValues(call.k[0], call.v[0], call.k[1], call.v[1], terms))
+        # Only the base row's output goes on: the expansion takes both projections at the same states, layer by layer.
         out = self.inner.attend(layer, call)
         return out[:1].expand_as(out)
 
@@ -89,6 +90,7 @@ def tuned_on_base_states(
 ) -> tuple[KeyValues, ...]:
     """Every layer's keys and values of `bare + query` (the query's tokens at positions `start` …), base and tuned."""
     ids = [*bare, *query]
+    # The query keeps its in-context positions, since rotated keys of other positions live in another frame.
     positions = [*range(len(bare)), *range(start, start + len(query))]
     at = torch.tensor(positions, device=lm.device)
     both = Deltas.side_by_side([Deltas.zero(patch.projections, 1, patch.weights[0].dtype), patch])

@@ -73,6 +73,7 @@ def _linear_map(rule: StepRule, first: bool) -> _Linear:
     keep = 1 - rule.lr * rule.decoupled_decay
     if rule.momentum == 0:  # torch neither reads nor writes the buffer
         return _Linear(keep - rule.lr * rule.coupled_decay, 0.0, 0.0, 1.0, -rule.lr * rule.clip, 0.0)
+    # torch fills an empty buffer with the gradient itself, without dampening.
     fresh = 1.0 if first else 1 - rule.dampening
     mu = 0.0 if first else rule.momentum
     # u = from_g · g + from_m · m, with m the buffer before the step

@@ -44,6 +44,7 @@ def gram_features(points: Float[Tensor, "d point"]) -> Float[Tensor, "point poin
     half = 0.5 * points.square().sum(dim=0)
     with_query = gaussian_kernel(keys, query)
     values, vectors = symmetric_eigen(gaussian_kernel(keys, keys) - with_query @ with_query.T)
+    # Eigenvalues that are 0 on paper may come out slightly negative.
     rest = (vectors * values.clamp(min=0).sqrt()).T * torch.exp(half[:-1])
     first = torch.cat([keys.T @ query[:, 0] - half[-1], half[-1:]]).exp()
     found = torch.cat([first[None], torch.cat([rest, rest.new_zeros(rest.shape[0], 1)], dim=1)])
@@ -76,6 +77,7 @@ def taylor_remainder(t: Float[Tensor, "*shape"], order: int) -> Float[Tensor, "*
         n += 1
         term = term * size / n
         total = total + term
+        # Terms grow until n passes |t|, so small terms before that prove nothing.
         if n > float(size.max()) and bool((term <= torch.finfo(t.dtype).eps * total).all()):
             return total
 

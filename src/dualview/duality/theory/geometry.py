@@ -38,6 +38,7 @@ def orthonormal_basis(a: Float[Tensor, "m n"], rank: int | None = None) -> Float
     u, s = left_svd(a)
     if s.numel() == 0 or float(s[0]) == 0:
         raise UserError("The zero matrix spans no subspace: it has no principal angles.")
+    # numpy's rule for the rank of a matrix: singular values below it are rounding.
     above = int((s > s[0] * max(a.shape) * torch.finfo(a.dtype).eps).sum())
     return u[:, : above if rank is None else min(rank, above)]
 
@@ -51,11 +52,13 @@ def principal_angles(
     spaces pass the transposes. Two random r-dimensional subspaces of R^m have a mean squared cosine of r/m.
     """
     u, v = orthonormal_basis(a, rank), orthonormal_basis(b, rank)
+    # The sines below need the smaller space to be projected onto the larger one.
     if v.shape[1] > u.shape[1]:
         u, v = v, u
     cosines = singular_values(u.T @ v).clamp(max=1)
     # singular values of the part of v outside u, ascending, to pair with the descending cosines
     sines = singular_values(v - u @ (u.T @ v)).clamp(max=1).flip(0)
+    # arccos loses half the digits near 0 and arcsin near π/2.
     return torch.where(cosines.square() < 0.5, torch.arccos(cosines), torch.arcsin(sines))
 
 

@@ -90,6 +90,7 @@ def implicit_dynamics(
         raise UserError("The dynamics need A(x) ≠ 0: without context the contextual layer returns zero.")
     weights = [weight]
     for i in range(outputs.shape[1] - 1):
+        # With W_0, not W_i: the losses are defined at the initial weights.
         gradient = torch.outer(weight @ (outputs[:, i] - outputs[:, i + 1]), start)
         weights.append(weights[-1] - gradient / power)
     return torch.stack(weights)

@@ -176,6 +176,7 @@ def relu_fold(
 
 def regularised_attention(head: Head, rate: float, decay: float) -> Float[Tensor, " d_v"]:
     """Strict: one step on L + (α/2)‖W‖² is h' − ηα Σ_{j ∈ X_T} a_j v_j, a the softmax weights. Only W_0 decays."""
+    # The demonstrations' part is the update itself, which the penalty at W_0 does not reach.
     own = head.weights()[head.demo_keys.shape[1] :]
     return head.output() - rate * decay * head.own_values @ own
 
@@ -224,6 +225,7 @@ def lowest_attention(logits: Float[Tensor, "demo demo"], count: int) -> Int[Tens
     """N(i): for each token i (a column of logits over j), the `count` other tokens j it attends to least."""
     if not 0 < count < logits.shape[0]:
         raise UserError(f"Negatives per token must be between 1 and {logits.shape[0] - 1}, got {count}.")
+    # A token is not its own negative.
     others = logits.clone().fill_diagonal_(math.inf)
     return torch.topk(others, count, dim=0, largest=False).indices
 

@@ -155,6 +155,7 @@ class DualRecorder:
             parameters = [p for p in _parameters(module) if p is not None]
             if all(_group_of(optimizer, p) is None for p in parameters):
                 raise UserError(f"Layer {name!r} has no parameter in the optimizer: leave it out or train it.")
+            # A buffer from before the recording holds gradients that were not seen.
             if any(optimizer.state.get(p, {}).get("momentum_buffer") is not None for p in parameters):
                 raise UserError(f"The optimizer already holds momentum for layer {name!r}: record from its first step.")
 
@@ -169,6 +170,7 @@ class DualRecorder:
             def keep_error(grad: Tensor) -> None:
                 track.pending.append(self._call(track, order, x, grad))
 
+            # A hook on the output, not on the module: it gets the gradient of this call, however often the module runs.
             output.register_hook(keep_error)  # pyright: ignore[reportUnknownMemberType]
 
         return keep_input
@@ -220,6 +222,7 @@ class DualRecorder:
             track.pending.clear()
 
     def _close(self, track: _Track, weight_rule: StepRule | None, bias_rule: StepRule | None) -> None:
+        # Backward passes run in reverse, and the tokens are wanted in the order in which they were read.
         calls = sorted(track.pending, key=lambda call: call.order)
         track.pending, track.calls = [], 0
         weight, bias = _parameters(track.module)
@@ -227,6 +230,7 @@ class DualRecorder:
             found = gradient_scale(track.name, weight_matrix(track.module, weight.grad), calls)
             weight_rule = replace(weight_rule, clip=weight_rule.clip * found)
         if bias_rule is not None and bias is not None and bias.grad is not None:
+            # A bias is a weight that reads 1 at every token.
             ones = [replace(call, keys=call.keys.new_ones(call.keys.shape[0], 1)) for call in calls]
             found = gradient_scale(track.name, bias.grad.unsqueeze(1), ones)
             bias_rule = replace(bias_rule, clip=bias_rule.clip * found)
@@ -260,6 +264,7 @@ def gradient_scale(name: str, grad: Float[Tensor, "d_out d_in"], calls: Sequence
         expected += (call.grads.T @ call.keys).to(expected)
         size += float((column_norms(call.grads.T) * column_norms(call.keys.T)).sum())
     wide, want = grad.double(), expected.double()
+    # The least-squares factor; with clipping it is the factor that the gradient was multiplied by.
     power = float((want * want).sum())
     scale = float((wide * want).sum()) / power if power > 0 else 1.0
     remainder = norm(wide - scale * want)
@@ -274,6 +279,7 @@ def gradient_scale(name: str, grad: Float[Tensor, "d_out d_in"], calls: Sequence
 
 
 def _dual_form(track: _Track) -> DualForm:
+    # Apart, because optimisers may treat them differently: often only the weight decays.
     weight_coefs, bias_coefs = unroll(track.weight_rules), unroll(track.bias_rules)
     like = track.weight0
     # empty beginnings, so that a run of no steps has a dual form too

@@ -61,6 +61,7 @@ def worst_of(found: Sequence[Deviation]) -> Deviation:
     """The one with the largest error relative to its own rounding; a NaN is larger than any number."""
 
     def badness(each: Deviation) -> float:
+        # NaN compares false with everything, so without this a broken check could be hidden by a sound one.
         if math.isnan(each.error) or not each.rounding:
             return math.inf if each.error else 0.0
         return each.error / each.rounding
@@ -128,6 +129,7 @@ def identity(
 
 def identities_of(module: ModuleType) -> tuple[Formula, ...]:
     """The identities that a module defines, in their order."""
+    # Decorating is enough: the order of the table is the order of the file.
     return tuple(value for value in vars(module).values() if isinstance(value, Formula))
 
 

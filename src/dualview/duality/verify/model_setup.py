@@ -80,6 +80,7 @@ class ModelSetup:
         """Fine-tune at the smallest rate of 0.003 · 10ⁿ that changes the query's logits by `share` of their spread."""
         base = last_logits(self.lm, self.zero_shot_ids)
         enough = share * norm(base - base.mean())
+        # The smallest rate that moves the logits: a larger one would only add to the higher orders.
         for power in range(_MOST_POWERS):
             try:
                 trace = self.train(_RATE * 10**power, epochs)
@@ -122,6 +123,7 @@ def trial(draws: Draws, model: object) -> ModelSetup:
     def ids(text: str, count: int) -> tuple[int, ...]:
         if tokenizer is not None:
             return tuple(int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"])
+        # A model in memory may come without a tokenizer.
         return tuple(torch.randint(lm.vocab, (count,), generator=draws.generator).tolist())
 
     labels = {label: ids(f" {label}", 1) for label in ("bad", "good")}
@@ -176,6 +178,7 @@ def _rounds(place: FeedForward) -> bool:
     if place.kind != "scale":
         return False
     weight = cast(Tensor, place.carrier.weight)
+    # Values that float32 cannot hold exactly, so that rounding to it shows.
     x = torch.linspace(-1.3, 1.7, weight.shape[0], dtype=torch.float64, device=weight.device)[None]
     with torch.no_grad():
         y = place.carrier.forward(x)

@@ -126,7 +126,7 @@ def _sentence(difference: Mapping[str, Any], length: int) -> str | None:
         return f"{title} against {other}: {value} in perplexity at {length} tokens, without an interval."
     low, high = found["ci"]
     between = f"{value} in perplexity at {length} tokens ({percent(low):+.2f} to {percent(high):+.2f})"
-    verb = "is better than" if high < 0 else "is worse than" if low > 0 else "cannot be told from"
+    verb = "is better than" if high < 0 else "is worse than" if low > 0 else "cannot be distinguished from"
     limit = f"over {len(difference['seeds'])} seeds" if found["over"] == "seeds" else "one seed, so no more than a hint"
     return f"{title} {verb} {other}: {between}; {limit}."
 

@@ -29,7 +29,8 @@ from dualview.lab.gpt.training import Blocks, TrainingOutcome, block_losses, sav
 from dualview.lab.language.settings import LanguageSettings
 from dualview.lab.units import Unit, decides
 from dualview.models.amx_workaround import mind_amx
-from dualview.models.loading import adopt, pick_device
+from dualview.models.devices import pick_device
+from dualview.models.loading import adopt
 from dualview.tasks.prompts import PromptSet
 from dualview.tasks.task import Task, load_task
 from dualview.variants.base import Equipment

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dualview.comparison.result import Result
-from dualview.metrics.controls import layer_bounds
 from dualview.metrics.measured import LayerBounds, Measured
-from dualview.metrics.summary import compute_metrics
+from dualview.metrics.summary import compute_metrics, layer_bounds
 from dualview.records import Records
 from dualview.report.catalogue import NUMBERS, SIMILARITIES, Number
 from dualview.report.published import published_values

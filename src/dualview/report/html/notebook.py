@@ -7,23 +7,30 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dualview.metrics.measured import Measured, VerdictPart
+from dualview.metrics.predictions import accuracy
+from dualview.records.as_xarray import DIMS
 from dualview.report.catalogue import run_lines, run_title
 from dualview.report.html.page import TEMPLATES
-from dualview.report.tables import TextTable, metrics_table, seeds_table
+from dualview.report.tables import TextTable, levels_table, metrics_table, seeds_table
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
 
     from dualview.comparison.result import Result
     from dualview.comparison.seeds import SeedsResult
+    from dualview.metrics.verdict import Verdict
+    from dualview.records import Records
 
 
 def result_html(result: Result) -> str:
     """One run: what was run, the verdict, every number with its controls, accuracy and SimAOU by layer."""
-    from dualview.report.figures.run import accuracy, sim_aou
+    from dualview.report.figures.run import accuracy as accuracies
+    from dualview.report.figures.run import sim_aou
 
     sentence = "No verdict: this run has no controls." if result.verdict is None else result.verdict.sentence
-    figures = [accuracy(result), *([] if result.sim_aou.raw_per_layer is None else [sim_aou(result)])]
+    figures = [accuracies(result), *([] if result.sim_aou.raw_per_layer is None else [sim_aou(result)])]
     line = "; ".join(run_lines(result))
     return _render(run_title(result), line, sentence, metrics_table(result), figures, result.warnings)
 
@@ -44,8 +51,41 @@ def seeds_html(several: SeedsResult) -> str:
     return _render(title, line, f"{over}Verdicts of the draws: {verdicts or 'none'}.", seeds_table(several), figures)
 
 
+def measured_html(measured: Measured) -> str:
+    """What `dualview.metrics` recomputed: the verdict and every number with its controls."""
+    sentence = "No verdict: these records have no controls." if measured.verdict is None else measured.verdict.sentence
+    return _render("Metrics", "from records", sentence, metrics_table(measured), [], measured.warnings)
+
+
+def verdict_html(verdict: Verdict | VerdictPart) -> str:
+    """A verdict: its word, its sentence, and its levels."""
+    part = verdict if isinstance(verdict, VerdictPart) else VerdictPart.model_validate(verdict.to_json())
+    return _render("Verdict", part.overall, part.sentence, levels_table(part), [])
+
+
+def records_html(records: Records) -> str:
+    """The settings of some records: accuracy, and the shape of every array."""
+    rows = [
+        (name, f"{accuracy(setting.log_probs, records.gold):.3f}", *(_shape(getattr(setting, what)) for what in DIMS))
+        for name, setting in records.settings.items()
+    ]
+    head = ("setting", "accuracy", *(f"{what} [{', '.join(dims)}]" for what, dims in DIMS.items()))
+    table = TextTable("Settings", head, rows, numeric=set(range(1, len(head))))
+    line = f"{records.n_queries} queries, {len(rows)} settings"
+    return _render("Records", line, "`to_xarray()` names the dimensions; `dualview.metrics` measures them.", table, [])
+
+
+def _shape(array: np.ndarray | None) -> str:
+    return "" if array is None else " × ".join(map(str, array.shape))
+
+
 def _render(
-    title: str, line: str, sentence: str, table: TextTable, figures: Sequence[Figure], warnings: Sequence[str] = ()
+    title: str,
+    line: str,
+    sentence: str,
+    table: TextTable | None,
+    figures: Sequence[Figure],
+    warnings: Sequence[str] = (),
 ) -> str:
     images = [{"source": _svg(figure), "title": figure.get_suptitle()} for figure in figures]
     template = TEMPLATES.get_template("notebook.html")

@@ -60,14 +60,16 @@ class ShownPrompts:
             for q in prompts.queries
         )
         bos = () if prompts.bos is None else (Piece("bos", None, (prompts.bos,)),)
+        described = (Piece("description", None, prompts.description),) if prompts.description else ()
         demos = (Piece(s, i, getattr(demo, s)) for i, demo in enumerate(prompts.demos) for s in _DEMO_SPANS)
-        prefix = (*bos, *demos)
+        prefix = (*bos, *described, *demos)
         return cls(prefix, queries, {token: token_of(token) for token in _used(prefix, queries)})
 
     @property
     def spans(self) -> list[str]:
         """The kinds of spans in the prefix."""
-        return [*(["bos"] if any(piece.span == "bos" for piece in self.prefix) else []), *_DEMO_SPANS]
+        before = [piece.span for piece in self.prefix if piece.demo is None]
+        return [*before, *_DEMO_SPANS]
 
     @property
     def prefix_length(self) -> int:
@@ -118,7 +120,9 @@ def rebuild(result: Result) -> ShownPrompts:
 
     # The result lists every option that differs from its default, so a protocol must not add its presets to them.
     options = RunOptions.make(**{k: v for k, v in result.provenance.options.items() if k != "protocol"})
-    task = load_task(options.task, options.data)
+    if options.task.startswith("lm-eval:"):  # such a task is code, and a result file may come from anyone
+        raise UserError("prompts of lm-evaluation-harness's tasks are shown only by the run itself.")
+    task = load_task(options.task, options.data, options.labels)
     asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
     if options.demos:
         demos: Sequence[Any] = read_rows(task, options.demos)
@@ -146,7 +150,7 @@ def _tokenizer(name: str) -> Any:
         if not all(ready):
             raise UserError("the embedded model is not on this machine; run `dualview assets fetch`.")
         return AutoTokenizer.from_pretrained(str(assets.embedded_model()), local_files_only=True)
-    path = Path(name).expanduser()
+    path = assets.named_model(name) or Path(name).expanduser()
     if path.suffix == ".gguf":
         folder = gguf_cache.lookup(path) if path.is_file() else None
         if folder is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from dualview.comparison.result import Result
 from dualview.io.atomic import write_text
 from dualview.metrics.controls import ROLES
+from dualview.metrics.statistics import p_text
 from dualview.records import Records
 from dualview.report.catalogue import NUMBERS, SETTING_NAMES, run_lines, run_title, shown
 from dualview.report.charts.profiles import profiles
@@ -37,6 +38,7 @@ _RECORD_FLOORS = {
     "shuffled_query": "fine-tuning's update of another query",
     "mean_direction": "the part due to the mean update over queries",
     "rotated": "fine-tuning's own updates, rotated at random",
+    "head_span": "the part due to the span of the heads' own zero-shot outputs",
     "zsl_direction": "the part due to the direction of the zero-shot vector",
     "noise": "random updates of these sizes after outputs are normalised",
     "before": "the map before fine-tuning",
@@ -96,9 +98,9 @@ def floors_table(result: Result) -> TextTable:
         groups = {"floor": control.floors, "ceiling": control.ceilings, "other": control.others}
         for kind, group in groups.items():
             for name, value in group.items():
-                p = control.floors_p[name] if kind == "floor" else None
+                p = control.floors_p[name] if kind == "floor" and control.value is not None else None
                 meaning = ROLES[name].meaning if name in ROLES else _RECORD_FLOORS.get(name, "")
-                tested = "" if p is None else f"{p:.2g}"
+                tested = "" if p is None else p_text(p)
                 rows.append([names[metric], kind, name, shown(value, "+.3f"), tested, meaning])
     head = ["number", "bound", "control", "value", "p", "what it is"]
     note = "p: one-sided, that the number does not exceed this floor."

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualview.comparison.result import NormPoint, Result
+from dualview.io.assets import about_model
 from dualview.io.atomic import write_text
 from dualview.io.errors import UserError
-from dualview.report.catalogue import EMBEDDED, NUMBERS, SIMILARITIES, Number, shown
+from dualview.report.catalogue import NUMBERS, SIMILARITIES, Number, shown
 from dualview.report.charts.run import NORM_KEYS, norm_charts
 from dualview.report.charts.store import group_charts
 from dualview.report.figures.store import (
@@ -69,7 +70,7 @@ def render_store(results: Iterable[Result | RunSummary], title: str = "Many runs
             f"{len(runs)} runs, {len(groups)} group{'s' if len(groups) != 1 else ''} of equal options",
             f"models: {', '.join(dict.fromkeys(run.model for run in runs))}",
             f"tasks: {', '.join(dict.fromkeys(run.task for run in runs))}",
-            *([EMBEDDED] if any(run.model == "embedded" for run in runs) else []),
+            *(about for model in dict.fromkeys(run.model for run in runs) if (about := about_model(model))),
         ],
         contents=_CONTENTS,
         groups=groups,

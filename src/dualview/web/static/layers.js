@@ -4,11 +4,12 @@ import { $, isNumber, make } from "./dom.js";
 
 const FLOORS = {
   gaussian: "a random change of the same size",
+  head_span: "the part owed to shrinking or growing single heads",
   zsl_direction: "the part owed to shrinking or growing the zero-shot vector",
   noise: "what two unrelated changes of this size give once normalised",
 };
 const SHORT = {
-  gaussian: "floor: random", zsl_direction: "floor: zero-shot direction", noise: "floor: noise", zsl_shifted: "floor: moved query",
+  gaussian: "floor: random", head_span: "floor: head span", zsl_direction: "floor: zero-shot direction", noise: "floor: noise", zsl_shifted: "floor: moved query",
   icl_reordered: "ceiling: reordered",
 };
 

@@ -13,7 +13,7 @@ const similarity = (key) => (cell) => number(cell[key], signed) + interval(cell,
 // What a column is called, which key it is sorted by, and how a cell's value is written.
 const COLUMNS = [
   { name: "model", key: "model", tell: (cell) => (cell.weights && cell.weights !== "trained" ? `${cell.model} (${cell.weights})` : cell.model) },
-  { name: "task", key: "task", tell: (cell) => cell.task },
+  { name: "task", key: "task", tell: (cell) => (cell.labels === "abstract" ? `${cell.task} (abstract labels)` : cell.task) },
   { name: "seed", key: "seed", tell: (cell) => String(cell.seed ?? "—"), num: true },
   { name: "shots", key: "shots_used", tell: (cell) => String(cell.shots_used), num: true },
   { name: "rule, lr", key: "lr", tell: (cell) => `${cell.ft_rule}, ${Number(cell.lr)}${cell.ft_status === "ok" ? "" : `, ${cell.ft_status}`}` },

@@ -1,0 +1,172 @@
+"""Every similarity of every setting, per query and layer, from one reading of the records.
+
+Each chunk of queries is read once in double precision, and everything follows from its inner products
+(`dualview.metrics.null_updates`). `sim_aou`, `sim_am` and `label_contrast` define the same numbers vector by vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from dualview.metrics.cosine import Form, cosine, defined_mean, dot, each_layer, norm, ratio
+from dualview.metrics.label_contrast import FLIPPED
+from dualview.metrics.null_updates import BlockProducts, Compared
+from dualview.records import MAIN_SETTINGS, Records
+
+FORMS: Mapping[str, tuple[Form, ...]] = {"h": ("update", "normalised"), "m": ("update", "map")}
+_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class SettingTables:
+    """The similarities of `h` or `m`: those of ICL and FT, and with each control in the place of one of them."""
+
+    main: Mapping[Form, Float[np.ndarray, "query layer group"]]
+    before: Float[np.ndarray, "query layer group"] | None
+    """cos(m_icl, m_zsl), for maps."""
+    sizes: Mapping[str, Float[np.ndarray, "query layer"]]
+    """‖h − h_zsl‖ / ‖h_zsl‖ of ICL and FT, for outputs."""
+    contrast: Float[np.ndarray, "query layer"] | None
+    """The label contrast, for outputs where flipped labels were run."""
+    controls: Mapping[str, Mapping[Form, Float[np.ndarray, "query layer"]]]
+    """Averaged over heads."""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A setting in the place of ICL or FT."""
+
+    place: Literal["icl", "ft"]
+    stack: Float[np.ndarray, "query layer *rest"]
+
+
+@dataclass
+class _Chunk:
+    """Some queries in one layer, in double precision; zero beyond a map's columns."""
+
+    layer: int
+    queries: slice
+    columns: Int[np.ndarray, " query"] | None
+    z: Float[np.ndarray, "query group dim"] = field(init=False)
+
+    def read(self, stack: np.ndarray) -> Float[np.ndarray, "query group dim"]:
+        part = stack[self.queries, self.layer].astype(np.float64)
+        if part.ndim == 2:
+            return part[:, None]
+        if self.columns is not None:
+            beyond: np.ndarray = np.arange(int(part.shape[-1])) >= self.columns[self.queries].reshape(-1, 1, 1)
+            np.copyto(part, 0.0, where=beyond)
+        return part
+
+    def update(self, stack: np.ndarray) -> Float[np.ndarray, "query group dim"]:
+        found = self.read(stack)
+        found -= self.z
+        return found
+
+
+def setting_tables(
+    zsl: Float[np.ndarray, "query layer *rest"],
+    icl: Float[np.ndarray, "query layer *rest"],
+    ft: Float[np.ndarray, "query layer *rest"],
+    controls: Mapping[str, Replaced] | None = None,
+    columns: Int[np.ndarray, " query"] | None = None,
+) -> SettingTables:
+    """All tables of `h` (three axes) or `m` (four)."""
+    n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
+    controls, forms, groups = controls or {}, FORMS[array], zsl.shape[2] if array == "m" else 1
+
+    def empty(*rest: int) -> np.ndarray:
+        return np.full((n, layers, *rest), np.nan)
+
+    main: dict[Form, np.ndarray] = {form: empty(groups) for form in forms}
+    before = empty(groups) if array == "m" else None
+    sizes = {name: empty() for name in ("icl", "ft")} if array == "h" else {}
+    tables: dict[str, dict[Form, np.ndarray]] = {name: {form: empty() for form in forms} for name in controls}
+    contrast = empty() if array == "h" and all(name in controls for name in FLIPPED.values()) else None
+
+    def fill(layer: int) -> None:
+        for start in range(0, n, _CHUNK):
+            chunk = _Chunk(layer, slice(start, start + _CHUNK), columns)
+            at = chunk.queries, layer
+            chunk.z = z = chunk.read(zsl)
+            u, w, kept = chunk.update(icl), chunk.update(ft), dict[str, np.ndarray]()
+            zz, own = dot(z, z), {"icl": _Own.of(u, z), "ft": _Own.of(w, z)}
+            for form, values in _cosines(forms, zz, own["icl"], own["ft"], dot(u, w)).items():
+                main[form][at] = values
+            if before is not None:
+                before[at] = _cosines(("map",), zz, own["icl"], _Own.still(zz), np.zeros_like(zz))["map"]
+            for name, table in sizes.items():
+                table[at] = ratio(np.sqrt(own[name].squared), np.sqrt(zz))[:, 0]
+            for name, control in controls.items():
+                s = chunk.update(control.stack)
+                this, that = _Own.of(s, z), own["ft" if control.place == "icl" else "icl"]
+                sides = (this, that) if control.place == "icl" else (that, this)
+                between = dot(s, w if control.place == "icl" else u)
+                for form, values in _cosines(forms, zz, *sides, between).items():
+                    tables[name][form][at] = defined_mean(values, axis=1)
+                if contrast is not None and name in FLIPPED.values():
+                    kept[name] = s
+            if contrast is not None:
+                contrast[at] = cosine(u - kept[FLIPPED["icl"]], w - kept[FLIPPED["ft"]], norm(z))[:, 0]
+
+    def quietly(layer: int) -> None:
+        with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
+            fill(layer)
+
+    each_layer(quietly, layers)
+    return SettingTables(main, before, sizes, contrast, tables)
+
+
+@dataclass(frozen=True)
+class RecordTables:
+    """The tables of a run's records; None where h or m was not recorded."""
+
+    h: SettingTables | None
+    m: SettingTables | None
+
+    @classmethod
+    def of(cls, records: Records, places: Mapping[str, Literal["icl", "ft"]]) -> RecordTables:
+        """`places`: the control settings to take in, by whose place they take."""
+
+        def tables(array: str) -> SettingTables | None:
+            stacks = [getattr(records[name], array) for name in MAIN_SETTINGS]
+            if any(stack is None for stack in stacks):
+                return None
+            given = {name: getattr(records[name], array) for name in places}
+            controls = {name: Replaced(places[name], stack) for name, stack in given.items() if stack is not None}
+            return setting_tables(stacks[0], stacks[1], stacks[2], controls, records.columns)
+
+        return cls(tables("h"), tables("m"))
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The products of an update with itself and with the ZSL vector."""
+
+    squared: Float[np.ndarray, "query group"]
+    along: Float[np.ndarray, "query group"]
+
+    @classmethod
+    def of(cls, update: np.ndarray, z: np.ndarray) -> _Own:
+        return cls(dot(update, update), dot(update, z))
+
+    @classmethod
+    def still(cls, zz: np.ndarray) -> _Own:
+        """Of no update at all."""
+        return cls(np.zeros_like(zz), np.zeros_like(zz))
+
+
+def _cosines(
+    forms: tuple[Form, ...],
+    zz: Float[np.ndarray, "query group"],
+    icl: _Own,
+    ft: _Own,
+    between: Float[np.ndarray, "query group"],
+) -> dict[Form, Float[np.ndarray, "query group"]]:
+    products = BlockProducts(zz, icl.squared, ft.squared, icl.along, ft.along, between)
+    return {form: Compared.of(form, products).own["value"] for form in forms}

@@ -1,0 +1,211 @@
+"""The second edition of the study (`second.yaml`), in pieces.
+
+    python studies/second.py STORE --minutes 9
+
+computes cells in the order of the file, arm by arm, model by model, seed by seed, and stops before a cell that might
+not finish in time. The same command continues. `--plan` only says what is done and what is left; `--arms`, `--models`,
+`--seeds` and `--tasks` choose a part; `--collect` adds the store's cells to `results/second/*.parquet`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from aggregate import RESULTS, result_file
+from collect import TABLES, collected, merged
+
+from dualview.io.atomic import whole
+from dualview.io.errors import UserError
+from dualview.io.progress import Advance
+from dualview.options import seeds_in
+from dualview.store.api import query
+from dualview.sweep.runner import sweep
+from dualview.sweep.spec import Spec
+
+FILE = Path(__file__).with_suffix(".yaml")
+COLLECTED = RESULTS / "second"
+_MARGIN = 1.3
+"""A cell may take this many times as long as the longest one before it."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One arm on one model with one draw: what is swept together, and finished before the next begins."""
+
+    arm: str
+    model: str
+    seed: str
+    grids: tuple[dict[str, Any], ...]
+    """One for each group of tasks."""
+    match: float | None
+    """Where the rates and epochs are those at which fine-tuning is this near to in-context accuracy."""
+
+
+def stages(study: Mapping[str, Any], chosen: argparse.Namespace) -> Iterator[Stage]:
+    """The stages in their order, of the chosen arms, models, seeds and tasks."""
+    for arm in _among("arms", chosen.arms, study["arms"]):
+        own = dict(study["arms"][arm])
+        match, fixed = own.pop("match", None), own.pop("seed", None)
+        drawn = [fixed] if fixed is not None else seeds_in(str(own.pop("seeds", study["seeds"])))
+        seeds = [seed for seed in drawn if not chosen.seeds or fixed is not None or seed in seeds_in(chosen.seeds)]
+        for model in _among("models", chosen.models, study["models"]):
+            for seed in seeds:
+                made = {**own, "model": model, "seed": seed, "device": chosen.device}
+                groups = [{**group, "task": _kept(group["task"], chosen.tasks)} for group in study["tasks"]]
+                grids = tuple({**made, **group} for group in groups if group["task"])
+                yield Stage(arm, model, str(seed), grids, match)
+
+
+def _among(what: str, chosen: str | None, known: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    """The chosen names in the order of the file."""
+    wanted = chosen.split(",") if chosen else list(known)
+    for name in wanted:
+        if name not in known:
+            raise UserError(f"The study has no {name!r} among its {what}: {', '.join(known)}.")
+    return [name for name in known if name in wanted]
+
+
+def _kept(tasks: Sequence[str], chosen: str | None) -> list[str]:
+    return [task for task in tasks if chosen is None or task in chosen.split(",")]
+
+
+def grids_of(stage: Stage, store: Path) -> Iterator[dict[str, Any]]:
+    """What to sweep: the stage's grids, or for a matched one a grid for each cell that has a match by now."""
+    if stage.match is None:
+        yield from stage.grids
+        return
+    try:
+        cells = query("SELECT * FROM cells WHERE current AND controls = 'none' AND ft_rule = 'sgd'", store).to_pandas()
+    except UserError:  # no store yet
+        return
+    cells = cells[(cells["model"] == stage.model) & (cells["seed"].astype(str) == stage.seed)]
+    for grid in stage.grids:
+        asked = {Path(task).stem: task for task in grid["task"]}  # a task may also be named by its file
+        for row in matches(cells[cells["task"].isin(asked)], stage.match).to_dict("records"):
+            same = {name: row[name] for name in ("labels", "ft_loss", "lr", "epochs")}
+            yield {**grid, **same, "task": asked[row["task"]]}
+
+
+def matches(cells: pd.DataFrame, within: float) -> pd.DataFrame:
+    """Of each task, labels and loss: the cell with ICL's accuracy, fewest epochs first, then nearest, smallest rate."""
+    near = cells.assign(apart=(cells["accuracy_ft"] - cells["accuracy_icl"]).abs())
+    near = near[(near["apart"] <= within + 1e-9) & (near["ft_status"] == "ok")]
+    return near.sort_values(["epochs", "apart", "lr"]).drop_duplicates(["task", "labels", "ft_loss"])
+
+
+@dataclass
+class Pace:
+    """Progress of a sweep that interrupts it, between two cells, when the next one might not finish in time."""
+
+    deadline: float
+    longest: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    """Seconds of the longest cell of each arm and model."""
+    stage: tuple[str, str] = ("", "")
+
+    def out_of_time(self) -> bool:
+        return time.monotonic() + _MARGIN * self.longest.get(self.stage, 0.0) >= self.deadline
+
+    @contextmanager
+    def part(self, description: str, total: int) -> Generator[Advance]:
+        before = time.monotonic()
+
+        def advance(_steps: int) -> None:
+            nonlocal before
+            now = time.monotonic()
+            self.longest[self.stage] = max(self.longest.get(self.stage, 0.0), now - before)
+            before = now
+            if self.out_of_time():
+                raise KeyboardInterrupt
+
+        yield advance
+
+
+def run(study: Mapping[str, Any], store: Path, chosen: argparse.Namespace) -> bool:
+    """Compute until the time is over; whether everything is done."""
+    pace = Pace(time.monotonic() + 60 * chosen.minutes)
+    failed = 0
+    for stage in stages(study, chosen):
+        pace.stage = (stage.arm, stage.model)
+        for grid in list(grids_of(stage, store)):
+            if pace.out_of_time():
+                return False
+            summary = sweep(grid, store, say=_quiet_when_done, progress=pace)
+            failed += len(summary.failed)
+            if summary.computed or summary.failed:
+                print(f"{stage.arm}, {stage.model}, seed {stage.seed}: {summary}", flush=True)
+            if summary.stopped:
+                return False
+    return not failed
+
+
+def _quiet_when_done(line: str) -> None:
+    if line.startswith("failed"):
+        print(line, file=sys.stderr, flush=True)
+
+
+def plan(study: Mapping[str, Any], store: Path, chosen: argparse.Namespace) -> str:
+    """Cells, finished cells and seconds of a cell, by arm and model."""
+    counts: dict[tuple[str, str], list[int]] = {}
+    for stage in stages(study, chosen):
+        count = counts.setdefault((stage.arm, stage.model), [0, 0])
+        for grid in grids_of(stage, store):
+            count[0] += len(Spec.make(grid).cells())
+            count[1] += sweep(grid, store, dry_run=True).done_before if store.exists() else 0
+    lines = [f"{'arm':<14}{'model':<22}{'cells':>6}{'done':>6}"]
+    lines += [f"{arm:<14}{model:<22}{cells:>6}{done:>6}" for (arm, model), (cells, done) in counts.items()]
+    total, done = (sum(count[at] for count in counts.values()) for at in (0, 1))
+    return "\n".join(
+        [*lines, f"{'':<36}{total:>6}{done:>6}", "matched has a cell where `rates` or `epochs` has a match"]
+    )
+
+
+def collect(store: Path) -> None:
+    """Add the store's tables to those that are there: all of them, or none."""
+    COLLECTED.mkdir(parents=True, exist_ok=True)
+    there = (COLLECTED / "cells.parquet").exists()
+    before = {name: result_file(COLLECTED / f"{name}.parquet") for name in TABLES} if there else {}
+    tables = merged([part for part in (before, collected(store)) if part])
+    with ExitStack() as stack:
+        for name, table in tables.items():
+            temporary = stack.enter_context(whole(COLLECTED / f"{name}.parquet"))
+            table.reset_index(drop=True).to_parquet(temporary, compression="zstd", index=False)
+    print("\n".join(f"{name}: {len(table):,} rows" for name, table in tables.items()))
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="The second edition of the study, in pieces.")
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--minutes", type=float, default=9.0, help="of this piece")
+    parser.add_argument("--file", type=Path, default=FILE, help="another study of the same form")
+    parser.add_argument("--device", default="auto")
+    for name in ("arms", "models", "seeds", "tasks"):
+        parser.add_argument(f"--{name}", help="only these, with commas" + (" or 1:5" if name == "seeds" else ""))
+    parser.add_argument("--plan", action="store_true")
+    parser.add_argument("--collect", action="store_true")
+    chosen = parser.parse_args(given)
+    try:
+        study = yaml.safe_load(chosen.file.read_text(encoding="utf-8"))
+        if chosen.plan:
+            print(plan(study, chosen.store, chosen))
+        elif chosen.collect:
+            collect(chosen.store)
+        else:
+            done = run(study, chosen.store, chosen)
+            print("all done" if done else "not all is done: the same command continues")
+    except (UserError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

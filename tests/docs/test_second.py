@@ -1,0 +1,95 @@
+"""The second edition of the study: its stages, its matched rates, and that a piece stops in time and continues."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from dualview.store.api import query
+from dualview.sweep.spec import Spec
+from equivalence import tiny
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "studies"))
+
+import second
+
+ALL = argparse.Namespace(arms=None, models=None, seeds=None, tasks=None, device="auto")
+
+
+def test_every_stage_is_a_valid_grid() -> None:
+    study = yaml.safe_load(second.FILE.read_text())
+    stages = list(second.stages(study, ALL))
+    assert [stage.arm for stage in stages if stage.model == "embedded" and stage.seed in ("1", "auto")] == list(
+        study["arms"]
+    )
+    assert (stages[0].arm, stages[0].model, stages[4].seed) == ("comparison", "qwen2.5-coder-1.5b", "5")
+    cells = {stage.arm: sum(len(Spec.make(grid).cells()) for grid in stage.grids) for stage in stages}
+    expected = {"comparison": 44, "rates": 264, "epochs": 528, "matched": 44, "layer_causal": 22, "distilled": 22}
+    assert cells == {**expected, "dai_best": 11, "dai_all": 11}
+    (dai,) = {
+        grid.cells()[0] for s in stages if s.arm == "dai_best" for grid in [Spec.make(s.grids[1])] if "1.5b" in s.model
+    }
+    assert (dai.at, dai.separator, dai.bos, dai.seed, dai.n_queries) == ("label0", "eos", "auto", "auto", 2000)
+    part = argparse.Namespace(**{**vars(ALL), "arms": "rates", "models": "embedded", "seeds": "2:3", "tasks": "mr"})
+    chosen = list(second.stages(study, part))
+    assert [(s.arm, s.model, s.seed, s.grids[0]["task"]) for s in chosen] == [
+        ("rates", "embedded", "2", ["mr"]),
+        ("rates", "embedded", "3", ["mr"]),
+    ]
+
+
+def test_a_match_has_the_fewest_epochs_then_the_nearest_accuracy() -> None:
+    columns = ["task", "labels", "ft_loss", "epochs", "lr", "accuracy_icl", "accuracy_ft", "ft_status"]
+    rows = [
+        ("mr", "natural", "all", 1, 0.01, 0.90, 0.80, "ok"),
+        ("mr", "natural", "all", 2, 0.01, 0.90, 0.88, "ok"),
+        ("mr", "natural", "all", 2, 0.03, 0.90, 0.91, "ok"),
+        ("mr", "natural", "all", 4, 0.01, 0.90, 0.90, "ok"),
+        ("mr", "natural", "label", 1, 0.01, 0.90, 0.90, "collapsed"),
+        ("cb", "abstract", "all", 1, 0.03, 0.50, 0.49, "ok"),
+        ("cb", "abstract", "all", 1, 0.01, 0.50, 0.51, "ok"),
+    ]
+    found = second.matches(pd.DataFrame(rows, columns=columns), 0.02)
+    assert {(row.task, row.epochs, row.lr) for row in found.itertuples()} == {("mr", 2, 0.03), ("cb", 1, 0.01)}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("second")
+    base: dict[str, Any] = {"shots": 3, "n_queries": 6, "controls": "none", "labels": ["natural", "abstract"]}
+    arms = {"rates": {**base, "lr": [0.01, 0.03]}, "matched": {**base, "controls": "quick", "match": 1.0}}
+    study = {
+        "models": [str(tiny.save_model(folder / "model"))],
+        "seeds": "1:2",
+        "tasks": [{"task": [str(tiny.save_task(folder / "task"))]}],
+        "arms": arms,
+    }
+    (folder / "small.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+    return folder / "small.yaml"
+
+
+def test_a_piece_stops_in_time_and_the_next_continues(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(tmp_path / "store"), "--file", str(small), "--device", "cpu"]
+
+    def piece(minutes: str) -> str:
+        assert second.main([*given, "--minutes", minutes]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert piece("0.0001") == "not all is done: the same command continues"
+    counted = "SELECT controls, labels, count(*) AS n FROM cells GROUP BY 1, 2 ORDER BY 1, 2"
+    assert sum(query(counted, tmp_path / "store")["n"].to_pylist()) == 1  # the cell that was under way is finished
+    assert piece("9") == "all done" and piece("9") == "all done"
+    found = query(counted, tmp_path / "store").to_pylist()
+    assert [row["n"] for row in found] == [4, 4, 2, 2] and found[0]["labels"] == "abstract"
+    assert second.main([*given, "--plan"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2].split() == ["12", "12"]
+    assert second.main([*given, "--arms", "none"]) == 2
+    assert "The study has no 'none' among its arms: rates, matched." in capsys.readouterr().err
