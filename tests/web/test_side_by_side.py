@@ -16,7 +16,7 @@ from dualview.sweep import sweep
 from dualview.web import results
 from dualview.web.side_by_side import compare, groups_json
 from equivalence import tiny
-from web.live import serving, shelf_of
+from web.live import cache_of, serving
 from web.test_server import ask
 
 
@@ -33,7 +33,7 @@ def store(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(model: Path, store: Path) -> Generator[str]:
-    with serving(shelf_of(model), store=results.routes(store)) as found:
+    with serving(cache_of(model), store=results.routes(store)) as found:
         yield found
 
 
@@ -143,7 +143,7 @@ def test_ids_that_are_not_there(address: str, store: Path, bad: str) -> None:
 def test_the_page_is_served(address: str, model: Path) -> None:
     reply = ask(address, "GET", "/store/compare?a=x&b=y")
     assert reply.status == 200 and b"compare.js" in reply.body
-    with serving(shelf_of(model)) as without:
+    with serving(cache_of(model)) as without:
         assert ask(without, "GET", "/store/compare").status == ask(without, "GET", "/api/compare").status == 404
     assert groups_json([]) == []
 
