@@ -85,7 +85,8 @@ class RunOptions:
     batch_size: AtLeastOne | None = option(None, "queries per forward pass; chosen by size if not given")
     max_context: AtLeastOne | None = option(None, "use at most this many positions")
     trust_remote_code: bool = option(False, "let a hub model run its own Python code")
-    patch: Path | None = option(None, "a patch that `dualview compile` wrote, asked as a fourth setting")
+    patch: Path | None = option(None, "a patch that `dualview compile` wrote, judged like fine-tuning")
+    adapter: tuple[Path, ...] = option((), "a folder with a LoRA adapter of the model, judged like it; repeatable")
     save_records: bool = option(False, "keep h, m and λ of every query (safetensors)")
 
     @classmethod
@@ -129,9 +130,9 @@ class RunOptions:
         return {name: plain(value) for name, (value, default) in own.items() if value != default}
 
 
-ADDED_LATER = ("labels",)
+ADDED_LATER = ("labels", "adapter")
 """Options younger than the first stores: at its default, such an option is not part of any key."""
-COMPARISON_ONLY = ("at", "calibrate", "controls", "patch", "save_records")
+COMPARISON_ONLY = ("at", "calibrate", "controls", "patch", "adapter", "save_records")
 """Options that only a whole comparison uses: no other verb takes them."""
 QUERIES_ONLY = ("queries", "n_queries")
 """Options that a verb with a single, given query does not take either."""

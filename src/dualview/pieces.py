@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from dualview.comparison.result import Result
-from dualview.io.errors import one_of
+from dualview.io.errors import UserError, one_of
+from dualview.io.json_files import Place
+from dualview.io.progress import Progress
 from dualview.learning.finetune import train
 from dualview.learning.recipe import Loss, Params, Rule, Training, TrainingRecipe, Tuned
 from dualview.models.language_model import LanguageModel
@@ -32,6 +34,9 @@ from dualview.tasks.prompts import build_prompts as encode
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import sample_demos, sample_queries
 from dualview.tasks.task import Task, load_task
+
+if TYPE_CHECKING:
+    from dualview.analyses.finetune import FinetunedAdapter
 
 
 def build_prompts(
@@ -85,6 +90,7 @@ def ask(
     return ask_model(lm, prompts.queries, how, patch.patch if isinstance(patch, Tuned) else patch)
 
 
+@overload
 def finetune(
     lm: LanguageModel,
     prompts: PromptSet,
@@ -95,11 +101,57 @@ def finetune(
     params: Params = "kv",
     rule: Rule = "sgd",
     rows: Sequence[Query] = (),
-) -> Tuned:
-    """Train on the demonstrations, one step each; the model is not changed, the update is a patch for `ask`.
+) -> Tuned: ...
+@overload
+def finetune(
+    *,
+    out: Path | str,
+    model: str | LanguageModel = "embedded",
+    rank: int | None = None,
+    json: Place = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> FinetunedAdapter: ...
+def finetune(
+    lm: LanguageModel | None = None,
+    prompts: PromptSet | None = None,
+    *,
+    out: Path | str | None = None,
+    model: str | LanguageModel = "embedded",
+    rank: int | None = None,
+    json: Place = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Tuned | FinetunedAdapter:
+    """Train on the demonstrations, one step each.
 
-    rows   for the rule `distilled`: the queries on which it reproduces the in-context model, none of them reported
+    With `lm` and `prompts` (and lr, epochs, loss, params, rule) the update is a patch for `ask`; the model is not
+    changed. `rows` is for the rule `distilled`: the queries on which it reproduces the in-context model, none of them
+    reported. With `out`, it is written to that folder as a LoRA adapter, as `dualview finetune` does: the options are
+    then the fields of `RunOptions`, and `rank` truncates the update, which is exact without.
     """
+    if lm is not None and prompts is not None and out is None:
+        return _train(lm, prompts, **options)
+    if out is None or lm is not None:
+        raise UserError(
+            "finetune takes a model and its prompts, or out (a folder for an adapter) and the run's options."
+        )
+    from dualview.analyses.finetune import finetune_adapter
+
+    return finetune_adapter(out=out, model=model, rank=rank, json=json, progress=progress, **options)
+
+
+def _train(
+    lm: LanguageModel,
+    prompts: PromptSet,
+    *,
+    lr: float,
+    epochs: int = 1,
+    loss: Loss = "all",
+    params: Params = "kv",
+    rule: Rule = "sgd",
+    rows: Sequence[Query] = (),
+) -> Tuned:
     for what, given, choices in (("loss", loss, Loss), ("params", params, Params), ("rule", rule, Rule)):
         one_of(what, given, choices)
     recipe = TrainingRecipe(params=params, loss=loss, epochs=epochs, rule=rule, rows=tuple(rows))

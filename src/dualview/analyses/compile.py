@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,15 +27,19 @@ from dualview.duality.on_model.shared_patch import (
     ReusablePatch,
     fit_patch,
     in_context_aims,
+    must_be_linear,
+    patch_as_adapter,
     save_patch,
 )
 from dualview.duality.on_model.task_vector import TaskVector, ask_with_vectors
 from dualview.io.atomic import must_be_writable
 from dualview.io.clock import Clock
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, one_of
 from dualview.io.json_files import Place, check_place, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.io.saving import save_somewhere
+from dualview.learning.adapter_writing import Exported, must_hold_adapter, save_adapter
+from dualview.learning.adapters import WEIGHTS
 from dualview.learning.recipe import Status, Tuned
 from dualview.metrics.predictions import accuracy, predictions
 from dualview.models.language_model import LanguageModel
@@ -98,6 +102,8 @@ class Compiled:
     task_vector_layer: int | None
     bytes: int
     provenance: Mapping[str, Any]
+    exported: Exported | None = None
+    """As a LoRA adapter, if that is what was written."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -113,6 +119,7 @@ class Compiled:
             "task_vector_layer": self.task_vector_layer,
             "settings": {name: score.to_json() for name, score in self.settings.items()},
             "provenance": self.provenance,
+            **({} if self.exported is None else {"adapter": self.exported.to_json()}),
         }
 
     def table(self) -> Table:
@@ -127,6 +134,8 @@ class Compiled:
             cells = (f"{score.accuracy:.3f}", f"{score.agreement:.3f}", f"{score.divergence:.3f}")
             table.add_row(_NAMES[name], *cells)
         table.caption = f"ridge {self.ridge:g}, fitted on {self.fitted} selection rows, {self.bytes / 2**20:.1f} MiB"
+        if self.exported is not None:
+            table.caption += f"\n{self.exported.line}"
         if self.ft_status not in (None, "ok"):
             table.caption += (
                 f"\n! fine-tuning at rate {self.lr:g} {self.ft_status}: its row is not a baseline; give a smaller --lr"
@@ -147,6 +156,8 @@ def compile_patch(
     *,
     out: Path | str,
     model: str | LanguageModel = "embedded",
+    format: Literal["patch", "peft"] = "patch",
+    rank: int | None = None,
     fit_rows: int = FIT_ROWS,
     ridges: Sequence[float] = RIDGES,
     baselines: bool = True,
@@ -156,6 +167,8 @@ def compile_patch(
 ) -> Compiled:
     """Fit a patch that replaces the demonstrations, write it to `out`, and score it on queries it has not seen.
 
+    format      patch: a safetensors file for `--patch`; peft: a folder with a LoRA adapter, for `--adapter` and PEFT
+    rank        of the adapter: truncates it by its singular values; exact without
     fit_rows    selection rows to fit on; as many more choose the ridge
     ridges      candidates, in units of the mean squared length of a map's input
     baselines   also fine-tune, and find a task vector, on the same demonstrations
@@ -163,31 +176,33 @@ def compile_patch(
     options     fields of `RunOptions`, except those of a comparison alone (task, demos or seed and shots, lr, dtype …)
     """
     progress = progress or Silent()
-    if fit_rows < 1:
-        raise UserError(f"fit_rows is {fit_rows}; a patch is fitted on at least one row.")
-    if not ridges or not all(np.isfinite(ridge) and ridge >= 0 for ridge in ridges):
-        raise UserError("The ridges to choose from are finite numbers of at least 0; give at least one.")
     refuse_options("compile", options, COMPARISON_ONLY)
-    must_be_writable(Path(out))
-    check_place(json)
-    if json is not None and Path(json).resolve() == Path(out).resolve():
-        raise UserError(f"--out and --json both name {out}; give each its own file.")
+    _check(Path(out), format, rank, fit_rows, ridges, json)
     clock = Clock()
     loaded = None if isinstance(model, str) else model
     chosen = RunOptions.make(model=model if isinstance(model, str) else model.name, **options)
     prepared = prepare(chosen, loaded, progress)
     known = provenance(prepared)
+    if format == "peft":
+        must_be_linear(feed_forwards(prepared.lm), prepared.lm)
     clock.lap("prepare")
     fitted, held_out = _rows(prepared, fit_rows)
     work = _Work(prepared, fitted, held_out, progress)
     trials, patches = work.fit(tuple(ridges))
     clock.lap("fit")
     best = min(range(len(trials)), key=lambda i: (trials[i].divergence, -trials[i].ridge))
-    settings, tuned, layer = work.score(patches[best], baselines)
+    exported = patch_as_adapter(patches[best], prepared.lm, rank) if format == "peft" else None
+    settings, tuned, layer = work.score(patches[best] if exported is None else exported.adapter, baselines)
     clock.lap("showings")
     # Written last, so that there is no patch without its scores.
     metadata = _metadata(prepared, trials[best], len(fitted))
-    (path,) = save_somewhere([Path(out)], lambda place: save_patch(place, patches[best], prepared.lm, metadata))
+
+    def save(place: Path) -> object:
+        if exported is not None:
+            return save_adapter(place, exported.adapter, prepared.lm)
+        return save_patch(place, patches[best], prepared.lm, metadata)
+
+    (path,) = save_somewhere([Path(out)], save)
     prompts = prepared.prompts
     compiled = Compiled(
         path=path,
@@ -202,11 +217,30 @@ def compile_patch(
         lr=None if tuned is None else tuned.lr,
         ft_status=None if tuned is None else tuned.status,
         task_vector_layer=layer,
-        bytes=path.stat().st_size,
+        bytes=(path if exported is None else path / WEIGHTS).stat().st_size,
         provenance=finished(known, prepared.lm, clock),
+        exported=exported,
     )
     save_json(json, compiled.to_json())
     return compiled
+
+
+def _check(out: Path, format: str, rank: int | None, fit_rows: int, ridges: Sequence[float], json: Place) -> None:
+    """Refuse, before the work, what cannot be fitted or written."""
+    if fit_rows < 1:
+        raise UserError(f"fit_rows is {fit_rows}; a patch is fitted on at least one row.")
+    if not ridges or not all(np.isfinite(ridge) and ridge >= 0 for ridge in ridges):
+        raise UserError("The ridges to choose from are finite numbers of at least 0; give at least one.")
+    one_of("format", format, Literal["patch", "peft"])
+    if format == "peft":
+        must_hold_adapter(out, rank)
+    elif rank is not None:
+        raise UserError("--rank is of a LoRA adapter; give --format peft with it.")
+    else:
+        must_be_writable(out)
+    check_place(json)
+    if json is not None and Path(json).resolve() == out.resolve():
+        raise UserError(f"--out and --json both name {out}; give each its own file.")
 
 
 def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Query, ...]]:
@@ -256,7 +290,7 @@ class _Work:
                 advance(1)
         return tuple(trials), patches
 
-    def score(self, patch: ReusablePatch, baselines: bool) -> tuple[dict[str, SettingScore], Tuned | None, int | None]:
+    def score(self, patch: Patch, baselines: bool) -> tuple[dict[str, SettingScore], Tuned | None, int | None]:
         """Every setting on the task's queries, the fine-tuned baseline, and the task vector's layer."""
         prompts = self.prepared.prompts
         queries = prompts.queries

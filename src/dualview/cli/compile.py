@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,7 +17,9 @@ from dualview.options import COMPARISON_ONLY, RunOptions
 @with_options(RunOptions, without=COMPARISON_ONLY)
 def compile_(
     *,
-    out: Annotated[Path, typer.Option(help="where to write the patch (safetensors)")],
+    out: Annotated[Path, typer.Option(help="where to write the patch: a safetensors file, or a folder for peft")],
+    format: Annotated[Literal["patch", "peft"], typer.Option(help="dualview's own, or a LoRA adapter")] = "patch",
+    rank: Annotated[int | None, typer.Option(help="of the adapter; exact if not given", metavar="<int>")] = None,
     json: Annotated[Path | None, json_option("its scores")] = None,
     **options: Any,
 ) -> None:
@@ -27,6 +29,6 @@ def compile_(
     """
     from dualview.analyses.compile import compile_patch
 
-    found = compile_patch(out=out, json=json, progress=for_stream(), **given(options))
+    found = compile_patch(out=out, format=format, rank=rank, json=json, progress=for_stream(), **given(options))
     if not is_stdout(json):
         terminal.show(found.table())

@@ -18,6 +18,7 @@ from dualview.cli.compile import compile_
 from dualview.cli.doctor import doctor
 from dualview.cli.exact import exact
 from dualview.cli.explain import explain
+from dualview.cli.finetune import finetune
 from dualview.cli.heads import heads
 from dualview.cli.metrics import metrics
 from dualview.cli.prompt import prompt
@@ -39,8 +40,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _STORE = (store.ls, store.show, store.diff, store.export, store.query)
-_RUN = (run, prompt, metrics, verify, explain, heads, compile_, exact, calibrate, tasks, assets, doctor, report, sweep)
-for _verb in (*_RUN, *_STORE):
+_RUN = (run, prompt, metrics, verify, explain, heads, finetune, compile_, exact, calibrate)
+_KEEP = (tasks, assets, doctor, report, sweep)
+for _verb in (*_RUN, *_KEEP, *_STORE):
     app.command(_verb.__name__.rstrip("_"))(_verb)  # in this order in `--help`
 lab.add(app)
 app.command()(serve)

@@ -138,6 +138,19 @@ class TrainedControl(ResultPart):
     status: str
 
 
+class AdapterPart(ResultPart):
+    """A LoRA adapter that was compared: how many linear maps it changes, and by how much."""
+
+    path: str
+    modules: int
+    targets: list[str]
+    rank: int
+    norm: float
+    """‖ΔW‖ over all of its maps."""
+    relative_norm: float | None
+    """The same over ‖W‖ of these maps."""
+
+
 class CalibratedPart(ResultPart):
     accuracy: dict[str, float | None]
 
@@ -165,6 +178,7 @@ class Result(Measured):
     norm_curve: list[NormPoint] | None = None
     controls_skipped: dict[str, str] | None = None
     controls_trained: dict[str, TrainedControl] | None = None
+    adapters: dict[str, AdapterPart] | None = None
     queries: list[QueryPart]
 
     _records: Records | None = PrivateAttr(default=None)

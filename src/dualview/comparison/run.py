@@ -15,6 +15,7 @@ import torch
 
 from dualview.comparison.assembly import assemble
 from dualview.comparison.controls.kendall import taps_of, token_scores
+from dualview.comparison.controls.learners import Learner, adapters_report, learner_controls, load_learners
 from dualview.comparison.controls.sensitivity import norm_curve, order_report
 from dualview.comparison.controls.settings import RULE_CONTROLS, control_settings, control_trainings
 from dualview.comparison.controls.training import train_controls, update_size
@@ -24,6 +25,7 @@ from dualview.comparison.provenance import provenance
 from dualview.comparison.result import AskedPrompts, Result
 from dualview.io.clock import Clock
 from dualview.io.progress import Progress, Silent
+from dualview.learning.adapters import read_config
 from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.recipe import Rule, Tuned
 from dualview.metrics import recompute
@@ -34,11 +36,14 @@ from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.options import RunOptions
 from dualview.records import Records, Setting, TokenScores
+from dualview.records.setting import is_learner
 
 
 def run(options: RunOptions, *, lm: LanguageModel | None = None, progress: Progress | None = None) -> Result:
     """One comparison from options to result."""
     clock = Clock()
+    for folder in options.adapter:
+        read_config(folder)  # before the model is loaded
     prepared = prepare(options, lm, progress)
     clock.lap("prepare")
     return measure(prepared, progress=progress, clock=clock)
@@ -60,11 +65,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
         clock.lap(name)
         return found
 
-    given_patch = None
-    if options.patch is not None:
-        from dualview.duality.on_model.shared_patch import load_patch  # it imports this module
-
-        given_patch = load_patch(options.patch, lm)  # before the work: a file may be unreadable, or of another model
+    learners = load_learners(options, lm)
     watched = options.controls != "none"
     bare = replace(prepared.zero_shot, taps=taps_of(lm.anatomy) if watched else ())
     passes = {"zsl": asking("zsl", replace(bare, own=watched))}
@@ -72,9 +73,9 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     learnt = fine_tune(prepared, progress)
     clock.lap("fine-tuning")
     passes["ft"] = asking("ft", bare, learnt.tuned.patch)
-    if given_patch is not None:
-        passes["patch"] = asking("patch", prepared.zero_shot, given_patch)
-    controlled = _controlled(prepared, learnt, passes, progress) if watched else Controlled()
+    for name, given in learners.items():
+        passes[name] = asking(name, prepared.zero_shot, given)
+    controlled = _controlled(prepared, learnt, learners, passes, progress) if watched else Controlled()
     clock.lap("controls")
     settings = {**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings}
     records = Records(
@@ -87,6 +88,8 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     measured = recompute.measure(records, threads=torch.get_num_threads())
     clock.lap("metrics")
     found: dict[str, Any] = {**measured.to_json(), **controlled.report}
+    if options.adapter:
+        found["adapters"] = adapters_report(options, learners)
     if options.calibrate:
         found["calibrated"] = {
             "accuracy": calibrated_accuracy(
@@ -98,6 +101,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
                     "zsl": (prepared.zero_shot, None),
                     "icl": (prepared.in_context, None),
                     "ft": (prepared.zero_shot, learnt.tuned.patch),
+                    **{name: (prepared.zero_shot, given) for name, given in learners.items()},
                 },
             )
         }
@@ -113,7 +117,8 @@ def _off_heads(lm: LanguageModel, zsl: Asked, settings: Mapping[str, Setting]) -
     base = zsl.settings[0].h
     if zsl.own is None or base is None:
         return dict(settings)
-    h = {name: settings[name].h for name in ("icl", "ft", *FLIPPED.values()) if name in settings}
+    learners = [name for name in settings if is_learner(name)]
+    h = {name: settings[name].h for name in ("icl", "ft", *learners, *FLIPPED.values()) if name in settings}
     found = off_spans(lm, zsl.own, base, {name: each for name, each in h.items() if each is not None})
     return {name: replace(setting, off_span=found.get(name)) for name, setting in settings.items()}
 
@@ -134,7 +139,13 @@ class Controlled:
     token_scores: TokenScores | None = None
 
 
-def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked], progress: Progress) -> Controlled:
+def _controlled(
+    prepared: Prepared,
+    learnt: FineTuning,
+    learners: Mapping[str, Learner],
+    passes: dict[str, Asked],
+    progress: Progress,
+) -> Controlled:
     lr, recipe = learnt.tuned.lr, recipe_of(prepared)
 
     @cache
@@ -147,16 +158,18 @@ def _controlled(prepared: Prepared, learnt: FineTuning, passes: dict[str, Asked]
     wanted = control_trainings(prepared, lr, full=full)
     sized = [name for name in wanted if base_name(name) in ("ft_random_labels", "ft_other_task")]
     trained = train_controls(prepared, wanted, recipe, progress, sized=sized, size=size)
+    sizes = {name: update_size(passes["zsl"].settings[0], passes[name].settings[0]) for name in ("ft", *learners)}
     made = control_settings(
         prepared,
         lr,
         recipe,
         trained,
-        size=size,
+        sizes=sizes,
         grid=grid if full else None,
         progress=progress,
         zsl=passes["zsl"],
     )
+    made.settings.update(learner_controls(prepared, learners, passes, trained, progress))
     report: dict[str, Any] = {}
     again = made.passes.get("icl_reordered")
     with progress.part("attention to training tokens", 1) as advance:

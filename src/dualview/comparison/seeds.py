@@ -51,6 +51,8 @@ class SeedsResult(BaseModel):
     """How often each verdict was reached."""
     verdict: VerdictPart | None = None
     """Over the draws, where there are two or more with controls."""
+    learners: dict[str, VerdictPart] = Field(default_factory=dict)
+    """The same of a patch and of adapters."""
     results: list[Result]
 
     def _repr_html_(self) -> str | None:
@@ -106,7 +108,9 @@ def compare_seeds(
         results.append(result)
     summary = {key: _over(results, key) for key in NUMBERS}
     verdicts = Counter(result.verdict.overall for result in results if result.verdict is not None)
-    found = {"seeds": list(seeds), "summary": summary, "verdicts": dict(verdicts), "results": results}
+    found: dict[str, Any] = {"seeds": list(seeds), "summary": summary, "verdicts": dict(verdicts), "results": results}
+    over = {name: verdict_over([result.learners[name] for result in results]) for name in results[0].learners}
+    found["learners"] = {name: verdict for name, verdict in over.items() if verdict is not None}
     return SeedsResult.model_validate({**found, "verdict": verdict_over(results)})
 
 

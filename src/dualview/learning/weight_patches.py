@@ -57,6 +57,11 @@ class Deltas:
         biases = tuple(None if b is None else b.clone() for b in self.biases)
         return type(self)(self.projections, tuple(w.clone() for w in self.weights), biases)
 
+    def scaled(self, factor: float) -> Deltas:
+        """The change multiplied by a number: at first order, the same training at as much a larger rate."""
+        biases = tuple(None if b is None else factor * b for b in self.biases)
+        return type(self)(self.projections, tuple(factor * w for w in self.weights), biases)
+
     @property
     def nbytes(self) -> int:
         return sum(w.nbytes for w in self.weights)
@@ -137,6 +142,11 @@ class Parameters:
     @property
     def rows(self) -> int:
         return 1
+
+    def scaled(self, factor: float) -> Parameters:
+        """The base weights with the change multiplied by a number."""
+        base = dict(self.model.named_parameters())
+        return Parameters(self.model, {name: torch.lerp(base[name], v, factor) for name, v in self.values.items()})
 
     @contextmanager
     def applied(self) -> Generator[None]:

@@ -54,6 +54,7 @@ ROLES: Mapping[str, Role] = {
     "ft_random_labels": Role("ft", "floor", "fine-tuning on random labels"),
     "ft_other_task": Role("ft", "floor", "fine-tuning on another task"),
     "ft_sign_flipped": Role("ft", "floor", "fine-tuning up the gradient"),
+    "ft_random_directions": Role("ft", "floor", "as large a change of the same weights in random directions"),
     "icl_flipped_labels": Role("icl", "other", "demonstrations with flipped labels"),
     "ft_flipped_labels": Role("ft", "other", "fine-tuning on flipped labels"),
     "icl_reordered": Role("ft", "ceiling", "ICL with the same demonstrations in another order"),

@@ -66,7 +66,7 @@ class Undefined(ResultPart):
 
 
 class Accuracy(ResultPart):
-    """Of each setting; controls and a patch stand under their own names."""
+    """Of each setting; controls, patches and adapters stand under their own names."""
 
     zsl: float
     icl: float
@@ -290,6 +290,8 @@ class Measured(ResultPart):
     overlap: dict[str, OverlapPart] | None = None
     controls: dict[str, ControlPart] | None = None
     verdict: VerdictPart | None = None
+    learners: dict[str, Measured] = Field(default_factory=dict[str, "Measured"])
+    """A patch and adapters, by setting: everything that is measured of ft, with the learner in the place of `ft`."""
     warnings: list[str]
 
     def _repr_html_(self) -> str | None:

@@ -54,7 +54,7 @@ def overlap_cosine(a: TopK, b: TopK) -> Float[np.ndarray, " query"]:
 
 def overlap_report(records: Records) -> dict[str, dict[str, float | int | None]]:
     """The result file's `overlap`: ICL's top tokens compared with those of each other setting."""
-    tops = {name: _top(records.settings.get(name)) for name in ("icl", *COMPARED)}
+    tops = {name: _top(records.settings.get(name)) for name in dict.fromkeys(("icl", *COMPARED, *records.learners))}
     icl = tops.pop("icl")
     return {name: _pair(icl, top) for name, top in tops.items() if icl is not None and top is not None}
 

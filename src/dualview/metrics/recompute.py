@@ -33,6 +33,9 @@ def measure(records: Records, *, threads: int = 1) -> Measured:
     found = compute_metrics(records, tables).to_json()
     if tables is not None:
         found |= _with_controls(records, tables, threads)
+    if records.learners:
+        views = {name: records.judged_as_ft(name) for name in records.learners}
+        found["learners"] = {name: measure(view, threads=threads) for name, view in views.items()}
     return Measured.model_validate(found)
 
 

@@ -202,7 +202,9 @@ def _label_agreement(records: Records) -> Agreement | None:
 
 
 def _warnings(records: Records) -> list[str]:
-    return prediction_warnings({name: setting.log_probs for name, setting in records.settings.items()})
+    if "learner" in records.meta:  # the whole records have them all
+        return []
+    return prediction_warnings({name: each.log_probs for name, each in records.settings.items() if "/" not in name})
 
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}

@@ -19,8 +19,9 @@ needs no correction: the verdict is wrong at most as often as its most telling t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
@@ -112,11 +113,18 @@ class Verdict:
 
 
 def judge(
-    records: object, *, seed: int = 0, draws: int = DRAWS, level: float = 0.95, alpha: float | None = None
+    records: object,
+    *,
+    learner: str = "ft",
+    seed: int = 0,
+    draws: int = DRAWS,
+    level: float = 0.95,
+    alpha: float | None = None,
 ) -> Verdict:
     """Judge one run from its records alone (anything `as_records` reads), or several draws from a list of them.
 
-    alpha   the p-value below which a test counts: .01 within a run, .05 over draws
+    learner   what is compared with in-context learning: `ft`, `patch`, `adapter` or `adapter:NAME`
+    alpha     the p-value below which a test counts: .01 within a run, .05 over draws
     """
     if seed < 0 or draws < 99 or not 0 < level < 1 or not 0 < (ALPHA if alpha is None else alpha) < 1:
         raise UserError("judge takes a seed from 0, at least 99 draws, and level and alpha between 0 and 1.")
@@ -124,9 +132,11 @@ def judge(
         several = cast("Sequence[object]", records)
         if not several:
             raise UserError("judge was given an empty list; give records, or a list of them.")
-        judged = [judge(each, seed=seed, draws=draws, level=level) for each in several]
+        judged = [judge(each, learner=learner, seed=seed, draws=draws, level=level) for each in several]
         return judged[0] if len(judged) == 1 else over_draws([each.levels for each in judged], alpha=alpha)
-    return judge_one(as_records(records), ControlOptions(seed, draws, level), ALPHA if alpha is None else alpha)
+    given = as_records(records)
+    given = given if learner == "ft" else given.judged_as_ft(learner)
+    return judge_one(given, ControlOptions(seed, draws, level), ALPHA if alpha is None else alpha)
 
 
 def judge_one(given: Records, options: ControlOptions, limit: float, tables: RecordTables | None = None) -> Verdict:
@@ -155,9 +165,23 @@ def judge_one(given: Records, options: ControlOptions, limit: float, tables: Rec
         "attention": similarity_level(metrics["sim_am"], limit, level),
         "labels": labels_level(given, metrics["label_contrast"], options, limit),
     }
+    levels = {
+        name: _named(found, str(given.meta.get("learner", "FT")).replace(":", " ", 1)) for name, found in levels.items()
+    }
     overall = _overall(levels)
     sentence = _sentence(overall, levels, "for this list of demonstrations", _untried(given, overall))
     return Verdict(overall, sentence, "run", levels, metrics, seed, limit)
+
+
+def _named(level: Level, learner: str) -> Level:
+    """A level's words for another learner than fine-tuning."""
+
+    def named(text: str) -> str:
+        return re.sub(r"\bFT\b", learner, text)
+
+    decided = None if level.decided_by is None else named(level.decided_by)
+    floors = {named(floor): value for floor, value in level.floors.items()}
+    return replace(level, clause=named(level.clause), decided_by=decided, floors=floors)
 
 
 def over_draws(draws: Sequence[Mapping[str, Level]], *, alpha: float | None = None) -> Verdict:

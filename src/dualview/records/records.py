@@ -17,7 +17,7 @@ from dualview.io.display import as_html
 from dualview.io.errors import UserError
 from dualview.records.as_xarray import to_xarray
 from dualview.records.parsing import parse_mapping
-from dualview.records.setting import AXES, MAIN_SETTINGS, Setting, TokenScores
+from dualview.records.setting import AXES, MAIN_SETTINGS, Setting, TokenScores, is_learner
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,25 @@ class Records:
     def _repr_html_(self) -> str | None:
         """In a notebook: each setting's accuracy, and the shapes."""
         return as_html(self)
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """The settings that are compared with icl as ft is."""
+        return tuple(filter(is_learner, self.settings))
+
+    def judged_as_ft(self, learner: str) -> Records:
+        """The records of another learner than ft: itself in ft's place, with its own controls and those of ICL.
+
+        What was fine-tuned stays out: its controls are as large as ft's update, not as this one's.
+        """
+        if learner not in self.learners:
+            known = ", ".join(self.learners) or "none"
+            raise UserError(f"records: there is no learner {learner}; the learners next to ft: {known}.")
+        shared = {n: s for n, s in self.settings.items() if "/" not in n and n.startswith(("zsl", "icl"))}
+        shared |= {n: s for n, s in self.settings.items() if "/" not in n and n.endswith(("_zsl", "_icl"))}
+        own = {n.partition("/")[2]: s for n, s in self.settings.items() if n.startswith(f"{learner}/")}
+        settings = {**shared, "ft": self[learner], **own}
+        return Records(self.gold, settings, self.columns, {**self.meta, "learner": learner})
 
     def to_xarray(self) -> Any:
         """The arrays as an `xarray.Dataset` (extra `xarray`): setting, query, candidate, layer, head, …"""

@@ -9,8 +9,20 @@ import numpy as np
 from jaxtyping import Float, Int
 
 MAIN_SETTINGS = ("zsl", "icl", "ft")
+LEARNERS = ("patch", "adapter")
+"""Settings that are judged as ft is, each with controls of its own, `<learner>/<control>`. Several adapters are
+`adapter:NAME`."""
 AXES: Mapping[str, int] = {"log_probs": 2, "h": 3, "m": 4, "demo_mass": 3, "top_ids": 2, "top_probs": 2, "off_span": 3}
 """A setting's arrays, in the order of its fields, and how many axes each has."""
+
+
+def is_learner(name: str) -> bool:
+    """Whether a setting is judged as ft is.
+
+    >>> is_learner("adapter:mine"), is_learner("adapter/ft_sign_flipped"), is_learner("ft")
+    (True, False, False)
+    """
+    return "/" not in name and name.partition(":")[0] in LEARNERS
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ The terminal, the HTML report and the notebook all use this one list.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
-from dualview.comparison.result import Result
+from dualview.comparison.result import AdapterPart, Result
 from dualview.io.assets import about_model
 from dualview.metrics.measured import CONTROL_OF, Measured
 from dualview.metrics.statistics import wilson_interval
@@ -129,13 +130,33 @@ NUMBERS = (
 )
 
 
-PATCHED = Number(
-    "accuracy.patch",
-    "accuracy, patched",
-    ".3f",
-    "the same with a compiled patch of the weights, no demonstrations",
-)
-"""Shown only for a run with a patch."""
+def setting_title(setting: str) -> str:
+    """A setting's name for readers.
+
+    >>> setting_title("icl"), setting_title("adapter"), setting_title("adapter:mine")
+    ('in-context', 'adapter', 'adapter mine')
+    """
+    return SETTING_NAMES.get(setting, setting.replace(":", " ", 1))
+
+
+def given_weights(measured: Measured) -> list[str]:
+    """The patch and the adapters of a run, by setting."""
+    patch = [] if measured.accuracy.patch is None else ["patch"]  # results of earlier versions do not judge it
+    return list(dict.fromkeys([*patch, *measured.learners]))
+
+
+def learner_numbers(measured: Measured, title: str) -> list[Number]:
+    """The numbers of a learner that is judged as ft is, named after it; those that are not its own are left out."""
+    shared = ("accuracy.zsl", "accuracy.icl", "accuracy.ft", "sim_am.before", "update_norm.icl")  # shown with the run
+
+    def named(text: str) -> str:
+        return re.sub(r"\b(fine-tuned|fine-tuning|FT)\b", title, text)
+
+    return [
+        replace(number, name=named(number.name), meaning=named(number.meaning))
+        for number in present(measured)
+        if number.key not in shared
+    ]
 
 
 def accuracy_interval(measured: Measured, setting: str, value: float) -> tuple[float, float] | None:
@@ -157,9 +178,9 @@ def shown(value: float | None, style: str = ".3f") -> str:
 def present(measured: Measured) -> list[Number]:
     """The numbers that were measured, including those that came out undefined."""
     found = [number for number in NUMBERS if getattr(measured, number.key.split(".")[0]) is not None]
-    if measured.accuracy.patch is not None:
-        found.insert(3, PATCHED)  # after the three other accuracies
-    return found
+    meaning = "the same with these weights added, without demonstrations"
+    more = [Number(f"accuracy.{n}", f"accuracy, {setting_title(n)}", ".3f", meaning) for n in given_weights(measured)]
+    return [*found[:3], *more, *found[3:]]  # after the three other accuracies
 
 
 def run_title(result: Result) -> str:
@@ -184,9 +205,16 @@ def how_tuned(result: Result) -> str:
     return f"{ft.params} at lr {ft.lr:g}{rule}, {ft.steps} steps, {ft.status}"
 
 
+def adapter_line(about: AdapterPart) -> str:
+    """Where an adapter is from, what it changes and by how much."""
+    size = "" if about.relative_norm is None else f", {about.relative_norm:.2g} of the size of their weights"
+    return f"{about.path}: rank {about.rank} on {about.modules} linear maps ({', '.join(about.targets)}){size}"
+
+
 def run_lines(result: Result) -> list[str]:
     """The lines under a run's title."""
     lines = [what_ran(result), f"fine-tuning: {how_tuned(result)}"]
+    lines += [f"{setting_title(name)}: {adapter_line(about)}" for name, about in (result.adapters or {}).items()]
     about = about_model(result.provenance.model)
     return lines if about is None else [*lines, about]
 

@@ -9,7 +9,7 @@ from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.metrics.statistics import p_text
-from dualview.report.catalogue import NUMBERS, Number, accuracy_interval, present, shown
+from dualview.report.catalogue import NUMBERS, Number, accuracy_interval, learner_numbers, present, shown
 from dualview.report.published import published
 
 
@@ -117,9 +117,12 @@ def _published(measured: Measured, number: Number) -> dict[str, str]:
 INTERVALS = "95 % intervals: Wilson over queries for accuracies and Rec2FTP, bootstrap over queries for the others."
 
 
-def metrics_table(measured: Measured, *, wide: bool = False) -> TextTable:
-    """The metrics with their controls; `wide` adds every p, the gains over zero-shot and the papers' values."""
-    rows = metric_rows(measured)
+def metrics_table(measured: Measured, *, wide: bool = False, learner: str | None = None) -> TextTable:
+    """The metrics with their controls; `wide` adds every p, the gains over zero-shot and the papers' values.
+
+    `learner` is the title of what is judged in ft's place.
+    """
+    rows = metric_rows(measured) if learner is None else [_row(measured, n) for n in learner_numbers(measured, learner)]
     head = ["number", "value", "95 % interval", "highest floor", "ceiling", "notes"]
     cells = [[row.name, row.value, row.interval, row.floor, row.ceiling, row.short_notes] for row in rows]
     note = INTERVALS

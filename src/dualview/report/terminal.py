@@ -36,6 +36,11 @@ def metrics_report(measured: Measured) -> Group:
         parts += [Text("\npublished, other models:", "dim"), _rich(papers, style="dim")]
     if measured.verdict is not None:
         parts += _verdict(measured.verdict)
+    for name, learner in measured.learners.items():
+        title = name.replace(":", " ", 1)
+        parts += [Text(f"\n{title} in the place of fine-tuning\n", "bold")]
+        parts += [_rich(tables.metrics_table(learner, learner=title))]
+        parts += [] if learner.verdict is None else _verdict(learner.verdict)
     return Group(*parts)
 
 
@@ -46,6 +51,8 @@ def seeds_table(several: SeedsResult) -> RenderableType:
     parts: list[RenderableType] = [_heading(several.results[0]), _rich(table), Text(f"\n{table.note}", "dim")]
     if several.verdict is not None:
         parts += _verdict(several.verdict)
+    for name, verdict in several.learners.items():
+        parts += [Text(f"\n{name.replace(':', ' ', 1)} in the place of fine-tuning", "bold"), *_verdict(verdict)]
     return Group(*parts, Text(f"\nverdicts of the draws, each alone: {verdicts or 'none'}", "bold"))
 
 

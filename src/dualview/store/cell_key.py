@@ -42,7 +42,7 @@ _MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".py", ".jinja", ".ti
 _ABOUT_TASK = {"citation", "licence", "notes"}
 
 # Options that enter the key by content, or that only name where something is read or written.
-_BY_CONTENT = ("task", "data", "demos", "queries", "patch", "device", "save_records")
+_BY_CONTENT = ("task", "data", "demos", "queries", "patch", "adapter", "device", "save_records")
 
 HashFile = Callable[[Path], str]
 
@@ -117,7 +117,7 @@ class Fingerprints:
         """
         device = (auto or self.auto) if options.device == "auto" else "given"
         model, task = (options.model, options.trust_remote_code), (options.task, options.data, options.labels)
-        files = (options.demos, options.queries, options.patch)
+        files = (options.demos, options.queries, options.patch, *adapter_files(options))
         content = self._content_hash(model, task, files, device, library_hash(options))
         return None if content is None else digest(asked or asked_id(options), content)
 
@@ -246,10 +246,13 @@ class CellIdentity:
     library: str | None
     """The library's tasks, where a control uses one of them."""
     code: str
+    adapters: tuple[str, ...] = ()
+    """The files of each adapter; no part of the key where there are none."""
 
     @property
     def key(self) -> str:
-        return digest(json.dumps(asdict(self), sort_keys=True, ensure_ascii=False))
+        known = {name: value for name, value in asdict(self).items() if name != "adapters" or value}
+        return digest(json.dumps(known, sort_keys=True, ensure_ascii=False))
 
 
 def identify(prepared: Prepared, hash_file: HashFile = sha256_of) -> CellIdentity:
@@ -274,7 +277,15 @@ def identify(prepared: Prepared, hash_file: HashFile = sha256_of) -> CellIdentit
         patch=None if options.patch is None else hash_file(options.patch),
         library=library_hash(options),
         code=code_version(),
+        adapters=tuple(map(hash_file, adapter_files(options))),
     )
+
+
+def adapter_files(options: RunOptions) -> list[Path]:
+    """The files that decide what adapters do."""
+    return [
+        folder / name for folder in options.adapter for name in ("adapter_config.json", "adapter_model.safetensors")
+    ]
 
 
 def _configuration(lm: LanguageModel) -> str:

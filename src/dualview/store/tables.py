@@ -126,6 +126,8 @@ def _column(path: str) -> str:
 
 def _type_of(name: str) -> ArrowType:
     """The type of an option's column; a seed or a rate is the number used, and `auto` is in seed_asked or lr_asked."""
+    if name == "adapter":
+        return pa.list_(pa.string())
     kind = get_type_hints(RunOptions)[name]
     parts = get_args(kind) if get_origin(kind) is not Literal else ()
     for python, arrow in ((bool, pa.bool_()), (int, pa.int64()), (float, pa.float64())):

@@ -214,6 +214,8 @@ def _one(name: str, value: Any, where: str) -> Any:
         value = "yes" if value else "no"
     if name == "lr_grid" and isinstance(value, str | list | tuple):
         value = split_list(value)
+    if name == "adapter" and isinstance(value, str):  # a list in a spec: one adapter after another
+        value = (value,)
     try:
         read = _adapter(name).validate_python(value)
         if isinstance(read, int) and not -_WHOLE <= read < _WHOLE:  # no column of a table holds it

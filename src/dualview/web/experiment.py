@@ -142,7 +142,7 @@ def _similarity(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: E
     """The similarities with their floors and ceilings."""
     recipe, progress = recipe_of(prepared), JobProgress(emit)
     trained = train_controls(prepared, control_trainings(prepared, lr, full=False), recipe, progress)
-    controls = control_settings(prepared, lr, recipe, trained, size=0.0, grid=None, progress=progress)
+    controls = control_settings(prepared, lr, recipe, trained, sizes={"ft": 0.0}, grid=None, progress=progress)
     records = Records(
         gold=np.array([query.gold for query in prepared.prompts.queries]),
         settings={**{name: asked.settings[0] for name, asked in passes.items()}, **controls.settings},

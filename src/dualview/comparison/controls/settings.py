@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from dualview.comparison.controls.training import TrainedControls, train_controls
+from dualview.comparison.controls.training import Scalable, TrainedControls, as_large, train_controls
 from dualview.comparison.finetuning import training_of
 from dualview.comparison.inputs import make_prompts
 from dualview.comparison.prepare import Prepared, selection_queries
@@ -91,14 +91,17 @@ def control_settings(
     recipe: TrainingRecipe,
     trained: TrainedControls,
     *,
-    size: float,
+    sizes: Mapping[str, float],
     grid: Grid | None,
     progress: Progress,
     zsl: Asked | None = None,
 ) -> Controls:
-    """Run the quick controls or, given a `grid`, all of them; `size` is that of FT's update, `zsl` the run's pass."""
+    """Run the quick controls or, given a `grid`, all of them.
+
+    `sizes` are those of FT's and the learners' updates, `zsl` is the run's pass.
+    """
     found = Controls()
-    for name, run in _controls(prepared, lr, recipe, trained, size, grid, found.trained, zsl):
+    for name, run in _controls(prepared, lr, recipe, trained, sizes, grid, found, zsl):
         with progress.part(f"control {name}", 1) as advance:
             try:
                 made = run()
@@ -120,12 +123,12 @@ def _controls(
     lr: float,
     recipe: TrainingRecipe,
     trained: TrainedControls,
-    size: float,
+    sizes: Mapping[str, float],
     grid: Grid | None,
-    report: dict[str, dict[str, Any]],
+    found: Controls,
     zsl: Asked | None,
 ) -> Iterator[tuple[str, Control]]:
-    lm, prompts = prepared.lm, prepared.prompts
+    lm, prompts, report = prepared.lm, prepared.prompts, found.trained
 
     def untouched(name: str, how: Callable[[], PassPlan]) -> tuple[str, Control]:
         """A pass at the base weights: no learning rate or rule decides it."""
@@ -180,7 +183,7 @@ def _controls(
             yield (
                 name,
                 lambda name=name, keep=keep, n=n: _untrained(
-                    prepared, lr, recipe, size, report, name, keep=keep, seed=UNTRAINED_SEED + n
+                    prepared, lr, recipe, sizes, found, name, keep=keep, seed=UNTRAINED_SEED + n
                 ),
             )
 
@@ -328,8 +331,8 @@ def _untrained(
     prepared: Prepared,
     lr: float,
     recipe: TrainingRecipe,
-    size: float,
-    report: dict[str, dict[str, Any]],
+    sizes: Mapping[str, float],
+    found: Controls,
     name: str,
     *,
     keep: bool,
@@ -338,11 +341,16 @@ def _untrained(
     """The whole comparison with untrained weights, fine-tuned until its update is as large as FT's."""
     lm, queries = untrained(prepared.lm, keep_embeddings=keep, seed=seed), prepared.prompts.queries
     wanted = {name: lambda: training_of(prepared, prepared.prompts, lr)}
-    made = train_controls(prepared, wanted, recipe, Silent(), sized=[name], size=size, lm=lm)
+    made = train_controls(prepared, wanted, recipe, Silent(), sized=[name], size=sizes["ft"], lm=lm)
     tuned = made.get(name)
-    report[name] = made.report(name)
+    found.trained[name] = made.report(name)
+    zsl = _cached_pass(prepared, f"{name}_zsl", lm, prepared.zero_shot)
+    for learner, size in sizes.items():
+        if learner != "ft":
+            patch = as_large(prepared, lm, zsl.settings[0], cast("Scalable", tuned.patch), size)
+            found.settings[f"{learner}/{name}_ft"] = ask(lm, queries, prepared.zero_shot, patch).settings[0]
     return {
-        "_zsl": _cached_pass(prepared, f"{name}_zsl", lm, prepared.zero_shot),
+        "_zsl": zsl,
         "_icl": _cached_pass(prepared, f"{name}_icl", lm, prepared.in_context),
         "_ft": ask(lm, queries, prepared.zero_shot, tuned.patch),
     }

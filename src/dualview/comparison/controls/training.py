@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from dualview.learning.selection import ask_each
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.sim_aou import relative_update_norm
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import ask
+from dualview.models.scoring import Patch, ask
 from dualview.records import Setting
 
 SIZED_ON = 64
@@ -115,6 +115,23 @@ def _corrected(
     return found
 
 
+class Scalable(Patch, Protocol):
+    """A patch that can be made larger or smaller."""
+
+    def scaled(self, factor: float) -> Any: ...
+
+
+def as_large(prepared: Prepared, lm: LanguageModel, zsl: Setting, patch: Scalable, size: float) -> Scalable:
+    """A change of weights, scaled until its update is as large as `size` on the first queries."""
+    queries = prepared.prompts.queries[:SIZED_ON]
+    for _ in range(_ROUNDS if size > 0 else 0):
+        found = update_size(zsl, ask(lm, queries, prepared.zero_shot, patch).settings[0]) / size
+        if 1 / CLOSE <= found <= CLOSE:
+            break
+        patch = patch.scaled(_correction(found))
+    return patch
+
+
 def update_size(zsl: Setting, setting: Setting) -> float:
     """The mean of ‖Δh‖ / ‖h_zsl‖ over queries and layers; infinite where training diverged."""
     assert zsl.h is not None and setting.h is not None
@@ -124,7 +141,7 @@ def update_size(zsl: Setting, setting: Setting) -> float:
 
 
 def _correction(size_over_wanted: float) -> float:
-    """What to multiply the rate by: an update grows about as its rate does."""
+    """What to multiply the rate, or the change, by: an update grows about as its rate does."""
     if not np.isfinite(size_over_wanted) or size_over_wanted <= 0:
         # A diverged training has no size; a much smaller rate is the only way back.
         return 1 / _LARGEST_CORRECTION

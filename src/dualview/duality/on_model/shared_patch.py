@@ -17,7 +17,7 @@ all tokens of a prompt meet, fitted at the prompts' last tokens only.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from dualview.anatomy.layers import Projection
 from dualview.duality.on_model.context_patch import Aims, as_tokens, carried, recorded_aims, unscaled
 from dualview.duality.on_model.feed_forward import FeedForward, block_output, feed_forwards, with_states
 from dualview.duality.on_model.query_packing import QueryPack, query_pack
@@ -35,6 +36,8 @@ from dualview.duality.on_model.single_prompt import hooked
 from dualview.duality.theory.linalg import symmetric_eigen
 from dualview.io.atomic import whole
 from dualview.io.errors import UserError
+from dualview.learning.adapter_writing import Exported, truncated
+from dualview.learning.adapters import Adapter, LinearChange, random_directions, random_vector
 from dualview.models.language_model import LanguageModel
 from dualview.models.prefix import Prefix
 from dualview.tasks.prompts import Query
@@ -70,6 +73,28 @@ class ReusablePatch:
     blocks: tuple[ReusableBlock, ...]
 
     rows = 1
+
+    def scaled(self, factor: float) -> ReusablePatch:
+        return self._changed(lambda low: LowRank(factor * low.left, low.right), lambda vector: factor * vector)
+
+    def in_random_directions(self, generator: torch.Generator) -> ReusablePatch:
+        """Another change of the same places, with the same ranks and singular values."""
+
+        def drawn(low: LowRank) -> LowRank:
+            left, right = random_directions(low.left.T, low.right, generator)
+            return LowRank(left.T.contiguous(), right)
+
+        return self._changed(drawn, lambda vector: random_vector(vector, generator))
+
+    def _changed(self, low: Callable[[LowRank], LowRank], vector: Callable[[Tensor], Tensor]) -> ReusablePatch:
+        blocks = tuple(
+            ReusableBlock(
+                None if block.readers is None else low(block.readers),
+                low(block.carrier) if isinstance(block.carrier, LowRank) else vector(block.carrier),
+            )
+            for block in self.blocks
+        )
+        return ReusablePatch(self.places, blocks)
 
     @contextmanager
     def applied(self) -> Generator[None]:
@@ -167,7 +192,7 @@ class _Fit:
 
 
 def _carrier_patch(place: FeedForward, x: Tensor, change: Tensor, ridge: float) -> LowRank | Tensor:
-    if isinstance(place.carrier, nn.Linear | Conv1D):
+    if _is_linear(place.carrier):
         return ridge_map(x, change, ridge)
     if place.kind == "bias":
         return change.mean(0)
@@ -190,6 +215,33 @@ def ridge_map(x: Float[Tensor, "fitted d_in"], y: Float[Tensor, "fitted d_out"],
     left = vectors @ (inverse[:, None] * (vectors.T @ wide_y))
     kept = x.dtype if x.dtype == torch.float64 else torch.float32
     return LowRank(left.to(kept), x.to(kept).clone())
+
+
+def patch_as_adapter(patch: ReusablePatch, lm: LanguageModel, rank: int | None) -> Exported:
+    """A patch as a LoRA adapter: the readers' W D and the carriers' ΔW, of at most as many ranks as fitted rows."""
+    must_be_linear(patch.places, lm)
+    names = {module: name for name, module in lm.model.named_modules()}
+    changes: list[LinearChange] = []
+    for place, block in zip(patch.places, patch.blocks, strict=True):
+        if block.readers is not None:
+            for reader in place.readers:
+                weight = Projection("", reader, None).weight().to(block.readers.left)
+                made = (block.readers.right, weight @ block.readers.left.T)
+                changes.append(LinearChange(names[reader], reader, *made))
+        carrier = block.carrier
+        assert isinstance(carrier, LowRank)
+        changes.append(LinearChange(names[place.carrier], place.carrier, carrier.right, carrier.left.T.contiguous()))
+    return truncated(Adapter(tuple(changes)), rank)
+
+
+def must_be_linear(places: Sequence[FeedForward], lm: LanguageModel) -> None:
+    """Refuse places whose patch is no change of linear maps: LoRA cannot hold it."""
+    if not all(_is_linear(module) for place in places for module in (place.carrier, *place.readers)):
+        raise UserError(f"A patch of {lm.name} also changes norms, which LoRA cannot hold; use --format patch.")
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | Conv1D)
 
 
 SCHEMA = "dualview.patch/1"

@@ -8,7 +8,14 @@ import numpy as np
 
 from dualview.comparison.result import NormPoint, Result
 from dualview.metrics.sim_aou import noise_floor
-from dualview.report.catalogue import SETTING_NAMES, SIMILARITIES, accuracy_interval, shown
+from dualview.report.catalogue import (
+    SETTING_NAMES,
+    SIMILARITIES,
+    accuracy_interval,
+    given_weights,
+    setting_title,
+    shown,
+)
 from dualview.report.charts.profiles import Profile
 from dualview.report.charts.spec import Chart, Series, Spec, any_known
 from dualview.report.published import published_values
@@ -27,7 +34,8 @@ KENDALL_FORMS = {
 def accuracy_chart(result: Result) -> Chart:
     """The settings' accuracies with their intervals, and the papers' on the same task."""
     task = result.task
-    values = {name: value for name in SETTING_NAMES if (value := result.number(f"accuracy.{name}")) is not None}
+    names = ("zsl", "icl", "ft", *given_weights(result))
+    values = {name: value for name in names if (value := result.number(f"accuracy.{name}")) is not None}
     intervals = [accuracy_interval(result, name, value) or (None, None) for name, value in values.items()]
     papers = [published_values(task.name, f"accuracy.{name}") for name in values]
     sources = dict.fromkeys(source for found in papers for source in found)
@@ -36,12 +44,12 @@ def accuracy_chart(result: Result) -> Chart:
         "values": list(values.values()),
         "lo": [low for low, _ in intervals],
         "hi": [high for _, high in intervals],
-        "colours": [f"--{name}" for name in values],
+        "colours": [f"--{name}" if name in SETTING_NAMES else "--patch" for name in values],
     }
     spec: Spec = {
         "title": "Accuracy",
         "y": {"label": f"share of {task.n_queries} queries", "min": 0, "max": 1},
-        "groups": [SETTING_NAMES[name] for name in values],
+        "groups": [setting_title(name) for name in values],
         "series": [bars],
         "marks": [{"name": source, "values": [found.get(source) for found in papers]} for source in sources],
     }

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from dualview.comparison.result import QueryPart, Result
 from dualview.metrics.predictions import predictions
-from dualview.report.catalogue import SETTING_NAMES
+from dualview.report.catalogue import given_weights, setting_title
 from dualview.report.html.page import TEMPLATES
 from dualview.report.html.prompts import Missing, ShownPrompts
 
@@ -48,8 +48,8 @@ class ShownAnswers:
 
 
 def settings_of(result: Result) -> list[str]:
-    """zsl, icl and ft, and a patch where the run has one."""
-    return [name for name in SETTING_NAMES if hasattr(result.queries[0], name)]
+    """zsl, icl and ft, and the patch and the adapters that the run has."""
+    return ["zsl", "icl", "ft", *(name for name in given_weights(result) if hasattr(result.queries[0], name))]
 
 
 def answers_of(result: Result, prompts: ShownPrompts | Missing) -> list[ShownAnswers]:
@@ -120,6 +120,6 @@ def viewer_data(answers: list[ShownAnswers], settings: list[str], prompts: Shown
         return {"prompts": None}
     return {
         "prompts": prompts.first(len(answers)).to_json(),
-        "settings": [{"name": name, "title": SETTING_NAMES[name]} for name in settings],
+        "settings": [{"name": name, "title": setting_title(name)} for name in settings],
         "queries": [answer.data for answer in answers],
     }

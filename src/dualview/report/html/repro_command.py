@@ -15,9 +15,12 @@ def command_of(options: Mapping[str, Any]) -> str:
 
     >>> command_of({"task": "mr", "data": "my data", "lr": 0.003, "calibrate": True})
     "dualview run --task mr --data 'my data' --lr 0.003 --calibrate --out out"
+    >>> command_of({"adapter": ["one", "two"]})
+    'dualview run --adapter one --adapter two --out out'
     """
     words = ["dualview", "run"]
-    for name, value in options.items():
+    repeated = [(name, one) for name, value in options.items() for one in (value if name == "adapter" else [value])]
+    for name, value in repeated:
         if name == "protocol":
             continue
         flag = f"--{name.replace('_', '-')}"

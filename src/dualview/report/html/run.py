@@ -6,14 +6,17 @@ write_report(result, path, records=records)     one read from disk: its prompts 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dualview.comparison.result import Result
 from dualview.io.atomic import write_text
 from dualview.metrics.controls import ROLES
+from dualview.metrics.measured import Measured
 from dualview.metrics.statistics import p_text
 from dualview.records import Records
-from dualview.report.catalogue import NUMBERS, SETTING_NAMES, run_lines, run_title, shown
+from dualview.report.catalogue import NUMBERS, adapter_line, run_lines, run_title, setting_title, shown
 from dualview.report.charts.profiles import profiles
 from dualview.report.charts.run import loss_charts, run_charts
 from dualview.report.html.page import render_page
@@ -25,6 +28,7 @@ from dualview.report.tables import TextTable, levels_table, metrics_table
 _CONTENTS = {
     "verdict": "Verdict",
     "numbers": "Numbers",
+    "learners": "Patches and adapters",
     "figures": "Figures",
     "tuning": "Fine-tuning",
     "prompts": "Prompts",
@@ -60,7 +64,7 @@ def render(result: Result, *, records: Records | None = None, prompts: ShownProm
         run_title(result),
         {"charts": charts, **viewer_data(answers[: len(rows)], settings, prompts)},
         lines=run_lines(result),
-        contents=_CONTENTS,
+        contents={key: title for key, title in _CONTENTS.items() if key != "learners" or result.learners},
         result=result,
         marks=_MARKS,
         levels=None if result.verdict is None else levels_table(result.verdict),
@@ -71,7 +75,8 @@ def render(result: Result, *, records: Records | None = None, prompts: ShownProm
         losses=losses,
         tuning=_tuning_tables(result),
         prompts=prompts,
-        settings=[SETTING_NAMES[name] for name in settings],
+        settings=[setting_title(name) for name in settings],
+        learners=_learners(result),
         patterns=patterns_of(answers),
         query_rows=rows,
         command=command_of(result.provenance.options),
@@ -88,7 +93,26 @@ def write_report(
     return path
 
 
-def floors_table(result: Result) -> TextTable:
+def _learners(result: Result) -> list[dict[str, Any]]:
+    """Each patch and adapter: its verdict, its numbers and its floors."""
+    found: list[dict[str, Any]] = []
+    for name, measured in result.learners.items():
+        title, about = name.replace(":", " ", 1), (result.adapters or {}).get(name)
+        levels = None if measured.verdict is None else levels_table(measured.verdict)
+        found.append(
+            {
+                "title": title,
+                "about": "" if about is None else adapter_line(about),
+                "verdict": measured.verdict,
+                "levels": None if levels is None else replace(levels, label=f"The verdict on {title}, level by level"),
+                "numbers": replace(metrics_table(measured, wide=True, learner=title), label=f"The numbers of {title}"),
+                "floors": replace(floors_table(measured), label=f"Every floor and ceiling of {title}"),
+            }
+        )
+    return found
+
+
+def floors_table(result: Measured) -> TextTable:
     """Every floor and ceiling of every metric, with what it is and its p."""
     names = {number.control: number.name for number in NUMBERS if number.control}
     rows: list[list[str]] = []

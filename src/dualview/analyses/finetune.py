@@ -1,0 +1,133 @@
+"""`dualview finetune`: train on demonstrations and write the update as a LoRA adapter, with its scores.
+
+The update of a projection is ΔW = Σ_t e_t x_tᵀ over the training tokens t, so an adapter of that rank is exact; a
+smaller `rank` keeps its largest singular values, and what is lost is stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from dualview.analyses.compile import SettingScore, score_setting
+from dualview.comparison.finetuning import fine_tune
+from dualview.comparison.prepare import prepare
+from dualview.comparison.provenance import finished, provenance
+from dualview.io.clock import Clock
+from dualview.io.errors import UserError
+from dualview.io.json_files import Place, check_place, save_json
+from dualview.io.progress import Progress, Silent
+from dualview.learning.adapter_writing import Exported, deltas_as_adapter, must_hold_adapter, save_adapter
+from dualview.models.language_model import LanguageModel
+from dualview.models.scoring import PassPlan, Patch, ask
+from dualview.options import COMPARISON_ONLY, RunOptions, refuse_options
+
+_NAMES = {"zsl": "zero-shot", "icl": "in-context", "ft": "fine-tuned", "adapter": "adapter as written"}
+
+
+@dataclass(frozen=True)
+class FinetunedAdapter:
+    """An adapter that was written, and its scores."""
+
+    path: Path
+    task: str
+    shots: int
+    shots_used: int
+    n_queries: int
+    tokens: int
+    """Training tokens of one epoch."""
+    lr: float
+    exported: Exported
+    settings: Mapping[str, SettingScore]
+    """zsl, icl, ft, and the adapter as it was written."""
+    provenance: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "adapter": str(self.path),
+            **self.exported.to_json(),
+            "task": {"name": self.task, "shots": self.shots, "shots_used": self.shots_used},
+            "n_queries": self.n_queries,
+            "tokens": self.tokens,
+            "lr": self.lr,
+            "settings": {name: score.to_json() for name, score in self.settings.items()},
+            "provenance": self.provenance,
+        }
+
+    def table(self) -> Table:
+        title = f"{self.task}: fine-tuned on {self.shots_used} demonstrations, {self.n_queries} queries"
+        table = Table(title=title, box=None)
+        table.add_column("")
+        for name in ("accuracy", "same answer as ICL", "KL from ICL"):
+            table.add_column(name, justify="right")
+        for name, score in self.settings.items():
+            cells = (f"{score.accuracy:.3f}", f"{score.agreement:.3f}", f"{score.divergence:.3f}")
+            table.add_row(_NAMES[name], *cells)
+        table.caption = f"learning rate {self.lr:g}; {self.exported.line}"
+        return table
+
+
+def finetune_adapter(
+    *,
+    out: Path | str,
+    model: str | LanguageModel = "embedded",
+    rank: int | None = None,
+    json: Place = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> FinetunedAdapter:
+    """Fine-tune on the demonstrations and write the update to the folder `out` as a LoRA adapter.
+
+    rank      keep so many singular values of every update; all of them (exact) if not given
+    json      a file for the scores, or "-" for standard output
+    options   fields of `RunOptions`, except those of a comparison alone
+    """
+    progress, clock, place = progress or Silent(), Clock(), Path(out)
+    refuse_options("finetune", options, COMPARISON_ONLY)
+    must_hold_adapter(place, rank)
+    check_place(json)
+    chosen = RunOptions.make(model=model if isinstance(model, str) else model.name, **options)
+    if chosen.ft_params == "all" or chosen.ft_rule == "linearised":
+        what = "ft_params all" if chosen.ft_params == "all" else "ft_rule linearised"
+        raise UserError(f"The option {what} gives no low-rank change of linear maps; a LoRA adapter cannot hold it.")
+    prepared = prepare(chosen, None if isinstance(model, str) else model, progress)
+    known = provenance(prepared)
+    clock.lap("prepare")
+    tuned = fine_tune(prepared, progress).tuned
+    if tuned.status == "diverged":
+        raise UserError(
+            f"Fine-tuning diverged at learning rate {tuned.lr:g}; nothing was written, give a smaller --lr."
+        )
+    exported = deltas_as_adapter(tuned.patch, rank)
+    clock.lap("fine-tuning")
+    prompts = prepared.prompts
+    bare = prompts.zero_prefix
+
+    def scores(prefix: tuple[int, ...], patch: Patch | None = None) -> Any:
+        how = PassPlan(prefix, len(bare), record=False, batch_size=chosen.batch_size)
+        return ask(prepared.lm, prompts.queries, how, patch).settings[0].log_probs
+
+    with progress.part("asking: zsl, icl, ft, adapter", 1) as advance:
+        found = {"zsl": scores(bare), "icl": scores(prompts.prefix), "ft": scores(bare, tuned.patch)}
+        found["adapter"] = scores(bare, exported.adapter)
+        advance(1)
+    clock.lap("asking")
+    save_adapter(place, exported.adapter, prepared.lm)
+    written = FinetunedAdapter(
+        path=place,
+        task=prepared.task.name,
+        shots=prompts.shots,
+        shots_used=prompts.shots_used,
+        n_queries=len(prompts.queries),
+        tokens=sum(len(sequence.ids) for sequence in prompts.training_sequences),
+        lr=tuned.lr,
+        exported=exported,
+        settings={name: score_setting(each, found["icl"], prompts.queries) for name, each in found.items()},
+        provenance=finished(known, prepared.lm, clock),
+    )
+    save_json(json, written.to_json())
+    return written

@@ -1,0 +1,233 @@
+"""Patches and adapters judged as fine-tuning is: an adapter that is fine-tuning's update gets fine-tuning's numbers."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+import dualview
+from dualview.cli import main as cli
+from dualview.comparison.controls.training import CLOSE, update_size
+from dualview.io.errors import UserError
+from dualview.models.language_model import LanguageModel
+from dualview.options import RunOptions
+from dualview.report.html.run import render
+from dualview.report.terminal import result_table
+from dualview.store.cell_key import Fingerprints, canonical
+from equivalence import tiny
+
+SMALL: dict[str, Any] = {"shots": 5, "n_queries": 12, "lr": 0.05, "device": "cpu", "dtype": "float64"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, its task, an adapter that PEFT made, one that dualview trained, and a patch also as an adapter."""
+    folder = tmp_path_factory.mktemp("learners")
+    tiny.save_model(folder / "model")
+    tiny.save_model(folder / "gpt2", learnt_positions=True)
+    tiny.save_task(folder, train=40, selection=24, validation=20)
+    torch.manual_seed(0)
+    config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["k_proj", "v_proj"], r=4)
+    get_peft_model(peft_base(folder), config).save_pretrained(str(folder / "lora"))
+    lm = dualview.load_model(str(folder / "model"), dtype="float64", device="cpu")
+    dualview.finetune(out=folder / "own", model=lm, task=str(folder / "tiny.yaml"), **SMALL)
+    for name, kind in (("patch.safetensors", "patch"), ("compiled", "peft")):
+        how: dict[str, Any] = {"out": folder / name, "format": kind, "fit_rows": 6, "baselines": False}
+        dualview.compile(model=lm, task=str(folder / "tiny.yaml"), **how, **SMALL)
+    return folder
+
+
+def peft_base(place: Path, name: str = "model") -> Any:
+    return AutoModelForCausalLM.from_pretrained(place / name, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def lm(place: Path) -> LanguageModel:
+    return dualview.load_model(str(place / "model"), dtype="float64", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def result(place: Path, lm: LanguageModel) -> dualview.Result:
+    before = {name: value.clone() for name, value in lm.model.state_dict().items()}
+    given = {"adapter": [place / "own", place / "lora", place / "compiled"], "patch": place / "patch.safetensors"}
+    task = str(place / "tiny.yaml")
+    found = dualview.run(model=lm, task=task, controls="full", lr_grid=(0.01, 0.05), **given, **SMALL)
+    after = lm.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    return found
+
+
+def records_of(result: dualview.Result) -> dualview.Records:
+    assert result.records is not None
+    return result.records
+
+
+def test_the_setting_scores_as_peft_does(place: Path, lm: LanguageModel, result: dualview.Result) -> None:
+    model = PeftModel.from_pretrained(peft_base(place), str(place / "lora")).eval()
+    prompts = dualview.build_prompts(str(place / "tiny.yaml"), lm, shots=5, n_queries=12)
+    scores = records_of(result)["adapter:lora"].log_probs
+    for i, query in enumerate(prompts.queries):
+        for j, candidate in enumerate(query.candidates):
+            ids = [*prompts.zero_prefix, *query.ids, *candidate]
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            at = range(len(ids) - len(candidate), len(ids))
+            expected = np.mean([float(logits[t - 1, ids[t]]) for t in at])
+            assert scores[i, j] == pytest.approx(expected, abs=1e-5)
+
+
+def test_fine_tuning_as_an_adapter_gets_fine_tuning_s_numbers(result: dualview.Result) -> None:
+    own, found = result.learners["adapter:own"], result.number
+    for key in ("accuracy.ft", "rec2ftp.value", "agreement.value", "sim_aou.raw", "sim_aou.normalised", "sim_am.delta"):
+        assert own.number(key) == pytest.approx(found(key), abs=1e-6), key
+    assert own.number("update_norm.ft") == pytest.approx(found("update_norm.ft"), abs=1e-6)
+    assert own.number("overlap.ft.token_overlap") == pytest.approx(found("overlap.ft.token_overlap"))
+    for name, floor in (result.controls or {})["sim_aou"].floors.items():
+        if name not in ("ft_sign_flipped", "untrained", "untrained_but_embeddings"):  # these are scaled, not trained
+            assert (own.controls or {})["sim_aou"].floors[name] == pytest.approx(floor, abs=1e-6), name
+    assert result.verdict is not None and own.verdict is not None
+    for level in ("learning", "predictions", "representations", "attention"):
+        assert own.verdict.levels[level].value == pytest.approx(result.verdict.levels[level].value, abs=1e-6)
+    assert own.kendall is None and own.label_contrast is None
+    labels = own.verdict.levels["labels"]
+    assert labels.outcome == "not testable" and "adapter own has no twin" in labels.clause
+
+
+def test_a_patch_and_the_same_patch_as_an_adapter(result: dualview.Result) -> None:
+    patch, adapter = result.learners["patch"], result.learners["adapter:compiled"]
+    for key in ("accuracy.ft", "sim_aou.raw", "sim_am.delta", "update_norm.ft", "agreement.value"):
+        assert adapter.number(key) == pytest.approx(patch.number(key), abs=1e-5), key
+    assert patch.verdict is not None and " FT " not in patch.verdict.sentence
+
+
+def test_own_controls_are_as_large_and_drawn_several_times(result: dualview.Result) -> None:
+    records = records_of(result)
+    for learner in result.learners:
+        size = update_size(records["zsl"], records[learner])
+        for control in ("ft_random_directions", "ft_random_directions@5", "ft_random_labels@2"):
+            ratio = update_size(records["zsl"], records[f"{learner}/{control}"]) / size
+            assert 1 / CLOSE <= ratio <= CLOSE, (learner, control)
+        controls = (result.learners[learner].controls or {})["sim_aou"]
+        assert len(controls.floors_draws["ft_random_directions"]) == 5
+        assert {"untrained", "ft_sign_flipped", "icl_random_labels", "zsl_shifted"} <= set(controls.floors)
+        assert set(controls.ceilings) == {"icl_reordered", "icl_other_demos"}
+    # What was there before does not change.
+    assert "ft_random_directions" not in (result.controls or {})["sim_aou"].floors
+
+
+def test_everything_is_recomputed_from_saved_records(result: dualview.Result, tmp_path: Path) -> None:
+    path = dualview.save_records(records_of(result), tmp_path / "records.safetensors")
+    again = dualview.metrics(path)
+    assert again.to_json()["learners"] == result.to_json()["learners"]
+    judged = dualview.judge(dualview.load_records(path), learner="adapter:lora")
+    assert judged.sentence == result.learners["adapter:lora"].verdict.sentence  # pyright: ignore
+    several = dualview.judge([records_of(result)] * 3, learner="patch")
+    assert several.unit == "3 draws"
+    with pytest.raises(UserError, match="no learner adapter;"):
+        dualview.judge(records_of(result), learner="adapter")
+
+
+def test_the_result_is_typed_and_shown(result: dualview.Result, tmp_path: Path) -> None:
+    result.save(tmp_path / "result.json")
+    loaded = dualview.load_result(tmp_path / "result.json")
+    assert loaded.learners == result.learners and loaded.adapters is not None
+    about = loaded.adapters["adapter:lora"]
+    assert (about.rank, about.modules, about.targets) == (4, 6, ["k_proj", "v_proj"]) and about.norm > 0
+    assert "accuracy.adapter:lora" in loaded.to_frame().index
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(result_table(result))
+    for text in (console.export_text(), render(result)):
+        assert "accuracy, adapter lora" in text and "rank 4 on 6 linear maps" in text
+        assert result.learners["patch"].verdict.sentence in text.replace("\n", " ").replace("&#39;", "'")  # pyright: ignore
+
+
+def test_one_adapter_and_no_controls(place: Path, lm: LanguageModel) -> None:
+    given = {**SMALL, "controls": "none", "calibrate": True}
+    found = dualview.run(model=lm, task=str(place / "tiny.yaml"), adapter=[place / "lora"], **given)
+    assert list(found.learners) == ["adapter"] and found.learners["adapter"].verdict is None
+    assert found.learners["adapter"].sim_aou.raw is not None
+    assert found.calibrated is not None and "adapter" in found.calibrated.accuracy
+    assert "learners" not in dualview.run(model=lm, task=str(place / "tiny.yaml"), **given).to_json()
+
+
+def test_seeds_judge_every_learner_over_draws(place: Path, lm: LanguageModel) -> None:
+    given = {**SMALL, "adapter": [place / "lora"]}
+    found = dualview.run(model=lm, task=str(place / "tiny.yaml"), seeds="1:2", **given)
+    assert found.learners["adapter"].unit == "2 draws"
+
+
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The sentence with which the command line refuses."""
+    monkeypatch.setattr(sys, "argv", ["dualview", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_bad_adapters_leave_nothing_behind(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--task", place / "tiny.yaml", "--shots", 2, "--n-queries", 4, "--lr", 0.01, "--out", tmp_path / "out"]
+    for model, adapter, sentence in (
+        ("model", "nothing", "no LoRA adapter in"),
+        ("gpt2", "lora", "is of another model"),
+        ("model", "model", "no adapter_config.json"),
+    ):
+        said = call(monkeypatch, capsys, "run", "--model", place / model, "--adapter", place / adapter, *common)
+        assert sentence in said and said.startswith("dualview: ")
+    twice = ["--adapter", place / "lora", "--adapter", place / "lora"]
+    assert "twice" in call(monkeypatch, capsys, "run", "--model", place / "model", *twice, *common)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_finetune_and_compile_write(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--model", place / "gpt2", "--task", place / "tiny.yaml", "--shots", 3, "--n-queries", 4]
+    common = [*common, "--dtype", "float64", "--lr", 0.02]
+    for verb, more in (("finetune", ["--rank", 3]), ("compile", ["--format", "peft", "--rank", 2])):
+        out = tmp_path / verb
+        monkeypatch.setattr(sys, "argv", ["dualview", verb, *map(str, [*common, *more, "--out", out, "--json", "-"])])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        assert left.value.code == 0
+        found = json.loads(capsys.readouterr().out)
+        about = found if verb == "finetune" else found["adapter"]
+        assert about["rank"] == more[-1] and 0 < about["error"] <= about["largest_error"]
+        model = PeftModel.from_pretrained(peft_base(place, "gpt2"), str(out))
+        assert model.peft_config["default"].r == more[-1]
+        assert "holds an adapter already" in call(monkeypatch, capsys, verb, *common, *more, "--out", out)
+    for more, sentence in (
+        (["finetune", "--rank", 0], "rank of at least 1"),
+        (["finetune", "--ft-params", "all"], "cannot hold it"),
+        (["finetune", "--ft-rule", "linearised"], "cannot hold it"),
+        (["finetune", "--lr", 1e300], "diverged"),
+        (["compile", "--rank", 2], "--format peft"),
+    ):
+        verb, *rest = more
+        said = call(monkeypatch, capsys, verb, *common, "--out", tmp_path / "none", *rest)
+        assert sentence in said and not (tmp_path / "none").exists()
+
+
+def test_a_cell_s_key_follows_the_adapter_s_files(place: Path, tmp_path: Path) -> None:
+    assert "adapter" not in canonical(RunOptions.make())
+    options = RunOptions.make(model=str(place / "model"), task=str(place / "tiny.yaml"), adapter=[place / "lora"])
+    plain = RunOptions.make(model=str(place / "model"), task=str(place / "tiny.yaml"))
+    keys = [Fingerprints(auto="cpu").plan_key(each) for each in (options, plain)]
+    assert None not in keys and keys[0] != keys[1]
+    config = place / "lora" / "adapter_config.json"
+    before = config.read_text()
+    config.write_text(before.replace('"lora_alpha": 8', '"lora_alpha": 9'))
+    assert Fingerprints(auto="cpu").plan_key(options) not in keys
+    config.write_text(before)
