@@ -120,6 +120,7 @@ def test_two_runs_side_by_side(browser: Any, address: str, store: Path) -> None:
         page.locator("#b").select_option(index=0)
         expect(page.locator("#numbers thead")).to_contain_text("2 draws")
         page.go_back()
+        expect(page.locator("#numbers thead")).not_to_contain_text("2 draws")
         shown()
 
 

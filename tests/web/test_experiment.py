@@ -157,18 +157,19 @@ def test_the_label_contrast_is_that_of_the_records(
     for name, change in (("icl", icl), ("ft", ft)):
         sizes = [float(np.linalg.norm(a) / np.linalg.norm(z)) for a, z in zip(change, h["zsl"], strict=True)]
         assert shown["norms"][name] == pytest.approx(sizes, rel=1e-9)
-    along = [np.array([a @ z / np.linalg.norm(a) for a, z in zip(side, h["zsl"], strict=True)]) for side in (icl, ft)]
-    part = along[0] * along[1] / (h["zsl"] ** 2).sum(axis=1)
-    assert shown["bounds"]["floor"]["zsl_direction"] == pytest.approx(part, abs=1e-9)
+    off = {name: np.asarray(records[name].off_span[0], dtype=np.float64) for name in h if name != "zsl"}
+    inside = [side - (off[name] - off[f"{name}_flipped_labels"]) for name, side in (("icl", icl), ("ft", ft))]
+    part = (inside[0] * inside[1]).sum(1) / (np.linalg.norm(icl, axis=1) * np.linalg.norm(ft, axis=1))
+    assert shown["bounds"]["floor"]["head_span"] == pytest.approx(part, abs=1e-6)
     floors = result.to_json()["controls"]["label_contrast"]["floors"]
-    assert shown["bounds"]["ceiling"] == {} and set(shown["bounds"]["floor"]) == {"gaussian", "zsl_direction"}
+    assert shown["bounds"]["ceiling"] == {} and set(shown["bounds"]["floor"]) == {"gaussian", "head_span"}
     for name, layers in shown["bounds"]["floor"].items():
         assert np.mean(layers) == pytest.approx(floors[name], abs=1e-12)
     for name, odds in shown["log_odds"].items():
         scores = records[name].log_probs[0]
         assert odds == pytest.approx(scores - scores.mean(), abs=1e-9) and sum(odds) == pytest.approx(0, abs=1e-9)
     flipped = {**given, "demos": [{**demo, "label": 1 - demo["label"]} for demo in given["demos"]]}
-    other = told(shelf_of(given["model"]), flipped)
+    other = told(cache_of(given["model"]), flipped)
     for name in ("icl", "ft"):
         scores = np.array(other["setting"][name]["log_probs"])
         assert shown["log_odds"][f"{name}_flipped_labels"] == pytest.approx(scores - scores.mean(), abs=1e-9)
@@ -183,9 +184,9 @@ def test_the_label_contrast_is_that_of_the_records(
         (1e300, "fine-tuning diverged."),
     ],
 )
-def test_where_flipping_the_labels_says_nothing(shelf: Shelf, model: Path, lr: float, reason: str) -> None:
+def test_where_flipping_the_labels_says_nothing(model_cache: ModelCache, model: Path, lr: float, reason: str) -> None:
     state = State.model_validate(document(model)).model_copy(update={"lr": lr})
-    shown = told(shelf, state)["similarity"]["label_contrast"]
+    shown = told(model_cache, state)["similarity"]["label_contrast"]
     assert shown["reason"] == f"Undefined at every layer: {reason}"
     assert shown["value"] is None and shown["per_layer"] == [None] * 3
     assert all(value > 1e-4 for value in shown["norms"]["icl"])

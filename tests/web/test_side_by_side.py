@@ -106,7 +106,7 @@ def test_the_same_floors_on_both_sides(address: str) -> None:
     assert set(found) == {"controls quick, lr 0.05", "controls quick, lr 0.1", "controls none, lr 0.05"}
     quick, other, bare = (found[name]["id"] for name in sorted(found, key=lambda name: ("none" in name, name)))
     for side in sides(address, quick, other):
-        assert {"shuffled_query", "zsl_direction", "zsl_shifted"} <= set(side["metrics"]["sim_aou"]["floors"])
+        assert {"shuffled_query", "head_span", "zsl_shifted"} <= set(side["metrics"]["sim_aou"]["floors"])
     left = ask(address, "GET", f"/api/compare?{urlencode({'a': quick, 'b': bare})}").json
     for side in left["sides"]:
         assert all(metric["floors"] == {} and metric["floor"] is None for metric in side["metrics"].values())

@@ -17,7 +17,7 @@ from dualview.metrics.controls import ROLES, SIMILARITIES, ControlOptions, layer
 from dualview.metrics.cosine import UNDEFINED_BELOW, norm, ratio
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.measured import LayerBounds
-from dualview.metrics.nulls import contrast_floors, record_floors
+from dualview.metrics.nulls import contrast_floors, off_spans_of, record_floors
 from dualview.metrics.summary import compute_metrics, plain
 from dualview.records import MAIN_SETTINGS, Records
 
@@ -43,7 +43,8 @@ def bounds_json(records: Records, name: str) -> dict[str, dict[str, list[float |
     """One similarity's floors and ceilings by layer; those that one query does not have are left out."""
     similarity = SIMILARITIES[name]
     stacks = [getattr(records[setting], similarity.array) for setting in MAIN_SETTINGS]
-    own = record_floors(stacks[0], stacks[1], stacks[2], [similarity.form], columns=records.columns)
+    off = off_spans_of(records) if similarity.array == "h" else []
+    own = record_floors(stacks[0], stacks[1], stacks[2], [similarity.form], columns=records.columns, off=off)
     layers = similarity_controls(records, name, own[similarity.form], ControlOptions()).per_layer
     assert layers is not None
     return _bounds(layers)
