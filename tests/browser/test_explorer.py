@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from browser.explorer import DEMOS, QUERY, Reference, expected, numbers, run, settled, write_demos
-from browser.watched import watched
+from browser.watched import no_violations, watched
 from dualview.tasks.sampling import sample_demos, sample_queries
 from dualview.tasks.task import load_task
 
@@ -64,6 +64,7 @@ def test_steps_layers_attention_and_prompt_are_the_library_s(
             ("#aou-chart", result["sim_aou"]["raw_per_layer"], 3),
             ("#am-chart", result["sim_am"]["delta_per_layer"], 3),
             ("#loss-chart", result["ft"]["losses"], 3),
+            ("#contrast-chart", result["label_contrast"]["per_layer"], 3),
         ):
             page.locator(f"{chart} summary").click()
             wanted = ["" if v is None else f"{v:.{digits}f}".replace("-", "−") for v in values]
@@ -89,6 +90,34 @@ def test_steps_layers_attention_and_prompt_are_the_library_s(
         ).inner_text().replace("−", "-").replace("-0.0000", "+0.0000")
         tokens = page.locator("#prompt .toks .tok-query").all_inner_texts()
         assert tokens == ["Review:", *QUERY.split(), "Sentiment:"]
+
+
+def test_what_the_labels_teach(browser: Any, address: str, reference: Reference) -> None:
+    """The bars are the log-odds of prompts with true and with flipped labels; a query that nothing moves says so."""
+    from playwright.sync_api import expect
+
+    flipped = [(text, 1 - label) for text, label in DEMOS]
+    sides = [reference.explain(demos).log_probs for demos in (DEMOS, flipped)]
+    with watched(browser, address) as page:
+        card = page.locator("#contrast-card")
+        expect(card).to_contain_text("Run it to see what flipping the labels changes.")
+        write_demos(page)
+        run(page)
+        expect(page.locator("#odds-chart")).to_contain_text("Log-odds of “Positive”")
+        page.locator("#odds-chart summary").click()
+        for number, name in enumerate(("icl", "ft")):
+            odds = [(side[name][1] - side[name][0]) / 2 for side in sides]
+            wanted = [f"{value:.3f}".replace("-", "−") for value in odds]
+            row = page.locator("#odds-chart tbody tr").nth(number)
+            expect(row.locator("td")).to_have_text(wanted)
+        for chart in ("#contrast-chart", "#contrast-size-chart", "#odds-chart"):
+            page.locator(f"{chart} .chart-plot").focus()
+            page.keyboard.press("ArrowRight")
+            expect(page.locator(f"{chart} .chart-tip")).to_be_visible()
+        expect(page.locator("#contrast-reason")).to_be_hidden()
+        page.locator("#lr").fill("0")
+        expect(page.locator("#contrast-reason")).to_contain_text("changes nothing in the fine-tuned model")
+        no_violations(page)
 
 
 def test_the_link_the_download_and_the_command(browser: Any, address: str, reference: Reference) -> None:

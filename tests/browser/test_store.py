@@ -84,3 +84,52 @@ def test_it_can_be_read_by_all(browser: Any, address: str, size: str, scheme: st
         expect(page.frame_locator("#report").locator("body")).to_contain_text("SimAOU")
         assert fits(page)
         no_violations(page)
+
+
+def test_two_runs_side_by_side(browser: Any, address: str, store: Path) -> None:
+    """From a cell to the comparison, by keyboard to another; the address alone brings the same view back."""
+    from playwright.sync_api import expect
+
+    with Store(store) as opened:
+        stored = list(opened.results())
+    first, second = stored
+    with watched(browser, address, path=f"/store#{second.key}") as page:
+        page.get_by_role("link", name="Compare with another").click()
+        expect(page.locator("#sides")).to_be_visible()
+        assert page.locator("#a").input_value() == second.key and page.locator("#b").input_value() == first.key
+        page.get_by_role("button", name="Swap").press("Enter")
+        expect(page).to_have_url(f"{address}/store/compare?a={first.key}&b={second.key}")
+
+        def shown() -> None:
+            row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="Accuracy, in-context"))
+            for each, cell in zip(stored, range(2), strict=True):
+                expect(row.locator("td").nth(cell)).to_contain_text(f"{each.result.accuracy.icl:.3f}")
+                assert each.result.verdict is not None
+                verdict = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="Verdict", exact=True))
+                expect(verdict.locator("td").nth(cell)).to_have_text(each.result.verdict.overall)
+            for side, each in zip("ab", stored, strict=True):
+                chart = page.locator(f"#sim_aou-{side}")
+                chart.locator("summary").click()
+                layers = each.result.sim_aou.raw_per_layer or []
+                wanted = ["" if v is None else f"{v:.3f}".replace("-", "−") for v in layers]
+                expect(chart.locator("tbody tr td:nth-child(2)")).to_have_text(wanted)
+
+        shown()
+        page.reload()
+        shown()
+        page.locator("#b").select_option(index=0)
+        expect(page.locator("#numbers thead")).to_contain_text("2 draws")
+        page.go_back()
+        expect(page.locator("#numbers thead")).not_to_contain_text("2 draws")
+        shown()
+
+
+@pytest.mark.parametrize("size", ["phone", "desktop"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_comparison_can_be_read_by_all(browser: Any, address: str, size: str, scheme: str) -> None:
+    from playwright.sync_api import expect
+
+    with watched(browser, address, size=size, scheme=scheme, path="/store/compare") as page:
+        expect(page.locator("#label_contrast-b")).to_be_visible()
+        assert fits(page)
+        no_violations(page)

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from dualview.learning.traces import trace_training
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
 from dualview.models.scoring import ask
+from dualview.records import Records, Setting, load_records
 from dualview.verbs import run as compare
 from dualview.web.attention import groups_of, head_shares
 from dualview.web.experiment import answer
 from dualview.web.jobs import Cancelled
 from dualview.web.model_cache import ModelCache
 from dualview.web.run_files import files, query_text, written
+from dualview.web.similarity import contrast_json
 from dualview.web.state import DrawQuery, State
 from equivalence import tiny
 from web.live import cache_of, document, row
@@ -136,6 +139,71 @@ def test_the_similarities_are_run_s(
             assert mean == pytest.approx(controls["floors"][floor], abs=1e-12)
         ceiling = np.mean([value for value in bounds["ceiling"]["icl_reordered"] if value is not None])
         assert ceiling == pytest.approx(controls["ceiling"], abs=1e-12)
+
+
+def test_the_label_contrast_is_that_of_the_records(
+    events: dict[str, Any], given: dict[str, Any], place: Path, lm: LanguageModel, tmp_path: Path
+) -> None:
+    """By hand from the records of `dualview run`, and from prompts whose labels are flipped by hand."""
+    shown = events["similarity"]["label_contrast"]
+    own = {**options(place, given), "queries": place / "query.jsonl", "out": tmp_path, "save_records": True}
+    result = compare(model=lm, **own)
+    records = load_records(tmp_path / "records.safetensors")
+    h = {name: np.asarray(records[name].h[0], dtype=np.float64) for name in shown["log_odds"]}
+    icl, ft = (h[name] - h[f"{name}_flipped_labels"] for name in ("icl", "ft"))
+    slow = [float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b))) for a, b in zip(icl, ft, strict=True)]
+    assert shown["per_layer"] == pytest.approx(slow, abs=1e-9) and shown["reason"] is None
+    assert shown["value"] == pytest.approx(np.mean(slow), abs=1e-9)
+    for name, change in (("icl", icl), ("ft", ft)):
+        sizes = [float(np.linalg.norm(a) / np.linalg.norm(z)) for a, z in zip(change, h["zsl"], strict=True)]
+        assert shown["norms"][name] == pytest.approx(sizes, rel=1e-9)
+    off = {name: np.asarray(records[name].off_span[0], dtype=np.float64) for name in h if name != "zsl"}
+    inside = [side - (off[name] - off[f"{name}_flipped_labels"]) for name, side in (("icl", icl), ("ft", ft))]
+    part = (inside[0] * inside[1]).sum(1) / (np.linalg.norm(icl, axis=1) * np.linalg.norm(ft, axis=1))
+    assert shown["bounds"]["floor"]["head_span"] == pytest.approx(part, abs=1e-6)
+    floors = result.to_json()["controls"]["label_contrast"]["floors"]
+    assert shown["bounds"]["ceiling"] == {} and set(shown["bounds"]["floor"]) == {"gaussian", "head_span"}
+    for name, layers in shown["bounds"]["floor"].items():
+        assert np.mean(layers) == pytest.approx(floors[name], abs=1e-12)
+    for name, odds in shown["log_odds"].items():
+        scores = records[name].log_probs[0]
+        assert odds == pytest.approx(scores - scores.mean(), abs=1e-9) and sum(odds) == pytest.approx(0, abs=1e-9)
+    flipped = {**given, "demos": [{**demo, "label": 1 - demo["label"]} for demo in given["demos"]]}
+    other = told(cache_of(given["model"]), flipped)
+    for name in ("icl", "ft"):
+        scores = np.array(other["setting"][name]["log_probs"])
+        assert shown["log_odds"][f"{name}_flipped_labels"] == pytest.approx(scores - scores.mean(), abs=1e-9)
+    mirrored = other["similarity"]["label_contrast"]  # both differences change sign
+    assert mirrored["per_layer"] == pytest.approx(shown["per_layer"], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("lr", "reason"),
+    [
+        (0.0, "flipping the labels changes nothing in the fine-tuned model beyond rounding."),
+        (1e300, "fine-tuning diverged."),
+    ],
+)
+def test_where_flipping_the_labels_says_nothing(model_cache: ModelCache, model: Path, lr: float, reason: str) -> None:
+    state = State.model_validate(document(model)).model_copy(update={"lr": lr})
+    shown = told(model_cache, state)["similarity"]["label_contrast"]
+    assert shown["reason"] == f"Undefined at every layer: {reason}"
+    assert shown["value"] is None and shown["per_layer"] == [None] * 3
+    assert all(value > 1e-4 for value in shown["norms"]["icl"])
+
+
+def test_flipped_labels_that_were_not_run() -> None:
+    """The control's own reason is shown; without one, that it was not run."""
+    setting = Setting(np.log([[0.5, 0.5]]), np.ones((1, 2, 3)))
+    records = Records(np.array([0]), dict.fromkeys(("zsl", "icl", "ft"), setting))
+    why = "A task with a single label has no other to flip it to."
+    for skipped, reason in (({"ft_flipped_labels": why}, why), ({}, "Flipped labels were not run.")):
+        assert contrast_json(records, None, skipped) == {"reason": reason}
+    same = {**records.settings, "icl_flipped_labels": setting, "ft_flipped_labels": setting}
+    measured = {"value": None, "per_layer": [None, None]}
+    shown = contrast_json(replace(records, settings=same), measured, {})
+    assert "in the in-context model and the fine-tuned model beyond" in shown["reason"]
+    assert shown["norms"] == {"icl": [0.0, 0.0], "ft": [0.0, 0.0]}
 
 
 def test_every_step_is_training_cut_short(events: dict[str, Any], given: dict[str, Any], lm: LanguageModel) -> None:

@@ -80,7 +80,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     settings = {**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings}
     records = Records(
         gold=np.array([query.gold for query in queries]),
-        settings=_off_heads(lm, passes["zsl"], settings),
+        settings=off_heads(lm, passes["zsl"], settings),
         columns=passes["zsl"].columns,
         meta={"task": prepared.task.name, "model": lm.name, "controls": options.controls},
         token_scores=controlled.token_scores,
@@ -112,7 +112,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     return result
 
 
-def _off_heads(lm: LanguageModel, zsl: Asked, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+def off_heads(lm: LanguageModel, zsl: Asked, settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """The settings, those that the verdict compares with what they change outside the heads' own outputs."""
     base = zsl.settings[0].h
     if zsl.own is None or base is None:

@@ -23,6 +23,7 @@ from dualview.web.policy import App, Guard, Policy, Receive, Scope, Send
 from dualview.web.state import LIMITS, DrawQuery, Named, State, read
 
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+_PAGES = {"/": "index.html", "/store": "store.html", "/store/compare": "compare.html"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def make_app(model_cache: ModelCache, policy: Policy, *, store: Sequence[Route] 
     about = {**notes, "limits": LIMITS, "store": bool(store)}
 
     async def page(request: Request) -> Response:
-        return _file(files, "store.html" if request.url.path == "/store" else "index.html")
+        return _file(files, _PAGES[request.url.path])
 
     async def static(request: Request) -> Response:
         return _file(files, request.path_params["name"])
@@ -106,7 +107,7 @@ def make_app(model_cache: ModelCache, policy: Policy, *, store: Sequence[Route] 
         Route("/api/load", load, methods=["POST"]),
         Route("/api/draw", draw, methods=["POST"]),
         Route("/api/answer", experiment, methods=["POST"]),
-        *([Route("/store", page), *store] if store else []),
+        *([Route("/store", page), Route("/store/compare", page), *store] if store else []),
     ]
     handlers = dict.fromkeys((UserError, Busy, HTTPException, Exception), _refused)
     return Guard(Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan), policy)
@@ -156,6 +157,7 @@ async def _refused(request: Request, error: Exception) -> Response:
         sentence = "The server is busy and its queue is full; try again in a moment."
         return JSONResponse({"error": sentence}, 503, {"retry-after": "5"})
     if isinstance(error, HTTPException):
-        sentence = f"There is nothing at {request.url.path}." if error.status_code == 404 else f"{error.detail}."
+        nothing = error.status_code == 404 and error.detail == "Not Found"
+        sentence = f"There is nothing at {request.url.path}." if nothing else f"{error.detail}."
         return JSONResponse({"error": sentence}, error.status_code)
     return JSONResponse({"error": "Something went wrong on the server; its log says what."}, 500)

@@ -15,6 +15,7 @@ from dualview.comparison.controls.settings import control_settings, control_trai
 from dualview.comparison.controls.training import train_controls
 from dualview.comparison.finetuning import recipe_of
 from dualview.comparison.prepare import Prepared, prepare
+from dualview.comparison.run import off_heads
 from dualview.io.errors import UserError
 from dualview.learning.finetune import Step, Watch, finetune
 from dualview.learning.recipe import Tuned, steps_of
@@ -97,7 +98,7 @@ def _prompt(prepared: Prepared, state: State, model_cache: ModelCache) -> dict[s
 def _ask_untrained(prepared: Prepared, emit: Emit) -> dict[str, Asked]:
     """Zero-shot and in-context, which need no training."""
     passes: dict[str, Asked] = {}
-    for name, how in (("zsl", prepared.zero_shot), ("icl", prepared.in_context)):
+    for name, how in (("zsl", replace(prepared.zero_shot, own=True)), ("icl", prepared.in_context)):
         passes[name] = ask(prepared.lm, prepared.prompts.queries, how)
         emit(_setting(name, passes[name]))
     return passes
@@ -143,9 +144,10 @@ def _similarity(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: E
     recipe, progress = recipe_of(prepared), JobProgress(emit)
     trained = train_controls(prepared, control_trainings(prepared, lr, full=False), recipe, progress)
     controls = control_settings(prepared, lr, recipe, trained, sizes={"ft": 0.0}, grid=None, progress=progress)
+    settings = {**{name: asked.settings[0] for name, asked in passes.items()}, **controls.settings}
     records = Records(
         gold=np.array([query.gold for query in prepared.prompts.queries]),
-        settings={**{name: asked.settings[0] for name, asked in passes.items()}, **controls.settings},
+        settings=off_heads(prepared.lm, passes["zsl"], settings),
         columns=passes["zsl"].columns,
     )
-    emit({"event": "similarity", **similarity_json(records), "skipped": controls.skipped})
+    emit({"event": "similarity", **similarity_json(records, controls.skipped)})

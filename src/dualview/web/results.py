@@ -1,4 +1,5 @@
-"""The browser of a store's results: the list of cells, one cell's result, and its report in a frame of its own."""
+"""The browser of a store's results: the list of cells, one cell's result, its report in a frame of its own, and two
+runs or models side by side."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from dualview.report.html.run import render
 from dualview.store.api import ls
 from dualview.store.paths import KEY
 from dualview.store.store import Store
+from dualview.web.side_by_side import compare, groups_json
 
 COLUMNS = (
     *("key", "model", "weights", "task", "labels", "seed", "shots_used", "n_queries_used"),
@@ -62,7 +64,12 @@ def routes(store: Path) -> list[Route]:
         key = _key(request)
         return HTMLResponse(await read(lambda: _report(store, key)), headers=FRAMED)
 
+    async def sides(request: Request) -> Response:
+        first, second = (request.query_params.get(name, "") for name in ("a", "b"))
+        return JSONResponse(await read(lambda: compare(store, first, second)))
+
     return [
+        Route("/api/compare", sides),
         Route("/api/store", cells),
         Route("/api/store/{key}", result),
         Route("/store/report/{key}", report),
@@ -81,7 +88,8 @@ def _cells(store: Path) -> dict[str, Any]:
     listing = ls(store)
     rows = [{name: _plain(cell.get(name)) for name in COLUMNS} for cell in listing.cells]
     failures = [failure.reason for failure in listing.failures]
-    return {"store": str(store), "cells": rows, "failures": failures, "problems": listing.problems}
+    groups = groups_json(listing.cells)
+    return {"store": str(store), "cells": rows, "groups": groups, "failures": failures, "problems": listing.problems}
 
 
 def _plain(value: Any) -> Any:

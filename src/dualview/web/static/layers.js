@@ -1,6 +1,6 @@
 // How similar the two changes are, layer by layer, between floors and ceiling.
 
-import { $, make } from "./dom.js";
+import { $, isNumber, make } from "./dom.js";
 
 const FLOORS = {
   gaussian: "a random change of the same size",
@@ -21,11 +21,7 @@ export function showLayers(run) {
   similarity("aou-chart", "SimAOU: what attention writes", found.sim_aou.raw_per_layer, found.bounds.sim_aou);
   similarity("am-chart", "SimAM-delta: where attention looks in the query", found.sim_am.delta_per_layer, found.bounds.sim_am);
   similarity("norm-chart", "SimAOU, normalised", found.sim_aou.normalised_per_layer, found.bounds.sim_aou_normalised);
-  const size = found.update_norm;
-  window.dualviewCharts.lines($("size-chart"), {
-    title: "Size of the change", x: layers(size.icl_per_layer), y: { label: "‖Δh‖ / ‖h‖", min: 0 },
-    series: [{ name: "in-context", values: size.icl_per_layer, colour: "--icl" }, { name: "fine-tuned", values: size.ft_per_layer, colour: "--ft" }],
-  });
+  sizes("size-chart", "Size of the change", found.update_norm.icl_per_layer, found.update_norm.ft_per_layer);
   if (found.demo_mass) {
     const mass = found.demo_mass.per_head;
     window.dualviewCharts.heatmap($("mass-chart"), {
@@ -33,7 +29,29 @@ export function showLayers(run) {
       values: mass, rowLabel: "layer", colLabel: "head", unit: "", min: 0, max: 1,
     });
   }
-  notes(found);
+  notes("bounds-note", Object.values(found.bounds), found.meaning);
+  showContrast(run, found.label_contrast);
+}
+
+// What flipping every demonstration's label changes, in context and in fine-tuning; or why that cannot be compared.
+function showContrast(run, found) {
+  $("contrast-card").classList.add("ready");
+  $("contrast-reason").textContent = found.reason || "";
+  $("contrast-reason").hidden = !found.reason;
+  $("contrast-charts").hidden = !found.norms;
+  notes("contrast-note", found.norms ? [found.bounds] : [], {});
+  if (!found.norms) return;
+  $("contrast-chart").hidden = found.value === null;
+  similarity("contrast-chart", "Label contrast", found.per_layer, found.bounds);
+  sizes("contrast-size-chart", "Size of what flipping changes", found.norms.icl, found.norms.ft);
+  const { candidates, gold } = run.prompt;
+  const label = gold ?? run.settings.icl.predicted ?? 0;
+  const odds = (...names) => names.map((name) => found.log_odds[name][label]);
+  window.dualviewCharts.bars($("odds-chart"), {
+    title: `Log-odds of “${candidates[label]}”`, y: { label: "log p less the labels' mean" }, x: { label: "setting" }, groups: ["in-context", "fine-tuned"],
+    series: [{ name: "true labels", values: odds("icl", "ft"), colour: "--c4" }, { name: "flipped labels", values: odds("icl_flipped_labels", "ft_flipped_labels"), colour: "--c3" }],
+    rules: odds("zsl").filter(isNumber).map((value) => ({ name: "zero-shot", value })),
+  });
 }
 
 // Layers and heads count from 0, as in the report, the figures and the JSON.
@@ -47,9 +65,16 @@ function similarity(id, title, values, bounds) {
   });
 }
 
-function notes(found) {
-  const used = new Set(Object.values(found.bounds).flatMap((bound) => [...Object.keys(bound.floor), ...Object.keys(bound.ceiling)]));
-  const meaning = { ...FLOORS, ...found.meaning };
+function sizes(id, title, icl, ft) {
+  window.dualviewCharts.lines($(id), {
+    title, x: layers(icl), y: { label: "‖Δh‖ / ‖h‖", min: 0 },
+    series: [{ name: "in-context", values: icl, colour: "--icl" }, { name: "fine-tuned", values: ft, colour: "--ft" }],
+  });
+}
+
+function notes(id, bounds, own) {
+  const used = new Set(bounds.flatMap((bound) => [...Object.keys(bound.floor), ...Object.keys(bound.ceiling)]));
+  const meaning = { ...FLOORS, ...own };
   const lines = [...used].filter((name) => meaning[name]).map((name) => `${SHORT[name] || name}: ${meaning[name]}`);
-  $("bounds-note").replaceChildren(...lines.map((text) => make("li", { text })));
+  $(id).replaceChildren(...lines.map((text) => make("li", { text })));
 }

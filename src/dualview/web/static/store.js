@@ -86,6 +86,7 @@ function open() {
   $("sentence").textContent = cell.verdict_sentence || "No controls were run, so there is no verdict.";
   const address = `/store/report/${encodeURIComponent(cell.key)}`;
   $("alone").href = address;
+  $("compare").href = `/store/compare?a=${encodeURIComponent(cell.key)}`;
   $("json").href = `/api/store/${encodeURIComponent(cell.key)}`;
   $("json").download = `${cell.key.slice(0, 12)}.json`;
   if ($("report").getAttribute("src") !== address) {
