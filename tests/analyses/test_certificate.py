@@ -128,7 +128,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 
 def test_a_small_certificate(small: Certificate) -> None:
-    assert small.all_nulls.supported == 0 and small.all_nulls.judged >= 40 + 2
+    assert small.all_nulls.judged >= 40 + 2 and small.all_nulls.supported <= 0.05 * small.all_nulls.judged
     assert {f.name for f in small.nulls} >= {"untrained", "reassigned", "dose 0", "planted: shared features"}
     assert [p.overall for p in small.positives] == ["supported", "supported"]
     assert (small.positives[0].values["representations"] or 0) > 0.99

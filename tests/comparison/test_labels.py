@@ -11,7 +11,6 @@ import yaml
 
 import dualview
 from dualview.report.catalogue import what_ran
-from dualview.store import compaction
 from dualview.store.query import query
 from dualview.store.store import Store
 from dualview.sweep.runner import sweep
@@ -72,9 +71,9 @@ def test_a_sweep_has_both_and_a_store_shows_them(base: dict[str, Any], tmp_path:
 
 def test_cells_older_than_the_option_are_natural(base: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
     sweep(Spec.make({**base, "controls": "none"}), tmp_path)
-    old = tmp_path.parent / "old.parquet"
     with Store(tmp_path) as store:
-        (file,) = compaction.files_of(store, "cells")
+        (file,) = tmp_path.rglob("cells.parquet")
+        old = tmp_path.parent / "old.parquet"
         pq.write_table(pq.read_table(file).drop_columns("labels"), old)
-        monkeypatch.setattr("dualview.store.query.files_of", lambda *_, **__: [old])
+        monkeypatch.setattr("dualview.store.query.sources", lambda *_, **__: ([old], {}))
         assert query(store, "SELECT labels FROM cells").to_pylist() == [{"labels": "natural"}]

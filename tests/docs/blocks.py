@@ -145,6 +145,8 @@ def check_command(command: str) -> None:
 
 
 def _check_call(words: list[str]) -> None:
+    if words[:1] == ["docker"]:  # the verb comes after the image's name, if there is one
+        words = words[words.index("dualview") :] if words[1] == "run" and "dualview" in words else []
     if "dualview" in words:
         parse(words[words.index("dualview") + 1 :])
     elif words[:1] == ["make"]:

@@ -19,7 +19,7 @@ def assets(
     *,
     json: Annotated[Path | None, json_option("the assets and conversions (after `clear`: those removed)")] = None,
 ) -> None:
-    """List, fetch or verify the embedded model and data, or fetch a larger model.
+    """List, fetch or verify models and data.
 
     Also list or clear the cached conversions of GGUF files.
     """

@@ -15,7 +15,9 @@ UNHEALTHY = 1
 
 
 def doctor(json: Annotated[Path | None, json_option("what was found")] = None) -> None:
-    """Print versions, device, cache, what works offline, and how to install what is missing.
+    """Print what is installed, what works, and what is missing.
+
+    Versions, device, cache, what works offline, and the command that installs what is not there.
 
     The exit code is 1 if something that dualview requires is missing.
     """

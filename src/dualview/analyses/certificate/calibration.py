@@ -59,11 +59,11 @@ class Sizes:
     """Draws of weights of each architecture."""
     seeds: int = 3
     """Lists of demonstrations."""
-    queries: tuple[int, ...] = (100, 200)
+    queries: tuple[int, ...] = (50, 100)
     """Queries of each judged case; the largest are asked."""
     shots: int = 32
     doses: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
-    mixtures: int = 6
+    mixtures: int = 5
     """Random draws of each dose, for each list of demonstrations."""
     distilled: int = 1
     """Lists of demonstrations that are distilled."""
