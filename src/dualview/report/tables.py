@@ -58,6 +58,9 @@ def _row(measured: Measured, number: Number) -> MetricRow:
     if number.key.startswith("accuracy.") and value is not None:
         ci = accuracy_interval(measured, number.key.partition(".")[2], value)  # no control has it
     p = measured.rec2ftp.p if number.key == "rec2ftp.value" else None if control is None else control.p
+    taught = None if measured.label_contrast is None else measured.label_contrast.log_odds
+    if number.key == "label_contrast.log_odds.value" and taught is not None:  # its own test says all
+        floor, ci, p = ("permuted", 0.0), taught.interval, taught.p
     p = None if value is None else p  # a test of what is undefined says nothing
     return MetricRow(
         name=number.name,
