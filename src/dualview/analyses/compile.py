@@ -81,6 +81,17 @@ class SettingScore:
         return {"accuracy": self.accuracy, "agreement": self.agreement, "divergence": divergence}
 
 
+def score_table(title: str, settings: Mapping[str, SettingScore], names: Mapping[str, str]) -> Table:
+    """Each setting's scores, under the names that a reader knows."""
+    table = Table(title=title, box=None)
+    table.add_column("")
+    for name in ("accuracy", "same answer as ICL", "KL from ICL"):
+        table.add_column(name, justify="right")
+    for name, score in settings.items():
+        table.add_row(names[name], f"{score.accuracy:.3f}", f"{score.agreement:.3f}", f"{score.divergence:.3f}")
+    return table
+
+
 @dataclass(frozen=True)
 class Compiled:
     """A patch that was written, and its scores."""
@@ -124,15 +135,8 @@ class Compiled:
 
     def table(self) -> Table:
         """Every setting's accuracy on unseen queries, and how often it gives the in-context answer."""
-        table = Table(
-            title=f"{self.task}: {self.shots_used} demonstrations as a patch, {self.n_queries} unseen queries", box=None
-        )
-        table.add_column("")
-        for name in ("accuracy", "same answer as ICL", "KL from ICL"):
-            table.add_column(name, justify="right")
-        for name, score in self.settings.items():
-            cells = (f"{score.accuracy:.3f}", f"{score.agreement:.3f}", f"{score.divergence:.3f}")
-            table.add_row(_NAMES[name], *cells)
+        title = f"{self.task}: {self.shots_used} demonstrations as a patch, {self.n_queries} unseen queries"
+        table = score_table(title, self.settings, _NAMES)
         table.caption = f"ridge {self.ridge:g}, fitted on {self.fitted} selection rows, {self.bytes / 2**20:.1f} MiB"
         if self.exported is not None:
             table.caption += f"\n{self.exported.line}"

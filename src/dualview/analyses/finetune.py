@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from dualview.analyses.compile import SettingScore, score_setting
+from dualview.analyses.compile import SettingScore, score_setting, score_table
 from dualview.comparison.finetuning import fine_tune
 from dualview.comparison.prepare import prepare
 from dualview.comparison.provenance import finished, provenance
@@ -60,13 +60,7 @@ class FinetunedAdapter:
 
     def table(self) -> Table:
         title = f"{self.task}: fine-tuned on {self.shots_used} demonstrations, {self.n_queries} queries"
-        table = Table(title=title, box=None)
-        table.add_column("")
-        for name in ("accuracy", "same answer as ICL", "KL from ICL"):
-            table.add_column(name, justify="right")
-        for name, score in self.settings.items():
-            cells = (f"{score.accuracy:.3f}", f"{score.agreement:.3f}", f"{score.divergence:.3f}")
-            table.add_row(_NAMES[name], *cells)
+        table = score_table(title, self.settings, _NAMES)
         table.caption = f"learning rate {self.lr:g}; {self.exported.line}"
         return table
 

@@ -100,14 +100,13 @@ def power_figure(found: Certificate) -> Figure:
 
 def page(found: Certificate) -> str:
     """The certificate as Markdown."""
-    command = f"dualview calibrate --task {found.task} --seed {found.seed} --out docs"
     parts = [
         "# Calibration",
         "A measuring instrument is trusted because known things were put under it. Here known nulls and known "
         "positives are put under the verdict of `dualview run`: it must not support the first and must support "
         "the second. The figure says how much similarity it needs to see it.",
         f"**{sentence(found)}**",
-        f"```\n{command}\n```",
+        f"```\n{found.provenance['command']}\n```",
         *(_markdown(table) for table in certificate_tables(found)),
         f"![Power against dose]({NAME}.png)",
         "## What was put under it",

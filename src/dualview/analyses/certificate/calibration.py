@@ -14,6 +14,7 @@ Power: how often each level finds a known dose of the in-context update in FT's 
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -94,7 +95,7 @@ def calibrate(
     if seed < 0:
         raise UserError(f"--seed must be at least 0, not {seed}.")
     sizes, progress = sizes or (FULL if full else Sizes()), progress or Silent()
-    name = model if isinstance(model, str) else "embedded"
+    name = model if isinstance(model, str) else model.name
     given = {"shots": sizes.shots, "n_queries": max(sizes.queries), **options}
     chosen = RunOptions.make(model=name, task=task, controls="quick", **given)
     lm = None if isinstance(model, str) else model
@@ -106,7 +107,14 @@ def calibrate(
     power, at_zero = work.power(runs)
     nulls.append(NullFamily.of("dose 0", _DOSE_0, at_zero))
     positives = [*work.exact(), *work.distilled(chosen, lm)]
-    known = {"versions": versions(), "weights_hash": lm.weights_hash, "options": chosen.changed}
+    named = {"--model": name, "--task": task, "--seed": str(seed)}
+    command = shlex.join(["dualview", "calibrate", *(part for pair in named.items() for part in pair)])
+    known = {
+        "command": f"{command} --full" if full else command,
+        "versions": versions(),
+        "weights_hash": lm.weights_hash,
+        "options": chosen.changed,
+    }
     judged = [family for family in nulls if family.judged]
     return Certificate(lm.name, Path(task).stem, seed, asdict(sizes), judged, positives, power, known)
 
