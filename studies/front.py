@@ -282,12 +282,12 @@ def answer() -> str:
     agree, contrast = (over(learnt[name]).show(2) for name in ("agreement", "label_contrast"))
     return (
         f"In the {SIZES[model]} model, where ICL and FT both learn ({len(learnt)} of {len(natural)} draws with natural "
-        f"label words), they are related beyond every control: the verdict is *supported* in "
+        f"label words), they are related beyond every control that was run: the verdict is *supported* in "
         f"{counted.get('supported', 0)} of these draws, with an agreement of {agree} and a raw SimAOU of "
         f"{value.show(2)} against floors of {highest.show(2)}. The relation is far from identity: most of that SimAOU "
         f"is what the floors have too, and what the labels teach is shared only in part (label contrast {contrast}, 1 "
-        "being the same). In the other draws there is nothing to compare, because FT does not learn from 32 "
-        f"demonstrations what ICL does: with abstract label words both learn in {len(few)} of {len(abstract)} draws."
+        "being the same). In the other draws there is nothing to compare: mostly FT does not learn from "
+        f"32 demonstrations what ICL does. With abstract label words both learn in {len(few)} of {len(abstract)} draws."
     )
 
 
