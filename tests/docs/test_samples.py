@@ -91,3 +91,11 @@ def test_what_counts_as_the_same() -> None:
     assert holds("a\nSimAOU raw  +0.162 to +0.170\n(p = 0.04)", "SimAOU raw +0.161 to\n+0.171")
     assert not holds("SimAOU raw +0.162", "SimAOU raw +0.262") and not holds("rotated +0.1", "noise +0.1")
     assert alike("35", "36") and not alike("35", "38") and not alike("0", "1") and not alike("seeds.json", "seed.json")
+
+
+def test_the_home_page_shows_what_the_readme_shows() -> None:
+    shown = " ".join(block.text for block in blocks_of(README) if block.language == "text")
+    samples = [block.text for block in blocks_of(ROOT / "docs" / "index.md") if block.language == "text"]
+    assert samples and all(part.split() for part in samples)
+    for sample in samples:
+        assert all(" ".join(part.split()) in " ".join(shown.split()) for part in sample.split("…"))
