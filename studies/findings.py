@@ -13,6 +13,7 @@ from pathlib import Path
 
 import by_layer
 import front
+import meta_gradients
 import parts
 
 from dualview.io.atomic import write_text
@@ -21,7 +22,7 @@ from dualview.report.figures.style import save
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (DOCS / "findings.md", DOCS / "appendix.md")
-PARTS = {**parts.PARTS, **front.PARTS}
+PARTS = {**parts.PARTS, **front.PARTS, "meta_gradients": meta_gradients.table}
 _PART = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -25,6 +25,7 @@ import collect
 import findings
 import front
 import layout
+import meta_gradients
 import parts
 import steps
 
@@ -56,6 +57,30 @@ def test_the_claims_are_those_of_the_cells() -> None:
         assert claimed[level].verdicts("qwen2.5-coder-1.5b") == f"{sum(supported)} of {len(supported)}"
     answers = {claim.answer(model) for claim in front.CLAIMS for model in front.SIZES}
     assert answers <= {"**yes**", "**no**", "unclear", "not testable", "not run"}
+
+
+def test_the_meta_gradients_are_those_of_their_file() -> None:
+    found = pd.read_parquet(ROOT / "studies" / "results" / "second" / "heads.parquet")
+    own = found[found["model"] == "embedded"]
+    by_task = own.groupby(["task", "seed"])["meta_gradients_cosine"].mean().groupby("task").mean()
+    assert f"| 135M | W_V x' and the error signals e, by token | {by_task.mean():.3f} ± " in meta_gradients.table()
+    assert own.groupby(["task", "seed"])["layer"].nunique().eq(30).all()
+
+
+def test_meta_gradients_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def rows(_model: object, name: str, task: str, seed: int, _data: object) -> pd.DataFrame:
+        asked.append((task, seed))
+        return pd.DataFrame({"model": [name], "task": [task], "seed": [seed], "layer": [0]})
+
+    monkeypatch.setattr(meta_gradients, "FILE", tmp_path / "heads.parquet")
+    monkeypatch.setattr(meta_gradients, "rows_of", rows)
+    monkeypatch.setattr(meta_gradients.dualview, "load_model", lambda *_, **__: object())
+    for seeds in ("1", "1:2"):
+        assert meta_gradients.main(["--tasks", "movie,source", "--seeds", seeds]) == 0
+    assert asked == [("movie", 1), ("source", 1), ("movie", 2), ("source", 2)]
+    assert len(pd.read_parquet(tmp_path / "heads.parquet")) == 4
 
 
 def test_an_answer_needs_draws_and_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
