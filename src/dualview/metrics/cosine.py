@@ -14,6 +14,8 @@ from typing import Literal, TypeVar
 import numpy as np
 from jaxtyping import Float, Int
 
+from dualview.metrics.arrays import library
+
 T = TypeVar("T")
 _THREADS = 8  # each holds some ten arrays of one layer in double precision
 
@@ -36,7 +38,8 @@ def ratio(a: Float[np.ndarray, "*_shape"], b: Float[np.ndarray, "*_shape"]) -> F
     """a / b, NaN where b is 0 or anything is not finite; never a warning."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         quotient = a / b
-    return np.where(np.isfinite(quotient), quotient, np.nan)
+    xp = library(quotient)
+    return xp.where(xp.isfinite(quotient), quotient, float("nan"))
 
 
 def each_layer(work: Callable[[int], T], layers: int) -> list[T]:
