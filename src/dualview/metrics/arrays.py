@@ -69,8 +69,8 @@ def to_numpy(array: Num[np.ndarray, "*_shape"]) -> Num[np.ndarray, "*_shape"]:
 def as_type(array: Num[np.ndarray, "*_shape"], name: str) -> Num[np.ndarray, "*_shape"]:
     """The array in another type of number, laid out row by row."""
     given: Any = array
-    if isinstance(array, np.ndarray):
-        return np.ascontiguousarray(array, dtype=name)
+    if library(array) is np:
+        return np.asarray(array, dtype=name, order="C")
     return given.to(getattr(library(array), name)).contiguous()
 
 
