@@ -1,4 +1,4 @@
-"""One code for numpy's arrays and for torch's tensors on a device: where to compute, and the calls in which they differ.
+"""One code for numpy's arrays and torch's tensors on a device: where to compute, and the calls in which they differ.
 
 Functions that take either are annotated with numpy's type. torch is imported only when a device is given.
 """
@@ -43,9 +43,13 @@ class Backend:
         copied: Any = torch.tensor(array, device=self.device)  # pyright: ignore[reportUnknownMemberType]
         return copied
 
+    def fitting(self, numbers: int) -> int:
+        """How many parts of so many numbers make one array; at least one."""
+        return max(1, (_CACHED if self.device is None else _ON_DEVICE) // max(1, numbers))
+
     def steps(self, layers: int, numbers: int) -> list[slice]:
         """Layers in groups, given how many numbers one layer of an array has."""
-        step = max(1, (_CACHED if self.device is None else _ON_DEVICE) // max(1, numbers))
+        step = self.fitting(numbers)
         return [slice(start, min(start + step, layers)) for start in range(0, layers, step)]
 
     def threads(self, wanted: int = _THREADS) -> int:

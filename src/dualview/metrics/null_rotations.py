@@ -29,15 +29,19 @@ class BlockChunk:
         return as_type(part[:, :, None] if part.ndim == 4 else part[..., : self.width].swapaxes(2, 3), "float64")
 
 
-def block_chunks(blocks: Sequence[Int[np.ndarray, " _member"]], dims: Int[np.ndarray, " query"]) -> list[BlockChunk]:
-    """Blocks of as many queries and equal widths together."""
+def block_chunks(
+    blocks: Sequence[Int[np.ndarray, " _member"]], dims: Int[np.ndarray, " query"], groups: int, backend: Backend
+) -> list[BlockChunk]:
+    """Blocks of as many queries and equal widths together, as far as they make one array of the right size."""
     same: dict[tuple[int, int], list[int]] = {}
     for number, block in enumerate(blocks):
         same.setdefault((int(dims[block[0]]), block.size), []).append(number)
-    return [
-        BlockChunk(numbers, np.stack([blocks[number] for number in numbers]), width)
-        for (width, _), numbers in same.items()
-    ]
+    chunks: list[BlockChunk] = []
+    for (width, size), numbers in same.items():
+        several = backend.fitting(width * size * groups)
+        for some in (numbers[start : start + several] for start in range(0, len(numbers), several)):
+            chunks.append(BlockChunk(some, np.stack([blocks[number] for number in some]), width))
+    return chunks
 
 
 @dataclass(frozen=True)

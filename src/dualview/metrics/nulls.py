@@ -217,13 +217,18 @@ def _floors(
     n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
     dims = np.full(n, zsl.shape[-1]) if columns is None or array == "h" else columns
     blocks = map_blocks(dims, seed) if array == "m" else output_blocks(n, seed)
-    chunks, groups = block_chunks(blocks, dims), zsl.shape[2] if array == "m" else 1
+    groups = zsl.shape[2] if array == "m" else 1
+    chunks = block_chunks(blocks, dims, groups, backend)
     sample = generator(seed, "rotated").permutation(n)[:_ROTATION_SAMPLE]
     collected: dict[Form, _Collected] = {form: _Collected.empty(n, layers, blocks, backend) for form in forms}
     with_z = bool(set(forms) - {"update"}) or ("update" in forms and not sources.off)
 
-    def random(form: Form, layer: int) -> np.ndarray:
-        return random_directions(dims, groups, generator(seed, f"gaussian/{array}/{form}/{layer}"))
+    def random(form: Form, step: slice) -> Float[np.ndarray, "3 draw layer query group"]:
+        def of(layer: int) -> np.ndarray:
+            return random_directions(dims, groups, generator(seed, f"gaussian/{array}/{form}/{layer}"))
+
+        each = map if backend.device is None else NUMPY.each  # numpy's steps are on several threads already
+        return backend.put(np.stack(list(each(of, range(step.start, step.stop))), axis=2))
 
     def fill(step: slice) -> None:
         here, count = sources.put(step, backend), step.stop - step.start
@@ -243,8 +248,7 @@ def _floors(
                 if form == "update" and rotations is not None:
                     rotations.add(chunk, v, compared)
         for form, into in collected.items():
-            drawn = np.stack([random(form, layer) for layer in range(step.start, step.stop)], axis=2)
-            into.fill_queries(step, form, own[form], gaussian(form, own[form], backend.put(drawn)))
+            into.fill_queries(step, form, own[form], gaussian(form, own[form], random(form, step)))
         if rotations is not None:
             into, lengths = collected["update"], own["update"]["x_norm"] * own["update"]["b_norm"]
             isfinite = library(lengths).isfinite
