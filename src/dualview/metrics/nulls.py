@@ -260,8 +260,10 @@ def _floors(
         with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
             fill(step)
 
-    largest = max(chunk.members.size * chunk.width * groups for chunk in chunks)
-    backend.each(quietly, backend.steps(layers, largest))
+    numbers = n * groups * int(zsl.shape[-1])  # a device gets copies of whole layers
+    if backend.device is None:
+        numbers = max(chunk.members.size * chunk.width * groups for chunk in chunks)
+    backend.each(quietly, backend.steps(layers, numbers))
     span = "head_span" if sources.off else "zsl_direction"
     return {form: _finish(into, blocks, seed, f"{array}/{form}", span) for form, into in collected.items()}
 

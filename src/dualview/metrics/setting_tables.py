@@ -88,7 +88,8 @@ def setting_tables(
     tables: dict[str, dict[Form, np.ndarray]] = {name: {form: empty() for form in forms} for name in controls}
     contrast = empty() if array == "h" and all(name in controls for name in FLIPPED.values()) else None
 
-    together = _CHUNK if backend.device is None else n
+    vector = groups * int(zsl.shape[-1])
+    together = min(n, _CHUNK if backend.device is None else backend.fitting(vector))
 
     def fill(step: slice) -> None:
         for start in range(0, n, together):
@@ -120,7 +121,7 @@ def setting_tables(
         with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
             fill(step)
 
-    backend.each(quietly, backend.steps(layers, min(n, together) * groups * int(zsl.shape[-1])))
+    backend.each(quietly, backend.steps(layers, together * vector))
     return SettingTables(main, before, sizes, contrast, tables)
 
 
