@@ -67,7 +67,7 @@ NUMPY = Backend()
 
 def to_numpy(array: Num[np.ndarray, "*_shape"]) -> Num[np.ndarray, "*_shape"]:
     given: Any = array
-    return array if isinstance(array, np.ndarray | np.generic) else given.cpu().numpy()
+    return array if library(array) is np else given.cpu().numpy()
 
 
 def as_type(array: Num[np.ndarray, "*_shape"], name: str) -> Num[np.ndarray, "*_shape"]:

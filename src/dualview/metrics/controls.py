@@ -204,8 +204,7 @@ LEAST_DEFINED = 0.5
 def record_tables(records: Records, backend: Backend = NUMPY) -> RecordTables:
     """The similarities of ICL and FT, and with every control of this model in the place of one of them."""
     found = {name: role_of(name) for name in control_trios(records) if name in records.controls}
-    places = {name: role.place for name, role in found.items() if role is not None}
-    return RecordTables.of(records, places, backend)
+    return RecordTables.of(records, {name: role.place for name, role in found.items() if role is not None}, backend)
 
 
 def compute_controls(
@@ -213,7 +212,7 @@ def compute_controls(
 ) -> Mapping[str, MetricControls]:
     """Interval, floors, ceilings and p-values of accuracy gains, Rec2FTP and every similarity the records allow."""
     options = options or ControlOptions()
-    tables, draw = tables or record_tables(records, options.backend), {"seed": options.seed, "backend": options.backend}
+    tables, seed, backend = tables or record_tables(records, options.backend), options.seed, options.backend
     results = {f"accuracy_{name}": accuracy_gain(records, name, options) for name in ("icl", "ft")}
     results["rec2ftp"] = rec2ftp_controls(records, options)
     for array in ("h", "m"):
@@ -224,10 +223,12 @@ def compute_controls(
             continue
         forms: list[Form] = [SIMILARITIES[name].form for name in names]
         off = off_spans_of(records) if array == "h" else ()
-        floors = record_floors(stacks[0], stacks[1], stacks[2], forms, columns=records.columns, off=off, **draw)
+        floors = record_floors(
+            stacks[0], stacks[1], stacks[2], forms, columns=records.columns, off=off, seed=seed, backend=backend
+        )
         for name in names:
             results[name] = similarity_controls(records, name, floors[SIMILARITIES[name].form], options, tables)
-    contrast = contrast_floors(records, **draw)
+    contrast = contrast_floors(records, seed=seed, backend=backend)
     name = "label_contrast"
     if contrast is None:
         results[name] = MetricControls(name, None, reason=NOT_RECORDED)

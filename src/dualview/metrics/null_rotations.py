@@ -62,9 +62,9 @@ class UpdateSources:
         def of(stack: np.ndarray) -> np.ndarray:
             return backend.put(stack[:, layers])
 
-        bases = (None if base is None else of(base) for base in (self.icl_base, self.ft_base))
-        off = [[of(side) for side in sides] for sides in (self.off, self.off_base)]
-        return UpdateSources(of(self.zsl), of(self.icl), of(self.ft), *bases, *off)
+        icl_base, ft_base = (None if base is None else of(base) for base in (self.icl_base, self.ft_base))
+        off, off_base = ([of(side) for side in sides] for sides in (self.off, self.off_base))
+        return UpdateSources(of(self.zsl), of(self.icl), of(self.ft), icl_base, ft_base, off, off_base)
 
     def read(self, chunk: BlockChunk) -> BlockVectors:
         z, u, w = (chunk.read(side) for side in (self.zsl, self.icl, self.ft))
