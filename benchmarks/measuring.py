@@ -2,8 +2,9 @@
 
     python benchmarks/measuring.py                              # 500 queries of an 8B model, 4 of its 32 layers
     python benchmarks/measuring.py --layers 30 --width 576 --heads 9 --queries 256
+    python benchmarks/measuring.py --layers 32 --device cuda    # as a run on a GPU computes them
 
-Records are random, with the settings of quick controls; numbers do not depend on the device the model ran on.
+Records are random, with the settings of quick controls.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (("queries", 500), ("layers", 4), ("width", 4096), ("heads", 32), ("columns", 45)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--device", help="compute with torch on this device, such as cuda; default: numpy")
     chosen = parser.parse_args()
     records = synthetic(chosen.queries, chosen.layers, chosen.width, chosen.heads, chosen.columns)
-    found = timed(lambda: measure(records), 3)
+    found = timed(lambda: measure(records, device=chosen.device), 3)
     report("metrics and verdict from records", shape=vars(chosen), seconds=found.seconds)
     print(f"{found.seconds / chosen.layers:.3f} s a layer")
 

@@ -91,3 +91,10 @@ def test_agreement_with_itself_is_total_and_k_is_at_most_half() -> None:
             "recall_demo_chance": 0.5,
         }
     )
+
+
+@pytest.mark.parametrize(("n", "levels"), [(64, 9), (65, 10**6), (128, 40), (200, 10**6), (330, 150)])
+def test_tau_b_of_long_rows_equals_counting_pairs(n: int, levels: int) -> None:
+    x, y = np.random.default_rng(n).integers(0, levels, size=(2, 1, 2, n)).astype(np.float64)
+    for index, tau in np.ndenumerate(kendall(x, y)):
+        assert tau == pytest.approx(slow_tau_b(x[index].tolist(), y[index].tolist()), abs=1e-12)

@@ -86,7 +86,8 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
         meta={"task": prepared.task.name, "model": lm.name, "controls": options.controls},
         token_scores=controlled.token_scores,
     )
-    measured = recompute.measure(records, threads=torch.get_num_threads())
+    device = lm.device if lm.device.type == "cuda" else None
+    measured = recompute.measure(records, threads=torch.get_num_threads(), device=device)
     clock.lap("metrics")
     found: dict[str, Any] = {**measured.to_json(), **controlled.report}
     if options.adapter:

@@ -1,4 +1,4 @@
-"""Metrics as pure functions of arrays: no model, no torch, float64 throughout.
+"""Metrics as pure functions of arrays: no model, no torch unless records are measured on a device, float64 throughout.
 
 `dualview.metrics(records)` recomputes every number of a run. Each metric is also a function here, of the arrays of
 `Records`: NaN marks an undefined value, and means leave it out.

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dualview.metrics._scipy import normal_cdf
+from dualview.metrics.arrays import NUMPY, Backend
 from dualview.metrics.cosine import Form, defined_mean, overall_mean, similarity_table
 from dualview.metrics.measured import LayerBounds
 from dualview.metrics.nulls import Floor, RecordFloors, contrast_floors, off_spans_of, record_floors
@@ -188,28 +189,30 @@ class MetricControls:
 
 @dataclass(frozen=True)
 class ControlOptions:
-    """Seed and sizes of every random draw."""
+    """Seed and sizes of every random draw, and where to compute."""
 
     seed: int = 0
     draws: int = DRAWS
     level: float = 0.95
+    backend: Backend = NUMPY
 
 
 LEAST_DEFINED = 0.5
 """A control that changes nothing but rounding has a cosine here and there; what those few say is no floor."""
 
 
-def record_tables(records: Records) -> RecordTables:
+def record_tables(records: Records, backend: Backend = NUMPY) -> RecordTables:
     """The similarities of ICL and FT, and with every control of this model in the place of one of them."""
     found = {name: role_of(name) for name in control_trios(records) if name in records.controls}
-    return RecordTables.of(records, {name: role.place for name, role in found.items() if role is not None})
+    return RecordTables.of(records, {name: role.place for name, role in found.items() if role is not None}, backend)
 
 
 def compute_controls(
     records: Records, options: ControlOptions | None = None, tables: RecordTables | None = None
 ) -> Mapping[str, MetricControls]:
     """Interval, floors, ceilings and p-values of accuracy gains, Rec2FTP and every similarity the records allow."""
-    options, tables = options or ControlOptions(), tables or record_tables(records)
+    options = options or ControlOptions()
+    tables, seed, backend = tables or record_tables(records, options.backend), options.seed, options.backend
     results = {f"accuracy_{name}": accuracy_gain(records, name, options) for name in ("icl", "ft")}
     results["rec2ftp"] = rec2ftp_controls(records, options)
     for array in ("h", "m"):
@@ -221,11 +224,11 @@ def compute_controls(
         forms: list[Form] = [SIMILARITIES[name].form for name in names]
         off = off_spans_of(records) if array == "h" else ()
         floors = record_floors(
-            stacks[0], stacks[1], stacks[2], forms, columns=records.columns, off=off, seed=options.seed
+            stacks[0], stacks[1], stacks[2], forms, columns=records.columns, off=off, seed=seed, backend=backend
         )
         for name in names:
             results[name] = similarity_controls(records, name, floors[SIMILARITIES[name].form], options, tables)
-    contrast = contrast_floors(records, seed=options.seed)
+    contrast = contrast_floors(records, seed=seed, backend=backend)
     name = "label_contrast"
     if contrast is None:
         results[name] = MetricControls(name, None, reason=NOT_RECORDED)

@@ -6,16 +6,15 @@ attention outputs. All arithmetic is float64, whatever the records were stored i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from dualview.metrics.arrays import NUMPY, as_type, library
+
 T = TypeVar("T")
-_THREADS = 8  # each holds some ten arrays of one layer in double precision
 
 UNDEFINED_BELOW = 1e-4
 """A cosine is undefined (rounding) if one of its vectors is shorter than this fraction of the ZSL vector."""
@@ -25,24 +24,29 @@ Form = Literal["update", "normalised", "map"]
 
 
 def dot(a: Float[np.ndarray, "*batch dim"], b: Float[np.ndarray, "*batch dim"]) -> Float[np.ndarray, "*batch"]:
-    return np.einsum("...d,...d->...", a, b)
+    return np.einsum("...d,...d->...", a, b) if library(a) is np else (a * b).sum(-1)
 
 
 def norm(a: Float[np.ndarray, "*batch dim"]) -> Float[np.ndarray, "*batch"]:
-    return np.sqrt(dot(a, a))
+    return root(dot(a, a))
+
+
+def root(squared: Float[np.ndarray, "*_shape"]) -> Float[np.ndarray, "*_shape"]:
+    """The square root, 0 of what rounding has made negative."""
+    return library(squared).sqrt(squared.clip(0.0))
 
 
 def ratio(a: Float[np.ndarray, "*_shape"], b: Float[np.ndarray, "*_shape"]) -> Float[np.ndarray, "*_shape"]:
     """a / b, NaN where b is 0 or anything is not finite; never a warning."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         quotient = a / b
-    return np.where(np.isfinite(quotient), quotient, np.nan)
+    xp = library(quotient)
+    return xp.where(xp.isfinite(quotient), quotient, float("nan"))
 
 
 def each_layer(work: Callable[[int], T], layers: int) -> list[T]:
-    """`work` on every layer, on several threads: nearly all of it is numpy's, which lets threads run."""
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        return list(pool.map(work, range(layers)))
+    """`work` on every layer, on several threads."""
+    return NUMPY.each(work, range(layers))
 
 
 def layer_of(
@@ -80,9 +84,10 @@ def long_enough(
     length: Float[np.ndarray, "*batch"], reference: Float[np.ndarray, "*batch"]
 ) -> Float[np.ndarray, "*batch"]:
     """The length itself, NaN where it is below `UNDEFINED_BELOW` of the reference, zero or not finite."""
+    xp = library(length)
     with np.errstate(invalid="ignore", over="ignore"):
-        defined = np.isfinite(length) & (length >= UNDEFINED_BELOW * reference) & (length > 0)
-    return np.where(defined, length, np.nan)
+        defined = xp.isfinite(length) & (length >= UNDEFINED_BELOW * reference) & (length > 0)
+    return xp.where(defined, length, float("nan"))
 
 
 def cosine(
@@ -105,9 +110,9 @@ def similarity(
 
 def defined_mean(values: Float[np.ndarray, "*_shape"], axis: int) -> Float[np.ndarray, "*_shape"]:
     """The mean over one axis of what is defined (not NaN); NaN where nothing is."""
-    defined = ~np.isnan(values)
-    total = np.asarray(np.where(defined, values, 0.0).sum(axis=axis))
-    return ratio(total, np.asarray(defined.sum(axis=axis), dtype=np.float64))
+    xp = library(values)
+    defined = ~xp.isnan(values)
+    return ratio(xp.where(defined, values, 0.0).sum(axis=axis), as_type(defined.sum(axis=axis), "float64"))
 
 
 def similarity_table(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from dualview.metrics.cosine import dot, ratio
+from dualview.metrics.arrays import Backend, as_type, library, put_like
+from dualview.metrics.cosine import dot, ratio, root
 from dualview.metrics.null_updates import BlockVectors, Compared, inner_products, short
 
 
@@ -22,26 +23,25 @@ class BlockChunk:
     width: int
     """How many entries their vectors have."""
 
-    def read(self, stack: np.ndarray, layer: int) -> Float[np.ndarray, "block group member dim"]:
-        """One layer of `h` or `m`, in double precision; what lies beyond a map's columns is left out."""
-        part = stack[self.members, layer]
-        part = part[:, None] if part.ndim == 3 else part[..., : self.width].swapaxes(1, 2)
-        return np.ascontiguousarray(part, dtype=np.float64)
+    def read(self, stack: Float[np.ndarray, "query layer *rest"]) -> Float[np.ndarray, "layer block group member dim"]:
+        """Some layers of `h` or `m`, in double precision; what lies beyond a map's columns is left out."""
+        part = library(stack).moveaxis(stack[put_like(self.members, stack)], 2, 0)
+        return as_type(part[:, :, None] if part.ndim == 4 else part[..., : self.width].swapaxes(2, 3), "float64")
 
 
 def block_chunks(
-    blocks: Sequence[Int[np.ndarray, " _member"]], dims: Int[np.ndarray, " query"], array: str
+    blocks: Sequence[Int[np.ndarray, " _member"]], dims: Int[np.ndarray, " query"], groups: int, backend: Backend
 ) -> list[BlockChunk]:
-    """Each block of outputs by itself, so that it stays in the processor's cache; blocks of like maps together."""
-    if array == "h":
-        return [BlockChunk([number], block[None], int(dims[block[0]])) for number, block in enumerate(blocks)]
+    """Blocks of as many queries and equal widths together, as far as they make one array of the right size."""
     same: dict[tuple[int, int], list[int]] = {}
     for number, block in enumerate(blocks):
         same.setdefault((int(dims[block[0]]), block.size), []).append(number)
-    return [
-        BlockChunk(numbers, np.stack([blocks[number] for number in numbers]), width)
-        for (width, _), numbers in same.items()
-    ]
+    chunks: list[BlockChunk] = []
+    for (width, size), numbers in same.items():
+        several = backend.fitting(width * size * groups)
+        for some in (numbers[start : start + several] for start in range(0, len(numbers), several)):
+            chunks.append(BlockChunk(some, np.stack([blocks[number] for number in some]), width))
+    return chunks
 
 
 @dataclass(frozen=True)
@@ -56,80 +56,98 @@ class UpdateSources:
     off: Sequence[np.ndarray] = ()
     off_base: Sequence[np.ndarray] = ()
 
-    def read(self, chunk: BlockChunk, layer: int) -> BlockVectors:
-        z, u, w = (chunk.read(side, layer) for side in (self.zsl, self.icl, self.ft))
-        u -= z if self.icl_base is None else chunk.read(self.icl_base, layer)
-        w -= z if self.ft_base is None else chunk.read(self.ft_base, layer)
-        off = tuple(chunk.read(side, layer) for side in self.off)
+    def put(self, layers: slice, backend: Backend) -> UpdateSources:
+        """Some layers of every source, where they are computed with."""
+
+        def of(stack: np.ndarray) -> np.ndarray:
+            return backend.put(stack[:, layers])
+
+        icl_base, ft_base = (None if base is None else of(base) for base in (self.icl_base, self.ft_base))
+        off, off_base = ([of(side) for side in sides] for sides in (self.off, self.off_base))
+        return UpdateSources(of(self.zsl), of(self.icl), of(self.ft), icl_base, ft_base, off, off_base)
+
+    def read(self, chunk: BlockChunk) -> BlockVectors:
+        z, u, w = (chunk.read(side) for side in (self.zsl, self.icl, self.ft))
+        u -= z if self.icl_base is None else chunk.read(self.icl_base)
+        w -= z if self.ft_base is None else chunk.read(self.ft_base)
+        off = tuple(chunk.read(side) for side in self.off)
         for side, base in zip(off, self.off_base, strict=False):
-            side -= chunk.read(base, layer)
+            side -= chunk.read(base)
         return BlockVectors(z, u, w, off)
 
 
 class Rotations:
-    """One layer's updates as the rotations see them: whole, and beyond the block's mean and outside the span."""
+    """Some layers' updates as the rotations see them: whole, and beyond the block's mean and outside the span."""
 
-    def __init__(self, dims: Int[np.ndarray, " query"], groups: int, sample: Int[np.ndarray, " member"]):
-        shape = (sample.size, groups, int(dims.max()))
-        self.rows = {name: (np.zeros(shape), np.zeros(shape)) for name in ("whole", "specific")}
-        for side in self.rows["specific"]:
-            side.fill(np.nan)
-        self.dims, self.sample = dims, sample
+    def __init__(
+        self, dims: Int[np.ndarray, " query"], layers: int, groups: int, sample: Int[np.ndarray, " member"], at: Backend
+    ):
+        shape = (layers, sample.size, groups, int(dims.max()))
+        self.rows = {
+            name: tuple(at.put(np.full(shape, fill)) for _ in range(2))
+            for name, fill in (("whole", 0.0), ("specific", np.nan))
+        }
+        self.dims, self.sample, self.at = dims, sample, at
         self.slot = np.full(dims.size, -1)
         self.slot[sample] = np.arange(sample.size)
-        self.rest = np.full((dims.size, groups), np.nan)
+        self.rest = at.put(np.full((layers, dims.size, groups), np.nan))
 
     def add(self, chunk: BlockChunk, v: BlockVectors, compared: Compared) -> None:
         """Take in the queries of some blocks."""
-        block, member = np.nonzero(self.slot[chunk.members] >= 0)
-        into = self.slot[chunk.members[block, member]]
-        for side, row, length in zip(self.rows["whole"], (v.u, v.w), (compared.x_norm, compared.y_norm), strict=True):
-            side[into, :, : chunk.width] = row[block, :, member] / length[block, :, member, None]
+        found = np.nonzero(self.slot[chunk.members] >= 0)
+        block, member, into = (self.at.put(each) for each in (*found, self.slot[chunk.members[found]]))
+
+        def sampled(side: Float[np.ndarray, "layer block group member *dim"]) -> np.ndarray:
+            return side.swapaxes(2, 3)[:, block, member]
+
+        lengths = compared.x_norm, compared.y_norm
+        if found[0].size:
+            for side, row, length in zip(self.rows["whole"], (v.u, v.w), lengths, strict=True):
+                side[:, into, :, : chunk.width] = sampled(row) / sampled(length)[..., None]
         if chunk.members.shape[1] < 2:
             return
-        sides, pairs, kept = _outside_span(v, compared)
+        xp, (pairs, kept) = library(v.u), _outside_span(v, compared)
         both = kept[0][..., :, None] & kept[1][..., None, :]
-        rest = compared.beyond_mean(np.where(both, pairs, 0.0))
-        self.rest[chunk.members] = np.diagonal(rest, axis1=-2, axis2=-1).swapaxes(1, 2)
-        if not into.size:
+        rest = compared.beyond_mean(xp.where(both, pairs, 0.0))
+        self.rest[:, self.at.put(chunk.members)] = xp.einsum("...ii->...i", rest).swapaxes(2, 3)
+        if not found[0].size:
             return
-        count: np.ndarray = compared.usable.sum(axis=-1, dtype=np.float64)[..., None]
-        factor = np.sqrt(ratio(count, count - 1))
-        lengths = compared.x_norm, compared.y_norm
+        less = compared.without_zsl()
+        sides = v.off or (v.u + less.beta[..., None] * v.z, v.w + less.delta[..., None] * v.z)
+        count = as_type(compared.usable.sum(axis=-1), "float64")[..., None]
+        factor = root(ratio(count, count - 1))
         for side, row, keep, length in zip(self.rows["specific"], sides, kept, lengths, strict=True):
             counted = (compared.usable & keep)[..., None]
-            clean = row if counted.all() else np.where(counted, row, 0.0)
+            clean = row if bool(counted.all()) else xp.where(counted, row, 0.0)
             mean = ratio(clean.sum(axis=-2), count)
-            scale = (factor / length)[block, :, member, None]
-            side[into] = 0.0
-            side[into, :, : chunk.width] = (clean[block, :, member] - mean[block]) * scale
+            side[:, into] = 0.0
+            side[:, into, :, : chunk.width] = (sampled(clean) - mean[:, block]) * sampled(factor / length)[..., None]
 
-    def deviation(self, name: str, defined: Bool[np.ndarray, "query group"]) -> float:
+    def deviation(self, name: str, defined: Bool[np.ndarray, "layer query group"]) -> Float[np.ndarray, " layer"]:
         x, y = self.rows[name]
-        total = float(defined.sum())
-        return rotation_variance(x, y, self.dims[self.sample], queries=self.dims.size, defined=total) ** 0.5
+        total = as_type(defined.sum(axis=(1, 2)), "float64")
+        return root(rotation_variance(x, y, self.dims[self.sample], queries=self.dims.size, defined=total))
 
 
-def _outside_span(v: BlockVectors, compared: Compared) -> tuple[Sequence[np.ndarray], np.ndarray, Sequence[np.ndarray]]:
-    """x and y outside the heads' span (or else less their components along zsl), x_i·y_j, and where they are not 0."""
+def _outside_span(v: BlockVectors, compared: Compared) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+    """x_i·y_j outside the heads' span (or else less the components along zsl), and where x and y are not 0 there."""
     p, lengths = compared.products, (compared.x_norm, compared.y_norm)
     if v.off:
-        squares, sides, pairs = [dot(side, side) for side in v.off], v.off, inner_products(*v.off)
+        squares, pairs = [dot(side, side) for side in v.off], inner_products(*v.off)
     else:
-        less = compared.without_zsl()
-        squares = [p.uu - np.nan_to_num(ratio(p.uz**2, p.zz)), p.ww - np.nan_to_num(ratio(p.wz**2, p.zz))]
-        sides, pairs = (v.u + less.beta[..., None] * v.z, v.w + less.delta[..., None] * v.z), less.pairs()
-    return sides, pairs, [~short(square, length) for square, length in zip(squares, lengths, strict=True)]
+        along = [library(az).nan_to_num(ratio(az**2, p.zz)) for az in (p.uz, p.wz)]
+        squares, pairs = [p.uu - along[0], p.ww - along[1]], compared.without_zsl().pairs()
+    return pairs, [~short(square, length) for square, length in zip(squares, lengths, strict=True)]
 
 
 def rotation_variance(
-    x: Float[np.ndarray, "member group dim"],
-    y: Float[np.ndarray, "member group dim"],
+    x: Float[np.ndarray, "layer member group dim"],
+    y: Float[np.ndarray, "layer member group dim"],
     dims: Int[np.ndarray, " member"],
     *,
     queries: int,
-    defined: float,
-) -> float:
+    defined: Float[np.ndarray, " layer"],
+) -> Float[np.ndarray, " layer"]:
     """The variance of the mean x_i·y_i, over queries and heads, when one random rotation Q turns all the y together.
 
     mean x_i·Q y_i = ⟨Q, C⟩ with C the mean of x_i y_iᵀ, and for a uniformly random Q in d dimensions this has mean 0
@@ -138,40 +156,39 @@ def rotation_variance(
     a sample of the `queries`; `defined` pairs of vectors there are in all of them. Maps of different lengths are laid
     side by side from the first column, then from the last, and the larger counts. NaN where nothing is defined.
     """
-    kept = len(x)
-    if not defined:
-        return float("nan")
-    there = np.isfinite(dot(x, x) * dot(y, y))[..., None]
-    chosen = [np.where(there, side, 0.0).transpose(1, 0, 2) for side in (x, y)]
+    kept, xp = int(x.shape[1]), library(x)
+    there = xp.isfinite(dot(x, x) * dot(y, y))[..., None]
+    chosen = [xp.where(there, side, 0.0).swapaxes(1, 2) for side in (x, y)]
     layouts = [chosen]
     if np.ptp(dims) > 0:
         layouts.append([_from_the_end(side, dims) for side in chosen])
-    largest = 0.0
+    largest, scale = xp.zeros_like(defined), put_like(dims[:, None] ** -0.5, x)
     for left, right in layouts:
-        own, everything = _outer_products(left / np.sqrt(dims)[:, None], right)
-        between = max(0.0, everything - own)
+        own, everything = _outer_products(left * scale, right)
+        between = (everything - own).clip(0.0)
         scaled = own * queries / kept
         scaled += between * queries * (queries - 1) / (kept * (kept - 1)) if kept > 1 else 0.0
-        largest = max(largest, scaled)
-    return largest / defined**2
+        largest = xp.maximum(largest, scaled)
+    return ratio(largest, defined**2)
 
 
 def _outer_products(
-    x: Float[np.ndarray, "group member dim"], y: Float[np.ndarray, "group member dim"]
-) -> tuple[float, float]:
+    x: Float[np.ndarray, "layer group member dim"], y: Float[np.ndarray, "layer group member dim"]
+) -> tuple[Float[np.ndarray, " layer"], Float[np.ndarray, " layer"]]:
     """Σ_i ‖C_i‖² and ‖Σ_i C_i‖², with C_i = Σ_heads x_i y_iᵀ: from the C_i, or from inner products if that is less."""
-    groups, kept, dim = x.shape
+    layers, groups, kept, dim = x.shape
     if dim < groups * kept:
-        outer = x.transpose(1, 2, 0) @ y.transpose(1, 0, 2)
-        return float(np.vdot(outer, outer)), float(np.square(outer.sum(axis=0)).sum())
-    flat = [side.reshape(1, groups * kept, dim) for side in (x, y)]
-    products = np.multiply(*(inner_products(side, side)[0] for side in flat)).reshape(groups, kept, groups, kept)
-    return float(np.einsum("giGi->", products)), float(products.sum())
+        outer = x.swapaxes(1, 2).swapaxes(2, 3) @ y.swapaxes(1, 2)
+        return (outer**2).sum(axis=(1, 2, 3)), (outer.sum(axis=1) ** 2).sum(axis=(1, 2))
+    grams = [inner_products(flat, flat) for flat in (side.reshape(layers, groups * kept, dim) for side in (x, y))]
+    products = (grams[0] * grams[1]).reshape(layers, groups, kept, groups, kept)
+    return library(x).einsum("lgiGi->l", products), products.sum(axis=(1, 2, 3, 4))
 
 
 def _from_the_end(
-    unit: Float[np.ndarray, "group member dim"], dims: Int[np.ndarray, " member"]
-) -> Float[np.ndarray, "group member dim"]:
+    unit: Float[np.ndarray, "layer group member dim"], dims: Int[np.ndarray, " member"]
+) -> Float[np.ndarray, "layer group member dim"]:
     """Each vector's `dims` entries moved to the end of its row."""
-    source = np.arange(int(unit.shape[2])) - (unit.shape[2] - dims[:, None])
-    return np.where(source >= 0, np.take_along_axis(unit, np.maximum(source, 0)[None], axis=2), 0.0)
+    source = np.arange(int(unit.shape[3])) - (unit.shape[3] - dims[:, None])
+    member, at = put_like(np.arange(dims.size)[:, None], unit), put_like(np.maximum(source, 0), unit)
+    return library(unit).where(put_like(source >= 0, unit), unit[:, :, member, at], 0.0)

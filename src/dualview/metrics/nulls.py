@@ -35,10 +35,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dualview.metrics._scipy import normal_quantile
-from dualview.metrics.cosine import Form, defined_mean, each_layer, long_enough, ratio
+from dualview.metrics.arrays import NUMPY, Backend, as_type, library, put_like, to_numpy
+from dualview.metrics.cosine import Form, defined_mean, long_enough, ratio
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.null_rotations import BlockChunk, Rotations, UpdateSources, block_chunks
-from dualview.metrics.null_updates import BlockProducts, Compared, gaussian
+from dualview.metrics.null_updates import BlockProducts, Compared, gaussian, random_directions
 from dualview.metrics.sim_aou import noise_floor
 from dualview.metrics.statistics import generator
 from dualview.records import Records
@@ -128,20 +129,21 @@ def shuffle_test(pairs: Sequence[Float[np.ndarray, "layer _member _member"]], *,
     layers = int(pairs[0].shape[0]) if pairs else 0
     expected = np.zeros(layers)
     for block in pairs:
-        expected += (~np.isnan(block)).sum(axis=(1, 2)) / block.shape[1]
+        expected += to_numpy((~library(block).isnan(block)).sum(axis=(1, 2))) / block.shape[1]
     orders = sum(math.lgamma(int(block.shape[1]) + 1) for block in pairs)
     if not expected.any() or orders < math.log(_LEAST_ORDERS):  # so few orders cannot give a small p
         return ShuffleTest(None, np.full(layers, np.nan))
-    weight = np.where(expected > 0, 1.0 / np.maximum(expected, 1e-300), 0.0)
-    observed, shuffled = np.zeros(layers), np.zeros((_PERMUTATIONS, layers))
-    rng = generator(seed, name)
+    weight = put_like(np.where(expected > 0, 1.0 / np.maximum(expected, 1e-300), 0.0), pairs[0])
+    observed, shuffled = (put_like(np.zeros(shape), pairs[0]) for shape in ((layers,), (_PERMUTATIONS, layers)))
+    rng, xp = generator(seed, name), library(pairs[0])
     for block in pairs:
-        values, member = np.nan_to_num(block) * weight[:, None, None], np.arange(int(block.shape[1]))
-        observed += np.trace(values, axis1=1, axis2=2)
+        values, member = xp.nan_to_num(block) * weight[:, None, None], np.arange(int(block.shape[1]))
+        observed += xp.einsum("lii->l", values)
         orders = rng.permuted(np.broadcast_to(member, (_PERMUTATIONS, member.size)), axis=1)
-        rows = np.ascontiguousarray(values.reshape(layers, -1).T)  # a permutation takes whole rows: all layers at once
-        for i in member:
-            shuffled += rows[i * member.size + orders[:, i]]
+        rows = as_type(values.reshape(layers, -1).T, "float64")  # a permutation takes whole rows: all layers at once
+        for taken in put_like(np.ascontiguousarray((orders + member * member.size).T), rows):
+            shuffled += rows[taken]
+    observed, shuffled = to_numpy(observed), to_numpy(shuffled)
     slack = 1e-12 * np.abs(observed).sum()
     per_layer = (1 + (shuffled >= observed - slack).sum(axis=0)) / (_PERMUTATIONS + 1)
     overall = (1 + int((shuffled.sum(axis=1) >= observed.sum() - slack).sum())) / (_PERMUTATIONS + 1)
@@ -153,35 +155,37 @@ def shuffle_test(pairs: Sequence[Float[np.ndarray, "layer _member _member"]], *,
 class _Collected:
     """One form's arrays while the layers are being gone through."""
 
-    tables: Mapping[str, Float[np.ndarray, "query layer"]]
+    tables: Mapping[str, Float[np.ndarray, "layer query"]]
     pairs: Sequence[Float[np.ndarray, "layer _member _member"]]
     centred: Sequence[Float[np.ndarray, "layer _member _member"]]
     deviations: Mapping[str, Float[np.ndarray, " layer"]]
 
     @classmethod
-    def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " _member"]]) -> _Collected:
-        squares = [[np.full((layers, block.size, block.size), np.nan) for block in blocks] for _ in range(2)]
-        tables = {
-            name: np.full((n, layers), np.nan) for name in ("value", "shrinkage", "gaussian", "noise", "before", "rest")
-        }
-        return cls(tables, squares[0], squares[1], {name: np.full(layers, np.nan) for name in ("whole", "specific")})
+    def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " _member"]], at: Backend) -> _Collected:
+        def full(*shape: int) -> np.ndarray:
+            return at.put(np.full(shape, np.nan))
 
-    def fill_queries(self, index: int, form: Form, own: dict[str, np.ndarray], random: np.ndarray) -> None:
-        """What each query has by itself; `own` is [query, group]."""
+        pairs, centred = ([full(layers, block.size, block.size) for block in blocks] for _ in range(2))
+        names = ("value", "shrinkage", "gaussian", "noise", "before", "rest")
+        deviations = {name: full(layers) for name in ("whole", "specific")}
+        return cls({name: full(layers, n) for name in names}, pairs, centred, deviations)
+
+    def fill_queries(self, layers: slice, form: Form, own: dict[str, np.ndarray], random: np.ndarray) -> None:
+        """What each query has by itself; `own` is [layer, query, group]."""
         means = {"value": own["value"], "shrinkage": own["shrinkage"], "gaussian": random}
         if form == "map":
             means["before"] = ratio(own["x_z"], own["x_norm"] * long_enough(own["z_norm"], own["z_norm"]))
         if form == "normalised":
             means["noise"] = noise_floor(own["x_size"], own["y_size"])
         for name, values in means.items():
-            self.tables[name][:, index] = defined_mean(values, axis=1)
+            self.tables[name][layers] = defined_mean(values, axis=-1)
 
-    def fill_blocks(self, index: int, chunk: BlockChunk, compared: Compared) -> None:
+    def fill_blocks(self, layers: slice, chunk: BlockChunk, compared: Compared) -> None:
         """Compare queries within blocks."""
         others = compared.other_queries()
-        rest = defined_mean(compared.beyond_mean(compared.pairs()), axis=1)
+        rest = defined_mean(compared.beyond_mean(compared.pairs()), axis=-3)
         for at, number in enumerate(chunk.numbers):
-            self.pairs[number][index], self.centred[number][index] = others[at], rest[at]
+            self.pairs[number][layers], self.centred[number][layers] = others[:, at], rest[:, at]
 
 
 def record_floors(
@@ -193,57 +197,78 @@ def record_floors(
     columns: Int[np.ndarray, " query"] | None = None,
     off: Sequence[Float[np.ndarray, "query layer d_model"]] = (),
     seed: int = 0,
+    backend: Backend = NUMPY,
 ) -> Mapping[Form, RecordFloors]:
-    """All floors of `h` (three axes) or `m` (four) for the given forms, one layer at a time.
+    """All floors of `h` (three axes) or `m` (four) for the given forms, a few layers at a time.
 
     off   ICL's and FT's `off_span`, where they were recorded
     """
-    return _floors(UpdateSources(zsl, icl, ft, off=off), forms, columns, seed)
+    return _floors(UpdateSources(zsl, icl, ft, off=off), forms, columns, seed, backend)
 
 
 def _floors(
-    sources: UpdateSources, forms: Sequence[Form], columns: Int[np.ndarray, " query"] | None, seed: int
+    sources: UpdateSources,
+    forms: Sequence[Form],
+    columns: Int[np.ndarray, " query"] | None,
+    seed: int,
+    backend: Backend,
 ) -> Mapping[Form, RecordFloors]:
     zsl = sources.zsl
     n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
     dims = np.full(n, zsl.shape[-1]) if columns is None or array == "h" else columns
     blocks = map_blocks(dims, seed) if array == "m" else output_blocks(n, seed)
-    chunks, groups = block_chunks(blocks, dims, array), zsl.shape[2] if array == "m" else 1
+    groups = zsl.shape[2] if array == "m" else 1
+    chunks = block_chunks(blocks, dims, groups, backend)
     sample = generator(seed, "rotated").permutation(n)[:_ROTATION_SAMPLE]
-    collected: dict[Form, _Collected] = {form: _Collected.empty(n, layers, blocks) for form in forms}
+    collected: dict[Form, _Collected] = {form: _Collected.empty(n, layers, blocks, backend) for form in forms}
     with_z = bool(set(forms) - {"update"}) or ("update" in forms and not sources.off)
 
-    def fill(index: int) -> None:
-        with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
-            own: dict[Form, dict[str, np.ndarray]] = {form: {} for form in forms}
-            rotations = Rotations(dims, groups, sample) if "update" in forms else None
-            for chunk in chunks:
-                v = sources.read(chunk, index)
-                products = BlockProducts.of(v, with_z=with_z)
-                for form, into in collected.items():
-                    compared = Compared.of(form, products)
-                    for name, values in compared.own.items():
-                        table = own[form].setdefault(name, np.full((n, groups), np.nan))
-                        table[chunk.members] = values.swapaxes(1, 2)
-                    if chunk.members.shape[1] > 1:
-                        into.fill_blocks(index, chunk, compared)
-                    if form == "update" and rotations is not None:
-                        rotations.add(chunk, v, compared)
-            for form, into in collected.items():
-                draw = generator(seed, f"gaussian/{array}/{form}/{index}")
-                into.fill_queries(index, form, own[form], gaussian(form, own[form], dims, draw))
-            if rotations is not None:
-                into, lengths = collected["update"], own["update"]["x_norm"] * own["update"]["b_norm"]
-                into.tables["rest"][:, index] = defined_mean(rotations.rest, axis=1)
-                into.deviations["whole"][index] = rotations.deviation("whole", np.isfinite(lengths))
-                into.deviations["specific"][index] = rotations.deviation("specific", np.isfinite(rotations.rest))
+    def random(form: Form, step: slice) -> Float[np.ndarray, "3 draw layer query group"]:
+        def of(layer: int) -> np.ndarray:
+            return random_directions(dims, groups, generator(seed, f"gaussian/{array}/{form}/{layer}"))
 
-    each_layer(fill, layers)
+        each = map if backend.device is None else NUMPY.each  # numpy's steps are on several threads already
+        return backend.put(np.stack(list(each(of, range(step.start, step.stop))), axis=2))
+
+    def fill(step: slice) -> None:
+        here, count = sources.put(step, backend), step.stop - step.start
+        own: dict[Form, dict[str, np.ndarray]] = {form: {} for form in forms}
+        rotations = Rotations(dims, count, groups, sample, backend) if "update" in forms else None
+        for chunk in chunks:
+            v, members = here.read(chunk), backend.put(chunk.members)
+            products = BlockProducts.of(v, with_z=with_z)
+            for form, into in collected.items():
+                compared = Compared.of(form, products)
+                for name, values in compared.own.items():
+                    if name not in own[form]:
+                        own[form][name] = backend.put(np.full((count, n, groups), np.nan))
+                    own[form][name][:, members] = values.swapaxes(2, 3)
+                if chunk.members.shape[1] > 1:
+                    into.fill_blocks(step, chunk, compared)
+                if form == "update" and rotations is not None:
+                    rotations.add(chunk, v, compared)
+        for form, into in collected.items():
+            into.fill_queries(step, form, own[form], gaussian(form, own[form], random(form, step)))
+        if rotations is not None:
+            into, lengths = collected["update"], own["update"]["x_norm"] * own["update"]["b_norm"]
+            isfinite = library(lengths).isfinite
+            into.tables["rest"][step] = defined_mean(rotations.rest, axis=-1)
+            into.deviations["whole"][step] = rotations.deviation("whole", isfinite(lengths))
+            into.deviations["specific"][step] = rotations.deviation("specific", isfinite(rotations.rest))
+
+    def quietly(step: slice) -> None:
+        with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
+            fill(step)
+
+    numbers = n * groups * int(zsl.shape[-1])  # a device gets copies of whole layers
+    if backend.device is None:
+        numbers = max(chunk.members.size * chunk.width * groups for chunk in chunks)
+    backend.each(quietly, backend.steps(layers, numbers))
     span = "head_span" if sources.off else "zsl_direction"
     return {form: _finish(into, blocks, seed, f"{array}/{form}", span) for form, into in collected.items()}
 
 
-def contrast_floors(records: Records, *, seed: int = 0) -> RecordFloors | None:
+def contrast_floors(records: Records, *, seed: int = 0, backend: Backend = NUMPY) -> RecordFloors | None:
     """The label contrast with its floors (another query, the mean direction, rotations); None if it was not recorded.
 
     The floors are those of an update: each contrast counts as what a setting adds to h_zsl.
@@ -257,7 +282,7 @@ def contrast_floors(records: Records, *, seed: int = 0) -> RecordFloors | None:
     off = [each for name in names if (each := records[name].off_span) is not None]
     off = off if len(off) == 4 else []
     sources = UpdateSources(h[0], h[1], h[2], h[3], h[4], off[:2], off[2:])
-    return _floors(sources, ["update"], None, seed)["update"]
+    return _floors(sources, ["update"], None, seed, backend)["update"]
 
 
 def off_spans_of(records: Records) -> list[Float[np.ndarray, "query layer d_model"]]:
@@ -269,29 +294,30 @@ def off_spans_of(records: Records) -> list[Float[np.ndarray, "query layer d_mode
 def _finish(
     into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str, span: str
 ) -> RecordFloors:
-    value = into.tables["value"]
+    tables = {name: to_numpy(table).T for name, table in into.tables.items()}
+    value = tables["value"]
     others, specific = np.full_like(value, np.nan), np.full_like(value, np.nan)
     several = [number for number, block in enumerate(blocks) if block.size > 1]
     for block, pairs, rest in ((blocks[at], into.pairs[at], into.centred[at]) for at in several):
-        own = np.eye(block.size, dtype=bool)
-        others[block] = defined_mean(np.where(own, np.nan, pairs), axis=2).T
-        specific[block] = np.diagonal(rest, axis1=1, axis2=2).T
+        own, xp = put_like(np.eye(block.size, dtype=bool), pairs), library(pairs)
+        others[block] = to_numpy(defined_mean(xp.where(own, float("nan"), pairs), axis=-1)).T
+        specific[block] = to_numpy(xp.einsum("lii->li", rest)).T
     floors: dict[str, Floor] = {
-        "gaussian": Floor(into.tables["gaussian"], value - into.tables["gaussian"]),
+        "gaussian": Floor(tables["gaussian"], value - tables["gaussian"]),
         "shuffled_query": Floor(others, value - others),
         "mean_direction": Floor(value - specific, specific),
-        span: Floor(into.tables["shrinkage"], value - into.tables["shrinkage"]),
+        span: Floor(tables["shrinkage"], value - tables["shrinkage"]),
     }
     for own_floor in ("noise", "before"):
-        if not np.isnan(table := into.tables[own_floor]).all():
+        if not np.isnan(table := tables[own_floor]).all():
             floors[own_floor] = Floor(table, value - table)
     tests = {
         "shuffled_query": shuffle_test([into.pairs[at] for at in several], seed=seed, name=f"shuffle/{name}"),
         "mean_direction": shuffle_test([into.centred[at] for at in several], seed=seed, name=f"centred/{name}"),
     }
-    whole, rest = (float(defined_mean(into.deviations[part], axis=0)) for part in ("whole", "specific"))
+    whole, rest = (float(defined_mean(to_numpy(into.deviations[part]), axis=0)) for part in ("whole", "specific"))
     if not whole > 0 or not rest > 0:
         return RecordFloors(value, floors, tests, None)
-    left = into.tables["rest"]
+    left = tables["rest"]
     floors["rotated"] = Floor(value - left, left)
     return RecordFloors(value, floors, tests, Rotated(whole, rest))

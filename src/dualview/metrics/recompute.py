@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dualview.io.json_files import Place, check_place, save_json
+from dualview.metrics.arrays import Backend
 from dualview.metrics.controls import ControlOptions, MetricControls, record_tables
 from dualview.metrics.kendall import Kendall
 from dualview.metrics.measured import Measured
 from dualview.metrics.overlap import overlap_controls, overlap_report
 from dualview.metrics.setting_tables import RecordTables
-from dualview.metrics.summary import NOT_RECORDED, compute_metrics
+from dualview.metrics.summary import NOT_RECORDED, compute_metrics, plain_tables
 from dualview.metrics.verdict import ALPHA, judge_one
 from dualview.records import Records, as_records
 
@@ -27,15 +28,19 @@ def recompute(records: object, *, json: Place = None) -> Measured:
     return measured
 
 
-def measure(records: Records, *, threads: int = 1) -> Measured:
-    """Every metric; with its controls and the verdict where control settings were run."""
-    tables = record_tables(records) if has_controls(records) else None
+def measure(records: Records, *, threads: int = 1, device: object = None) -> Measured:
+    """Every metric; with its controls and the verdict where control settings were run.
+
+    device   torch's device to compute on, in double precision; None for numpy on the CPU
+    """
+    backend, controlled = Backend(device), has_controls(records)
+    tables = record_tables(records, backend) if controlled else plain_tables(records, backend)
     found = compute_metrics(records, tables).to_json()
-    if tables is not None:
-        found |= _with_controls(records, tables, threads)
+    if controlled:
+        found |= _with_controls(records, tables, threads, backend)
     if records.learners:
         views = {name: records.judged_as_ft(name) for name in records.learners}
-        found["learners"] = {name: measure(view, threads=threads) for name, view in views.items()}
+        found["learners"] = {name: measure(view, threads=threads, device=device) for name, view in views.items()}
     return Measured.model_validate(found)
 
 
@@ -45,15 +50,15 @@ def has_controls(records: Records) -> bool:
     return bool(records.controls) if asked is None else asked != "none"
 
 
-def _with_controls(records: Records, tables: RecordTables, threads: int) -> dict[str, object]:
+def _with_controls(records: Records, tables: RecordTables, threads: int, backend: Backend) -> dict[str, object]:
     extra = overlap_controls(records)
-    ranks = None if records.token_scores is None else Kendall.of(records.token_scores, threads)
+    ranks = None if records.token_scores is None else Kendall.of(records.token_scores, threads, backend)
     if ranks is not None:
         extra |= ranks.controls()
     elif not extra:  # records of an earlier version, or built from arrays
         missing = ("token_overlap", "kendall_dual_v")
         extra = {name: MetricControls(name, None, reason=NOT_RECORDED) for name in missing}
-    verdict = judge_one(records, ControlOptions(), ALPHA, tables)
+    verdict = judge_one(records, ControlOptions(backend=backend), ALPHA, tables)
     verdict = replace(verdict, by_metric={**verdict.by_metric, **extra})
     return {
         "kendall": None if ranks is None else ranks.to_json(),

@@ -7,13 +7,14 @@ Each chunk of queries is read once in double precision, and everything follows f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from dualview.metrics.cosine import Form, cosine, defined_mean, dot, each_layer, norm, ratio
+from dualview.metrics.arrays import NUMPY, Backend, as_type, library, to_numpy
+from dualview.metrics.cosine import Form, cosine, defined_mean, dot, norm, ratio, root
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.null_updates import BlockProducts, Compared
 from dualview.records import MAIN_SETTINGS, Records
@@ -45,28 +46,25 @@ class Replaced:
     stack: Float[np.ndarray, "query layer *rest"]
 
 
-@dataclass
 class _Chunk:
-    """Some queries in one layer, in double precision; zero beyond a map's columns."""
+    """Some queries in some layers, in double precision; zero beyond a map's columns."""
 
-    layer: int
-    queries: slice
-    columns: Int[np.ndarray, " query"] | None
-    z: Float[np.ndarray, "query group dim"] = field(init=False)
+    def __init__(
+        self, at: tuple[slice, slice], zsl: np.ndarray, columns: Int[np.ndarray, " query"] | None, backend: Backend
+    ):
+        self.at, self.backend, self.beyond = at, backend, None
+        if columns is not None and zsl.ndim == 4 and columns[at[0]].min() < zsl.shape[-1]:
+            self.beyond = backend.put(np.arange(int(zsl.shape[-1])) >= columns[at[0]].reshape(-1, 1, 1, 1))
+        self.z = self.read(zsl)
 
-    def read(self, stack: np.ndarray) -> Float[np.ndarray, "query group dim"]:
-        part = stack[self.queries, self.layer].astype(np.float64)
-        if part.ndim == 2:
-            return part[:, None]
-        if self.columns is not None:
-            beyond: np.ndarray = np.arange(int(part.shape[-1])) >= self.columns[self.queries].reshape(-1, 1, 1)
-            np.copyto(part, 0.0, where=beyond)
-        return part
+    def read(self, stack: np.ndarray) -> Float[np.ndarray, "query layer group dim"]:
+        part = self.backend.put(stack[self.at])
+        if self.beyond is not None:
+            part = library(part).where(self.beyond, 0.0, part)
+        return as_type(part if part.ndim == 4 else part[:, :, None], "float64")
 
-    def update(self, stack: np.ndarray) -> Float[np.ndarray, "query group dim"]:
-        found = self.read(stack)
-        found -= self.z
-        return found
+    def update(self, stack: np.ndarray) -> Float[np.ndarray, "query layer group dim"]:
+        return self.read(stack) - self.z
 
 
 def setting_tables(
@@ -75,6 +73,7 @@ def setting_tables(
     ft: Float[np.ndarray, "query layer *rest"],
     controls: Mapping[str, Replaced] | None = None,
     columns: Int[np.ndarray, " query"] | None = None,
+    backend: Backend = NUMPY,
 ) -> SettingTables:
     """All tables of `h` (three axes) or `m` (four)."""
     n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
@@ -89,36 +88,40 @@ def setting_tables(
     tables: dict[str, dict[Form, np.ndarray]] = {name: {form: empty() for form in forms} for name in controls}
     contrast = empty() if array == "h" and all(name in controls for name in FLIPPED.values()) else None
 
-    def fill(layer: int) -> None:
-        for start in range(0, n, _CHUNK):
-            chunk = _Chunk(layer, slice(start, start + _CHUNK), columns)
-            at = chunk.queries, layer
-            chunk.z = z = chunk.read(zsl)
+    vector = groups * int(zsl.shape[-1])
+    together = min(n, _CHUNK if backend.device is None else backend.fitting(vector))
+
+    def fill(step: slice) -> None:
+        for start in range(0, n, together):
+            at = slice(start, start + together), step
+            chunk = _Chunk(at, zsl, columns, backend)
+            z = chunk.z
             u, w, kept = chunk.update(icl), chunk.update(ft), dict[str, np.ndarray]()
             zz, own = dot(z, z), {"icl": _Own.of(u, z), "ft": _Own.of(w, z)}
             for form, values in _cosines(forms, zz, own["icl"], own["ft"], dot(u, w)).items():
-                main[form][at] = values
+                main[form][at] = to_numpy(values)
             if before is not None:
-                before[at] = _cosines(("map",), zz, own["icl"], _Own.still(zz), np.zeros_like(zz))["map"]
+                before[at] = to_numpy(_cosines(("map",), zz, own["icl"], _Own.still(zz), 0 * zz)["map"])
             for name, table in sizes.items():
-                table[at] = ratio(np.sqrt(own[name].squared), np.sqrt(zz))[:, 0]
+                table[at] = to_numpy(ratio(root(own[name].squared), root(zz))[..., 0])
             for name, control in controls.items():
                 s = chunk.update(control.stack)
                 this, that = _Own.of(s, z), own["ft" if control.place == "icl" else "icl"]
                 sides = (this, that) if control.place == "icl" else (that, this)
                 between = dot(s, w if control.place == "icl" else u)
                 for form, values in _cosines(forms, zz, *sides, between).items():
-                    tables[name][form][at] = defined_mean(values, axis=1)
+                    tables[name][form][at] = to_numpy(defined_mean(values, axis=-1))
                 if contrast is not None and name in FLIPPED.values():
                     kept[name] = s
             if contrast is not None:
-                contrast[at] = cosine(u - kept[FLIPPED["icl"]], w - kept[FLIPPED["ft"]], norm(z))[:, 0]
+                found = cosine(u - kept[FLIPPED["icl"]], w - kept[FLIPPED["ft"]], norm(z))
+                contrast[at] = to_numpy(found[..., 0])
 
-    def quietly(layer: int) -> None:
+    def quietly(step: slice) -> None:
         with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
-            fill(layer)
+            fill(step)
 
-    each_layer(quietly, layers)
+    backend.each(quietly, backend.steps(layers, together * vector))
     return SettingTables(main, before, sizes, contrast, tables)
 
 
@@ -130,7 +133,7 @@ class RecordTables:
     m: SettingTables | None
 
     @classmethod
-    def of(cls, records: Records, places: Mapping[str, Literal["icl", "ft"]]) -> RecordTables:
+    def of(cls, records: Records, places: Mapping[str, Literal["icl", "ft"]], backend: Backend = NUMPY) -> RecordTables:
         """`places`: the control settings to take in, by whose place they take."""
 
         def tables(array: str) -> SettingTables | None:
@@ -139,7 +142,7 @@ class RecordTables:
                 return None
             given = {name: getattr(records[name], array) for name in places}
             controls = {name: Replaced(places[name], stack) for name, stack in given.items() if stack is not None}
-            return setting_tables(stacks[0], stacks[1], stacks[2], controls, records.columns)
+            return setting_tables(stacks[0], stacks[1], stacks[2], controls, records.columns, backend)
 
         return cls(tables("h"), tables("m"))
 
@@ -148,8 +151,8 @@ class RecordTables:
 class _Own:
     """The products of an update with itself and with the ZSL vector."""
 
-    squared: Float[np.ndarray, "query group"]
-    along: Float[np.ndarray, "query group"]
+    squared: Float[np.ndarray, "query layer group"]
+    along: Float[np.ndarray, "query layer group"]
 
     @classmethod
     def of(cls, update: np.ndarray, z: np.ndarray) -> _Own:
@@ -158,15 +161,15 @@ class _Own:
     @classmethod
     def still(cls, zz: np.ndarray) -> _Own:
         """Of no update at all."""
-        return cls(np.zeros_like(zz), np.zeros_like(zz))
+        return cls(0 * zz, 0 * zz)
 
 
 def _cosines(
     forms: tuple[Form, ...],
-    zz: Float[np.ndarray, "query group"],
+    zz: Float[np.ndarray, "query layer group"],
     icl: _Own,
     ft: _Own,
-    between: Float[np.ndarray, "query group"],
-) -> dict[Form, Float[np.ndarray, "query group"]]:
+    between: Float[np.ndarray, "query layer group"],
+) -> dict[Form, Float[np.ndarray, "query layer group"]]:
     products = BlockProducts(zz, icl.squared, ft.squared, icl.along, ft.along, between)
     return {form: Compared.of(form, products).own["value"] for form in forms}

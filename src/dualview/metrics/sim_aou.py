@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from dualview.metrics.cosine import each_layer, layer_of, norm, ratio, similarity_table
+from dualview.metrics.arrays import as_type
+from dualview.metrics.cosine import each_layer, layer_of, norm, ratio, root, similarity_table
 
 
 def sim_aou(
@@ -58,5 +59,5 @@ def noise_floor(
     >>> round(float(noise_floor(np.array(3**0.5), np.array(3**0.5))), 6)
     0.25
     """
-    lean = [1 - 1 / np.sqrt(1 + np.asarray(s, dtype=np.float64) ** 2) for s in (icl_norm, ft_norm)]
-    return np.asarray(0.5 * np.sqrt(lean[0] * lean[1]))
+    lean = [1 - 1 / root(1 + as_type(s, "float64") ** 2) for s in (icl_norm, ft_norm)]
+    return 0.5 * root(lean[0] * lean[1])

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dualview.metrics.agreement import Agreement, agreement, label_agreement
+from dualview.metrics.arrays import NUMPY, Backend
 from dualview.metrics.cosine import layer_means, overall_mean
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.measured import LayerBounds
@@ -155,6 +156,11 @@ def _block(parts: Mapping[str, Layered | None]) -> dict[str, object]:
     return result
 
 
+def plain_tables(records: Records, backend: Backend = NUMPY) -> RecordTables:
+    """The similarities of ICL and FT, and the label contrast where flipped labels were run."""
+    return RecordTables.of(records, {name: "icl" for name in FLIPPED.values() if name in records.settings}, backend)
+
+
 def compute_metrics(records: object, tables: RecordTables | None = None) -> Metrics:
     """Every metric of one run from its records alone (or anything `as_records` reads).
 
@@ -163,7 +169,7 @@ def compute_metrics(records: object, tables: RecordTables | None = None) -> Metr
     tables   the records' similarities, where they are known already
     """
     data = as_records(records)
-    tables = tables or RecordTables.of(data, {name: "icl" for name in FLIPPED.values() if name in data.settings})
+    tables = tables or plain_tables(data)
     zsl, icl, ft = (data[name] for name in ("zsl", "icl", "ft"))
     raw = normalised = icl_norm = ft_norm = contrast = None
     if (h := tables.h) is not None:

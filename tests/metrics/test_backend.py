@@ -1,0 +1,109 @@
+"""The statistics are the same with numpy, with torch, and however many layers are taken at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from dualview.metrics import arrays
+from dualview.metrics.recompute import measure
+from dualview.records import Records, Setting, TokenScores
+
+SETTINGS = ("zsl", "icl", "ft", "icl_reordered", "icl_flipped_labels", "ft_flipped_labels", "zsl_shifted")
+
+
+def synthetic(n: int = 90, layers: int = 3, d: int = 20, heads: int = 3, c: int = 7, tokens: int = 150) -> Records:
+    """Records with every array that is measured, and queries whose updates are zero or not finite."""
+    rng = np.random.default_rng(0)
+    columns = rng.integers(1, c + 1, n)
+    h, m = rng.normal(size=(n, layers, d)), rng.normal(size=(n, layers, heads, c))
+    move, turn = rng.normal(size=h.shape), rng.normal(size=m.shape)
+    settings: dict[str, Setting] = {}
+    for name in SETTINGS:
+        scores = rng.normal(size=(n, 2))
+        if name == "zsl":
+            settings[name] = Setting(scores, h.astype(np.float32), m.astype(np.float32))
+            continue
+        move, turn = (0.6 * x + 0.7 * rng.normal(size=x.shape) for x in (move, turn))
+        move[4], turn[5, :, 1] = 0, 0
+        if name == "ft":
+            move[6] = np.inf
+        arrays_of = (h + move, m + turn, 0.9 * move)
+        kept = [x.astype(np.float32) for x in arrays_of]
+        settings[name] = Setting(scores, kept[0], kept[1], off_span=kept[2] if "shifted" not in name else None)
+    rules = ("icl", "icl_reordered", "dual_v", "dual_v_lr0")
+    by_rule = {name: rng.integers(0, 60, size=(5, layers, tokens)).astype(np.float64) for name in rules}
+    by_rule["dual_v"][1, 1, 3] = np.nan
+    token_scores = TokenScores(np.arange(tokens) // 10, by_rule)
+    return Records(rng.integers(0, 2, n), settings, columns, {"controls": "quick"}, token_scores)
+
+
+def assert_equal(got: Any, wanted: Any, where: str = "") -> None:
+    """Equal JSON: numbers to 1e-9, p-values (which count draws) and everything else exactly."""
+    if isinstance(wanted, dict):
+        assert got.keys() == wanted.keys(), where
+        for key, value in wanted.items():
+            assert_equal(got[key], value, f"{where}/{key}")
+    elif isinstance(wanted, list):
+        assert len(got) == len(wanted), where
+        for index, (a, b) in enumerate(zip(got, wanted, strict=True)):
+            assert_equal(a, b, f"{where}/{index}")
+    elif isinstance(wanted, float):
+        assert got == pytest.approx(wanted, rel=1e-9, abs=1e-11), where
+    else:
+        assert got == wanted, where
+
+
+@pytest.fixture(scope="module")
+def wanted() -> dict[str, Any]:
+    return measure(synthetic()).to_json()
+
+
+def test_torch_gives_numpys_numbers(wanted: dict[str, Any]) -> None:
+    assert_equal(measure(synthetic(), device="cpu").to_json(), wanted)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_numpys_numbers(wanted: dict[str, Any]) -> None:
+    assert_equal(measure(synthetic(), device="cuda").to_json(), wanted)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_layers_one_at_a_time(device: str | None, wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_CACHED", "_ON_DEVICE"):
+        monkeypatch.setattr(arrays, name, 1)
+    assert_equal(measure(synthetic(), device=device).to_json(), wanted)
+
+
+class Elsewhere(torch.Tensor):
+    """Refuses what a tensor on a GPU refuses: numpy's arrays, tensors of the CPU, and being read without a copy."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert getattr(func, "__name__", "") not in ("numpy", "__array__", "tolist"), func
+        for leaf in tree_leaves((args, kwargs or {})):
+            assert not isinstance(leaf, np.ndarray), func
+            assert not isinstance(leaf, torch.Tensor) or isinstance(leaf, cls) or not leaf.ndim, func
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        return found.as_subclass(torch.Tensor) if func is torch.Tensor.cpu else found
+
+
+def test_nothing_mixes_the_device_with_the_cpu(wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(self: arrays.Backend, array: np.ndarray) -> Any:
+        return array if self.device is None else torch.tensor(array).as_subclass(Elsewhere)
+
+    monkeypatch.setattr(arrays.Backend, "put", put)
+    with pytest.raises(AssertionError):
+        np.sqrt(arrays.Backend("cpu").put(np.ones(2)))
+    assert_equal(measure(synthetic(), device="cpu").to_json(), wanted)
+
+
+def test_steps_cover_all_layers_within_the_bound() -> None:
+    for backend in (arrays.NUMPY, arrays.Backend("cpu")):
+        steps = backend.steps(32, 500 * 4096)
+        assert [layer for step in steps for layer in range(32)[step]] == list(range(32))
+        assert max(step.stop - step.start for step in steps) * 500 * 4096 <= max(500 * 4096, 1 << 23)
