@@ -11,20 +11,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dualview.lab.bound.run import bound
     from dualview.lab.dynamics.run import dynamics
     from dualview.lab.harness import Lab, LabResult
+    from dualview.lab.kernel.run import kernel
     from dualview.lab.language.run import language
     from dualview.lab.modifications.run import modifications
     from dualview.lab.regression.run import regression
     from dualview.lab.sign.run import sign
 
-__all__ = ["LABS", "LabResult", "dynamics", "find_lab", "language", "modifications", "regression", "sign"]
+__all__ = [
+    "LABS",
+    "LabResult",
+    "bound",
+    "dynamics",
+    "find_lab",
+    "kernel",
+    "language",
+    "modifications",
+    "regression",
+    "sign",
+]
 
 LABS: dict[str, str] = {
     "regression": "Train linear self-attention on regression in context and compare it with gradient descent.",
     "modifications": "Train the attentions that the dual view suggests against softmax attention, over seeds.",
     "language": "Train a small GPT with and without each attention variant on plain text.",
     "sign": "Sign the values of a trained model's attention: what breaks, and is it the attention sink?",
+    "kernel": "Softmax as a kernel model on a model's own heads: features against their number, and its training.",
+    "bound": "The dual model's generalisation error over the number of demonstrations, next to theorem 3.2's bound.",
     "dynamics": "Measure how similar in-context learning and fine-tuning are during a training.",
 }
 """The labs by name."""

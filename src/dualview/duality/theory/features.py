@@ -1,16 +1,19 @@
-"""Three ways to realise φ with φ(a)ᵀφ(b) = exp(aᵀb), the kernel of softmax attention (Ren & Liu 2024, section 3).
+"""Four ways to realise φ with φ(a)ᵀφ(b) = exp(aᵀb), the kernel of softmax attention (Ren & Liu 2024, section 3).
 
-| features | exact?                     | size          | error                                                      |
-|----------|----------------------------|---------------|------------------------------------------------------------|
-| Gram     | on the given points only   | n points      | rounding, as long as exp(½‖k‖²) and exp(kᵀq) are numbers   |
-| Taylor   | in the limit of the order  | Σ_{n≤p} d^n   | ≤ Σ_{n>p} |kᵀq|^n / n! per kernel value                    |
-| random   | on average                 | m             | falls as m^{−½}; variance grows like exp(‖k + q‖²)         |
+| features      | exact?                     | size          | error                                               |
+|---------------|----------------------------|---------------|-----------------------------------------------------|
+| Gram          | on the given points only   | n points      | rounding, while exp(½‖k‖²) and exp(kᵀq) are numbers |
+| Taylor        | in the limit of the order  | Σ_{n≤p} d^n   | ≤ Σ_{n>p} |kᵀq|^n / n! per kernel value             |
+| positive      | on average                 | m             | falls as m^{−½}; variance grows like exp(‖k + q‖²)  |
+| trigonometric | on average                 | m             | falls as m^{−½}; variance grows like exp(‖k − q‖²)  |
 
 Each takes points as columns and returns their features as columns.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -24,6 +27,8 @@ FeatureMap = Callable[[Float[Tensor, "d point"]], Float[Tensor, "feature point"]
 """Maps all points of one problem at once (Gram features know no other points)."""
 
 LARGEST_FEATURES = 2_000_000
+
+RandomKind = Literal["positive", "trigonometric"]
 
 
 def gram_features(points: Float[Tensor, "d point"]) -> Float[Tensor, "point point"]:
@@ -122,3 +127,81 @@ def random_features(n_features: int, seed: int, orthogonal: bool = False) -> Fea
         return torch.exp(directions.T @ points - 0.5 * points.square().sum(dim=0)) / math.sqrt(n_features)
 
     return features
+
+
+def trigonometric_features(n_features: int, seed: int, orthogonal: bool = False) -> FeatureMap:
+    """Trigonometric random features (Rahimi & Recht 2007): φ(z) = e^{‖z‖²/2} [cos w_rᵀz, sin w_rᵀz]_r / √(m/2).
+
+    Two features for each of m/2 directions. Unbiased for exp(aᵀb), but an attention weight may come out negative.
+    """
+
+    def features(points: Float[Tensor, "d point"]) -> Float[Tensor, "feature point"]:
+        generator = torch.Generator().manual_seed(seed)
+        directions = random_directions(points.shape[0], n_features // 2, generator, orthogonal).to(points)
+        angles, size = directions.T @ points, torch.exp(0.5 * points.square().sum(dim=0))
+        return torch.cat([torch.cos(angles), torch.sin(angles)]) * size / math.sqrt(n_features // 2)
+
+    return features
+
+
+def random_estimates(
+    kind: RandomKind,
+    keys: Float[Tensor, "d token"],
+    queries: Float[Tensor, "d query"],
+    directions: Float[Tensor, "d direction"],
+    sizes: Sequence[int],
+) -> Float[Tensor, "size token query"]:
+    """φ(k)ᵀφ(q) by the first m random features for every m of `sizes` (ascending), up to a factor of each query.
+
+    The factor cancels in attention. Features are kept as logarithms and their largest is taken out before exp, so that
+    points of any length neither overflow nor leave a query without weights.
+    """
+    half = 0.5 * keys.square().sum(dim=0)
+    if kind == "trigonometric":
+        cuts = [0, *(size // 2 for size in sizes)]
+        parts: list[Tensor] = []
+        for low, high in pairwise(cuts):
+            a, b = directions[:, low:high].T @ keys, directions[:, low:high].T @ queries
+            parts.append(torch.cos(a).T @ torch.cos(b) + torch.sin(a).T @ torch.sin(b))
+        return torch.stack(parts).cumsum(0) * torch.exp(half - half.max())[:, None]
+    total, height = keys.new_zeros(keys.shape[1], queries.shape[1]), queries.new_full((queries.shape[1],), -math.inf)
+    found: list[Tensor] = []
+    for low, high in pairwise([0, *sizes]):
+        of_keys = directions[:, low:high].T @ keys - half
+        largest = of_keys.max(dim=1, keepdim=True).values
+        of_queries = directions[:, low:high].T @ queries + largest
+        top = torch.maximum(height, of_queries.max(dim=0).values)
+        block = torch.exp(of_keys - largest).T @ torch.exp(of_queries - top)
+        total, height = total * torch.exp(height - top) + block, top
+        found.append(total)
+    return torch.stack(found)
+
+
+def log10_features_needed(
+    kind: RandomKind,
+    keys: Float[Tensor, "d token"],
+    values: Float[Tensor, "d_v token"],
+    query: Float[Tensor, " d"],
+    error: float,
+) -> float:
+    """log₁₀ of the m at which independent directions give attention's output with this relative error (to first order).
+
+        E‖ŷ − y‖² ≈ (1/directions) Σ_ij a_i a_j (v_i − y)ᵀ(v_j − y) C_ij,     a = softmax(Kᵀq),  y = V a
+        positive:       C_ij = exp((k_i + q)ᵀ(k_j + q)) − 1,           one feature for each direction
+        trigonometric:  C_ij = cosh((k_i − q)ᵀ(k_j − q)) − 1,          two
+
+    C is the covariance of two estimated kernel values over their product (delta method for the ratio of sums).
+    """
+    weights = torch.softmax(keys.T @ query, dim=0)
+    output = values @ weights
+    off = (values - output[:, None]) * weights
+    sign = 1.0 if kind == "positive" else -1.0
+    shifted = keys + sign * query[:, None]
+    inner = shifted.T @ shifted
+    top = inner.abs().max()
+    c = torch.exp(inner - top) if kind == "positive" else 0.5 * (torch.exp(inner - top) + torch.exp(-inner - top))
+    spread = ((off.T @ off) * (c - torch.exp(-top))).sum().clamp(min=torch.finfo(c.dtype).tiny)
+    features = 1 if kind == "positive" else 2
+    return float(top + torch.log(features * spread) - 2 * torch.log(error * column_norms(output[:, None]))) / math.log(
+        10
+    )
