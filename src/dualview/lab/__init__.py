@@ -17,8 +17,21 @@ if TYPE_CHECKING:
     from dualview.lab.modifications.run import modifications
     from dualview.lab.regression.run import regression
     from dualview.lab.sign.run import sign
+    from dualview.lab.task_vectors.run import task_vectors
+    from dualview.lab.votes.run import votes
 
-__all__ = ["LABS", "LabResult", "dynamics", "find_lab", "language", "modifications", "regression", "sign"]
+__all__ = [
+    "LABS",
+    "LabResult",
+    "dynamics",
+    "find_lab",
+    "language",
+    "modifications",
+    "regression",
+    "sign",
+    "task_vectors",
+    "votes",
+]
 
 LABS: dict[str, str] = {
     "regression": "Train linear self-attention on regression in context and compare it with gradient descent.",
@@ -26,18 +39,21 @@ LABS: dict[str, str] = {
     "language": "Train a small GPT with and without each attention variant on plain text.",
     "sign": "Sign the values of a trained model's attention: what breaks, and is it the attention sink?",
     "dynamics": "Measure how similar in-context learning and fine-tuning are during a training.",
+    "task-vectors": "Measure how much of each update lies in the subspace of the task's vectors.",
+    "votes": "Let training examples vote by a trained layer's attention to them: do they predict its answer?",
 }
 """The labs by name."""
 
 
 def find_lab(name: str) -> Lab[Any]:
     """A lab with its settings, tables and figures."""
-    return getattr(import_module(f"{__name__}.{name}.run"), name)
+    module = name.replace("-", "_")
+    return getattr(import_module(f"{__name__}.{module}.run"), module)
 
 
 def __getattr__(name: str) -> Any:
     if name == "LabResult":
         return import_module(f"{__name__}.harness").LabResult
-    if name in LABS:
+    if name.replace("_", "-") in LABS:
         return import_module(f"{__name__}.{name}")  # a package that can be called
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
