@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from dualview.lab.modifications.run import modifications
     from dualview.lab.regression.run import regression
     from dualview.lab.sign.run import sign
+    from dualview.lab.task_vectors.run import task_vectors
+    from dualview.lab.votes.run import votes
 
 __all__ = [
     "LABS",
@@ -31,6 +33,8 @@ __all__ = [
     "modifications",
     "regression",
     "sign",
+    "task_vectors",
+    "votes",
 ]
 
 LABS: dict[str, str] = {
@@ -41,18 +45,21 @@ LABS: dict[str, str] = {
     "kernel": "Softmax as a kernel model on a model's own heads: features against their number, and its training.",
     "bound": "The dual model's generalisation error over the number of demonstrations, next to theorem 3.2's bound.",
     "dynamics": "Measure how similar in-context learning and fine-tuning are during a training.",
+    "task-vectors": "Measure how much of each update lies in the subspace of the task's vectors.",
+    "votes": "Let training examples vote by a trained layer's attention to them: do they predict its answer?",
 }
 """The labs by name."""
 
 
 def find_lab(name: str) -> Lab[Any]:
     """A lab with its settings, tables and figures."""
-    return getattr(import_module(f"{__name__}.{name}.run"), name)
+    module = name.replace("-", "_")
+    return getattr(import_module(f"{__name__}.{module}.run"), module)
 
 
 def __getattr__(name: str) -> Any:
     if name == "LabResult":
         return import_module(f"{__name__}.harness").LabResult
-    if name in LABS:
+    if name.replace("_", "-") in LABS:
         return import_module(f"{__name__}.{name}")  # a package that can be called
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

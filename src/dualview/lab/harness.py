@@ -152,7 +152,7 @@ class Lab(Generic[SettingsT]):
         progress: Progress | None = None,
         **settings: Any,
     ) -> LabResult:
-        job = Job(self.__name__, self.settings.make(**settings), out, progress)
+        job = Job(self.__name__.replace("_", "-"), self.settings.make(**settings), out, progress)
         for place in (json, None if job.out is None else job.out / f"{job.lab}.json"):
             if place is not None:
                 must_be_writable(Path(place))

@@ -1,0 +1,161 @@
+"""How much of in-context learning's and fine-tuning's updates lies in the subspace of the task's vectors?
+
+Δh = h − h_zsl of the attention outputs, as SimAOU has them, is split by each of `subspaces`; the cosine of the two
+updates is taken inside and outside. Nothing of a subspace comes from a reported query or a reported draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge, MinLen
+
+from dualview.comparison.finetuning import fine_tune
+from dualview.comparison.prepare import Prepared, prepare
+from dualview.lab.harness import Findings, Job, lab
+from dualview.lab.settings import LabSettings, Positive
+from dualview.lab.task_vectors.report import figures, summarise, tables
+from dualview.lab.task_vectors.subspaces import KINDS, ZERO_SHOT, Bases, estimate, inside_and_outside, random_bases
+from dualview.lab.units import TrainingState
+from dualview.metrics.cosine import defined_mean
+from dualview.metrics.sim_aou import sim_aou
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import load_model
+from dualview.models.scoring import ask
+from dualview.options import AtLeastOne, RunOptions, option
+from dualview.tasks.task import load_task
+
+RANDOM = 5
+"""Random subspaces over which that floor is averaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskVectorsSettings(LabSettings):
+    """Options of `dualview lab task-vectors`."""
+
+    model: str = option("embedded", "embedded, a hub id, a folder, or a .gguf file")
+    tasks: Annotated[tuple[str, ...], MinLen(2)] = option(
+        ("movie", "source"), "two or more tasks of the library, or tasks' YAML files; each is another's floor"
+    )
+    data: Path | None = option(None, "read <task>/{train,validation}.jsonl from this folder")
+    shots: AtLeastOne = option(16, "demonstrations, as many as fit")
+    n_queries: AtLeastOne = option(30, "queries")
+    draws: AtLeastOne = option(5, "reported draws of demonstrations, from --seed on")
+    rank: Annotated[int, Ge(1)] = option(5, "dimension: other draws for task vectors, heads for function vectors")
+    rows: Annotated[int, Ge(2)] = option(16, "selection rows on which the subspaces are estimated")
+    lr: Positive | Literal["auto"] = option(0.03, "fine-tuning's rate; auto: the best of the grid")
+
+    COUNT = "draws"
+    ACROSS = ("seed", "draws")
+
+    @property
+    def other_draws(self) -> list[int]:
+        """The draws on which the subspaces are estimated."""
+        first = self.seed + self.draws
+        return list(range(first, first + self.rank))
+
+
+@lab(TaskVectorsSettings, tables, figures)
+def task_vectors(job: Job[TaskVectorsSettings]) -> Findings:
+    """Measure how much of the updates of in-context learning and fine-tuning lies in the task-vector subspace.
+
+    And in that of function vectors; with the updates' similarity inside and outside, and random, zero-shot and another
+    task's subspaces of equal dimension as floors.
+    """
+    settings, progress = job.settings, job.progress
+    for task in settings.tasks:
+        load_task(task, settings.data)  # before the model loads: mistakes show at once
+    with progress.part(f"loading {settings.model}", 1) as advance:
+        lm = load_model(settings.model, device=settings.device)
+        advance(1)
+    known: dict[str, Mapping[str, Bases]] = {}
+    with progress.part("estimating subspaces", len(settings.tasks)) as advance:
+        for task in settings.tasks:
+            known[task] = _estimated(job, lm, task)
+            advance(1)
+    job.clock.lap("subspaces")
+    found: dict[str, list[dict[str, Any]]] = {}
+    with progress.part("splitting updates", len(settings.tasks) * settings.draws) as advance:
+        for task in settings.tasks:
+            for seed in settings.all_seeds:
+                unit = job.unit(seed, lm.device, **_decides(settings, lm), task=task)
+                measured = unit.once(lambda _unit, task=task, seed=seed: _split(job, lm, task, seed, known))
+                found.setdefault(task, []).append(measured)
+                advance(1)
+    job.clock.lap("updates")
+    facts = {"model": lm.name, "model_commit": lm.commit, "weights_hash": lm.weights_hash}
+    return Findings({"tasks": found, **summarise(found)}, facts, device=lm.device)
+
+
+def _decides(settings: TaskVectorsSettings, lm: LanguageModel) -> dict[str, Any]:
+    return {"weights_hash": lm.weights_hash, "other_draws": settings.other_draws}
+
+
+def _prepared(job: Job[TaskVectorsSettings], lm: LanguageModel, task: str, seed: int) -> Prepared:
+    s = job.settings
+    options = RunOptions.make(
+        model=lm.name, task=task, data=s.data, shots=s.shots, n_queries=s.n_queries, seed=seed, lr=s.lr,
+        device=str(lm.device),
+    )  # fmt: skip
+    return prepare(options, lm)
+
+
+def _estimated(job: Job[TaskVectorsSettings], lm: LanguageModel, task: str) -> Mapping[str, Bases]:
+    """A task's subspaces: from before, or estimated now."""
+    settings = job.settings
+    unit = job.unit(settings.other_draws[0], lm.device, **_decides(settings, lm), subspaces=task)
+    state = unit.load()
+    if state is None:
+        several = [_prepared(job, lm, task, seed) for seed in settings.other_draws]
+        made = estimate(several, settings.rank, settings.rows)
+        state = TrainingState({name: torch.from_numpy(each).contiguous() for name, each in made.items()}, {})
+        unit.save(lambda: state, now=True)
+    return {name: each.numpy() for name, each in state.tensors.items()}
+
+
+def _split(
+    job: Job[TaskVectorsSettings], lm: LanguageModel, task: str, seed: int, known: Mapping[str, Mapping[str, Bases]]
+) -> dict[str, Any]:
+    """One draw's updates in every subspace, by query and third of the layers, and by layer."""
+    prepared = _prepared(job, lm, task, seed)
+    tuned, queries = fine_tune(prepared, job.progress).tuned, prepared.prompts.queries
+    passes = {
+        "zsl": ask(lm, queries, prepared.zero_shot).settings[0],
+        "icl": ask(lm, queries, prepared.in_context).settings[0],
+        "ft": ask(lm, queries, prepared.zero_shot, tuned.patch).settings[0],
+    }
+    h = {name: np.asarray(each.h, dtype=np.float64) for name, each in passes.items()}
+    icl, ft = h["icl"] - h["zsl"], h["ft"] - h["zsl"]
+    _, layers, width = icl.shape
+    others = [name for name in known if name != task]
+    found: dict[str, Any] = {"whole": {"whole": _reduced(sim_aou(h["zsl"], h["icl"], h["ft"]))}}
+    for kind in KINDS:
+        rank = known[task][kind].shape[2]
+        every = {
+            "own": [known[task][kind]],
+            "another task's": [known[other][kind] for other in others],
+            ZERO_SHOT: [known[task][ZERO_SHOT][:, :, :rank]],
+            "random": [random_bases(layers, width, rank, f"random {n}") for n in range(RANDOM)],
+        }
+        for name, several in every.items():
+            split = [inside_and_outside(icl, ft, bases) for bases in several]
+            found[f"{kind}/{name}"] = {
+                key: _reduced(np.mean([each[key] for each in split], axis=0)) for key in split[0]
+            }
+    right = {name: [int(x) for x in s.log_probs.argmax(1) == [q.gold for q in queries]] for name, s in passes.items()}
+    return {"seed": seed, "lr": tuned.lr, "status": tuned.status, "right": right, "split": found}
+
+
+def _reduced(values: np.ndarray) -> dict[str, Any]:
+    """Means over thirds of the layers for each query, and over queries for each layer; undefined is null."""
+
+    def plain(array: np.ndarray) -> list[Any]:
+        return [None if np.isnan(x) else round(float(x), 6) for x in array]
+
+    thirds = np.array_split(values, 3, axis=1)  # a model of one or two layers leaves some of them empty
+    return {"queries": [plain(defined_mean(third, 1)) for third in thirds], "layers": plain(defined_mean(values, 0))}
