@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from dualview.lab.language.run import language
     from dualview.lab.modifications.run import modifications
     from dualview.lab.regression.run import regression
+    from dualview.lab.retrofit.run import retrofit
     from dualview.lab.sign.run import sign
 
-__all__ = ["LABS", "LabResult", "dynamics", "find_lab", "language", "modifications", "regression", "sign"]
+__all__ = ["LABS", "LabResult", "dynamics", "find_lab", "language", "modifications", "regression", "retrofit", "sign"]
 
 LABS: dict[str, str] = {
     "regression": "Train linear self-attention on regression in context and compare it with gradient descent.",
     "modifications": "Train the attentions that the dual view suggests against softmax attention, over seeds.",
     "language": "Train a small GPT with and without each attention variant on plain text.",
+    "retrofit": "Add momentum and its controls to a pretrained model, train it further, and compare.",
     "sign": "Sign the values of a trained model's attention: what breaks, and is it the attention sink?",
     "dynamics": "Measure how similar in-context learning and fine-tuning are during a training.",
 }
