@@ -189,7 +189,7 @@ def test_every_training_and_measure_is_there(whole: LabResult, place: Path):
 
 def test_the_text_and_the_tables_say_what_was_found(whole: LabResult):
     shown = [table.markdown() for table in tables(whole)]
-    assert "not usable" in shown[0] or "usable" in shown[0]
+    assert "usable: below +10 %" in shown[0] or "not shown usable" in shown[0]
     assert "momentum, η learnt: perplexity at 16 tokens" in shown[0] and "over seeds." in shown[0]
     assert "tiny" in shown[1] and "of the matrix rate" in shown[2]
     assert set(figures(whole)) == {"retrofit"}
@@ -257,11 +257,12 @@ def test_tasks_count_equally_whatever_their_number_of_queries():
     assert _right(row).mean() == pytest.approx((1.0 + 0.25) / 2)
 
 
-@pytest.mark.parametrize(("gap", "word"), [(0.01, "usable"), (0.5, "not usable")])
+@pytest.mark.parametrize(("gap", "word"), [(0.01, "usable: below"), (0.5, "not shown usable")])
 def test_signed_values_are_usable_by_a_rule(gap: float, word: str):
     blocks = np.random.default_rng(0).normal(2, 0.1, 30)
     rows = [_training("plain", 1, blocks.tolist(), ["01"]), _training("sign", 1, (blocks + gap).tolist(), ["01"])]
-    assert f"; {word} (" in summarise(rows, {"plain": rows[0], "sign": rows[1]}, [16])["sentences"][0]
+    sentence = summarise(rows, {"plain": rows[0], "sign": rows[1]}, [16])["sentences"][0]
+    assert f"; {word}" in sentence and "the same in every pair" in sentence
 
 
 def test_a_diverged_arm_is_said_to_be_so():

@@ -112,6 +112,8 @@ def compiled_layers(
     # Their hooks only look for a cache, and have a number of their own on each layer, which would compile each apart.
     carriers = [m for m in model.modules() if wanted and isinstance(_variant(m), CarryingVariant)]
     try:
+        if wanted:
+            torch.compiler.reset()  # all models share the layer's code, and only so many graphs are kept for one code
         for module in carriers:
             cast(Any, module).dualview.remove()
         for layer in layers[0] if layers else ():

@@ -103,7 +103,7 @@ def _sentence(difference: Mapping[str, Any], length: int) -> str:
         parts.append(f"in-context accuracy {_accuracy(difference)}, {_verdict(difference['accuracy'])}")
     if difference["arm"].startswith("sign"):
         fine = loss["ci"] is not None and percent(loss["ci"][1]) < USABLE
-        parts.append(f"{'usable' if fine else 'not usable'} (the interval ends below +{USABLE:g} %, or not)")
+        parts.append(f"usable: below +{USABLE:g} %" if fine else f"not shown usable: not below +{USABLE:g} %")
     limit = "over seeds" if loss["over"] == "seeds" else "one seed, so no more than a hint"
     return f"{title}: {'; '.join(parts)}; {limit}."
 
@@ -112,6 +112,8 @@ def _verdict(found: Mapping[str, Any], above: str = "better", below: str = "wors
     if found["ci"] is None:
         return "without an interval"
     low, high = found["ci"]
+    if low == high == 0:
+        return "the same in every pair"
     return above if low > 0 else below if high < 0 else "not distinguishable from the control"
 
 
@@ -174,9 +176,12 @@ def _tasks_table(result: LabResult) -> Table:
         for task in before
     ]
     columns = ["task", "chance", "queries", "pretrained", *(title_of(name) for name in arms)]
+    asked = [task for training in found["trainings"] for task in training["few_shot"]]
+    constant, draws = sum(task["constant_draws"] for task in asked), sum(len(task["icl"]) for task in asked)
     note = (
         f"In-context accuracy with up to {result.settings['shots']} demonstrations, mean over seeds and "
-        f"{result.settings['draws']} draws of them; without demonstrations in brackets."
+        f"{result.settings['draws']} draws of them; without demonstrations in brackets. In {constant} of {draws} draws "
+        "one label was predicted for every query."
     )
     return Table("retrofit: in-context accuracy by task", columns, rows, note)
 
@@ -229,6 +234,7 @@ def figures(result: LabResult) -> dict[str, Figure]:
         dress(axes, xlabel=label)
         axes.axvline(0, color="#333333", linewidth=0.8)
     left.set_xscale("symlog", linthresh=1.0)
+    left.xaxis.set_major_formatter(lambda value, _at: f"{value:+g}" if value else "0")
     for at, each in enumerate(differences):
         loss, accuracy = each["loss"][str(length)], each["accuracy"]
         _interval(left, at, None if loss is None else _in_percent(loss))
