@@ -234,7 +234,7 @@ def figures(result: LabResult) -> dict[str, Figure]:
         dress(axes, xlabel=label)
         axes.axvline(0, color="#333333", linewidth=0.8)
     left.set_xscale("symlog", linthresh=1.0)
-    left.xaxis.set_major_formatter(lambda value, _at: f"{value:+g}" if value else "0")
+    left.xaxis.set_major_formatter(_signed)
     for at, each in enumerate(differences):
         loss, accuracy = each["loss"][str(length)], each["accuracy"]
         _interval(left, at, None if loss is None else _in_percent(loss))
@@ -247,6 +247,10 @@ def figures(result: LabResult) -> dict[str, Figure]:
     )
     small_print(figure, "A pretrained model trained further: each change less the control", note)
     return {"retrofit": figure}
+
+
+def _signed(value: float, _place: int) -> str:
+    return f"{value:+g}" if value else "0"
 
 
 def _in_percent(loss: Mapping[str, Any]) -> dict[str, Any]:
