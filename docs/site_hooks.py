@@ -1,8 +1,8 @@
 """What the site makes when it is built: the pages of results in its menu, and the command line's reference.
 
-`findings.md` and `lab/*.md` are written from result files, so the menu lists those that there are; the files that the
-findings link to go onto the site. The notebooks become pages. `reference/cli.md` gets every verb and option, read from
-the program itself.
+`findings.md`, its appendix and `lab/*.md` are written from result files, so the menu lists those that there are; the
+files that the findings link to go onto the site. The notebooks become pages. `reference/cli.md` gets every verb and
+option, read from the program itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ PLACE = "<!-- every verb, filled in when the site is built -->"
 def on_config(config: Any) -> Any:
     """Called by mkdocs first: put the pages of results before the conventions."""
     docs = Path(config["docs_dir"])
-    findings: list[Any] = [{"Findings": "findings.md"}] if (docs / "findings.md").is_file() else []
+    pages = {"Findings": "findings.md", "Appendix to the findings": "appendix.md"}
+    findings: list[Any] = [{title: page} for title, page in pages.items() if (docs / page).is_file()]
     labs = sorted(f"lab/{page.name}" for page in (docs / "lab").glob("*.md"))
     at = next(i for i, entry in enumerate(config["nav"]) if "Conventions" in entry)
     config["nav"][at:at] = [*findings, *([{"The lab": labs}] if labs else [])]
@@ -41,7 +42,7 @@ def on_files(files: Any, config: Any) -> Any:
     root = Path(config["docs_dir"]).parent
     for path in sorted((Path(config["docs_dir"]) / NOTEBOOKS).glob("*.ipynb")):
         files.append(File.generated(config, f"{NOTEBOOKS}/{path.stem}.md", content=notebook_page(path)))
-    for path in sorted((root / RESULTS).glob("*.parquet")):
+    for path in sorted((root / RESULTS).rglob("*.parquet")):
         files.append(File.generated(config, path.relative_to(root).as_posix(), abs_src_path=str(path)))
     return files
 
@@ -49,7 +50,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Called by mkdocs for every page."""
     markdown = NEEDS.sub(r"\1", markdown)
-    if page.file.src_uri == "findings.md":
+    if page.file.src_uri in ("findings.md", "appendix.md"):
         return markdown.replace(f"](../{RESULTS}/", f"]({RESULTS}/")
     if page.file.src_uri != "reference/cli.md":
         return markdown

@@ -3,7 +3,7 @@
     python studies/again.py STORE …
 
 prints, for every number and every metric's controls, how far the stores' cells are from `studies/results`, and ends
-with 1 if that is too far. The study was run on a GPU: docs/findings.md has the table of a CPU's.
+with 1 if that is too far. The study was run on a GPU: docs/appendix.md has the table of a CPU's.
 """
 
 from __future__ import annotations

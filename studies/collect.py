@@ -3,7 +3,7 @@
     python studies/collect.py STORE … PATCH.json …
 
 adds every cell of the stores to `studies/results/*.parquet`; a cell that was asked for before is replaced. Kept are the
-tables of `dualview export` (of queries: none, of layers: those of the cells with full controls), some of their controls
+tables of `dualview export` (of queries: none, of layers: those of the cells with controls), some of their controls
 by layer, the curves of similarity against step size, and where and when each cell was run. What `dualview compile
 --json` wrote goes to `patches.parquet`.
 """
@@ -40,7 +40,7 @@ def collected(path: Path) -> dict[str, pd.DataFrame]:
     stored = {key: stored[key] for key in cells["key"]}
     curves = [{"key": key, **point} for key, content in stored.items() for point in content.get("norm_curve") or ()]
     runs = [{"key": key, **_ran(content["provenance"])} for key, content in stored.items()]
-    full = list(cells.loc[cells["controls"] == "full", "key"])
+    full = list(cells.loc[cells["controls"] != "none", "key"])
     listed = ", ".join(f"'{key}'" for key in full) or "''"
     return {
         "cells": cells,

@@ -1,8 +1,8 @@
-"""docs/findings.md from the study's results: `python studies/findings.py` writes its tables and figure.
+"""docs/findings.md and its appendix from the studies' results: `python studies/findings.py` writes tables and figures.
 
-The page holds pairs of marks, `<!-- study: NAME -->` and `<!-- end -->`; the text between them is made by the
-function NAME of `parts`, from `studies/results/*.parquet` and the lab's files. Prose outside of the marks has no
-numbers of ours.
+The pages hold pairs of marks, `<!-- study: NAME -->` and `<!-- end -->`; the text between them is made by the
+function NAME of `front` or `parts`, from `studies/results/**/*.parquet` and the lab's files. Prose outside of the marks
+has no numbers of ours.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ import sys
 from pathlib import Path
 
 import by_layer
-from parts import PARTS
+import front
+import meta_gradients
+import parts
 
 from dualview.io.atomic import write_text
 from dualview.io.errors import UserError
 from dualview.report.figures.style import save
 
-PAGE = Path(__file__).parents[1] / "docs" / "findings.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = (DOCS / "findings.md", DOCS / "appendix.md")
+PARTS = {**parts.PARTS, **front.PARTS, "meta_gradients": meta_gradients.table}
 _PART = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -28,14 +32,20 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
-    """Make the figure and the page, and write them once both are made."""
+    """Make the figures and the pages, and write them once all are made."""
+    made = {page: filled(read(page)) for page in PAGES}
+    figures = {by_layer.FIGURE: by_layer.figure(), front.FOREST: front.forest(), front.BY_SIZE: front.by_size()}
+    for path, figure in figures.items():
+        save(figure, path)
+    for page, text in made.items():
+        write_text(page, text)
+
+
+def read(page: Path) -> str:
     try:
-        text = PAGE.read_text(encoding="utf-8")
+        return page.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{PAGE} cannot be read ({error.strerror}); it holds the text around the tables.") from error
-    figure, page = by_layer.figure(), filled(text)
-    save(figure, by_layer.FIGURE)
-    write_text(PAGE, page)
+        raise UserError(f"{page} cannot be read ({error.strerror}); it holds the text around the tables.") from error
 
 
 if __name__ == "__main__":

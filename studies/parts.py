@@ -1,4 +1,4 @@
-"""The parts of docs/findings.md, each made by one function from the study's results."""
+"""The parts of docs/appendix.md, each made by one function from the study's results."""
 
 from __future__ import annotations
 

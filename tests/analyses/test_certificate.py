@@ -21,7 +21,7 @@ from dualview.report.certificate import page, write_certificate
 
 DOCS = Path(__file__).parents[2] / "docs"
 SMALL = Sizes(
-    plants=4,
+    plants=5,
     architectures=("llama", "gpt2"),
     untrained=1,
     seeds=2,
@@ -30,6 +30,7 @@ SMALL = Sizes(
     doses=(0.0, 0.5, 1.0),
     mixtures=2,
     distilled=0,
+    compiled=0,
     draws=199,
 )
 
@@ -129,7 +130,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 def test_a_small_certificate(small: Certificate) -> None:
     assert small.all_nulls.judged >= 40 + 2 and small.all_nulls.supported <= 0.05 * small.all_nulls.judged
-    assert {f.name for f in small.nulls} >= {"untrained", "reassigned", "dose 0", "planted: shared features"}
+    assert {f.name for f in small.nulls} >= {
+        "untrained",
+        "reassigned",
+        "dose 0",
+        "planted: shared features",
+        "planted, over draws",
+    }
     assert [p.overall for p in small.positives] == ["supported", "supported"]
     assert (small.positives[0].values["representations"] or 0) > 0.99
     full = [p for p in small.power if p.dose == 1.0 and p.queries == 40 and p.draws == 1]

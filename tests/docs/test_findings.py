@@ -23,17 +23,81 @@ import by_layer
 import claims
 import collect
 import findings
+import front
 import layout
+import meta_gradients
 import parts
 import steps
 
 
 def test_every_table_is_that_of_its_files() -> None:
-    text = findings.PAGE.read_text(encoding="utf-8")
-    assert findings.filled(text) == text, "run python studies/findings.py"
-    assert set(parts.PARTS) == {name for name in parts.PARTS if f"<!-- study: {name} -->" in text}, (
-        "a table is not shown"
-    )
+    pages = [findings.read(page) for page in findings.PAGES]
+    assert [findings.filled(text) for text in pages] == pages, "run python studies/findings.py"
+    for text, made in zip(pages, (front.PARTS, parts.PARTS), strict=True):
+        assert set(made) == {name for name in made if f"<!-- study: {name} -->" in text}, "a table is not shown"
+
+
+def test_the_claims_are_those_of_the_cells() -> None:
+    """Two rows and their verdicts again, from the result files alone."""
+    folder = ROOT / "studies" / "results" / "second"
+    cells, controls = (pd.read_parquet(folder / f"{name}.parquet") for name in ("cells", "controls"))
+    own = cells[(cells["model"] == "qwen2.5-coder-1.5b") & (cells["labels"] == "natural") & (cells["ft_loss"] == "all")]
+    own = own[(own["controls"] != "none") & (own["ft_rule"] == "sgd") & (own["verdict_learning"] == "supported")]
+    claimed = {claim.level: claim for claim in front.CLAIMS if claim.level}
+    excess = []
+    for row in own.itertuples():
+        floors = controls[(controls["key"] == row.key) & (controls["metric"] == "sim_aou")]
+        floors = floors[(floors["kind"] == "floor") & (floors["name"] != "zsl_shifted")]
+        excess.append(row.sim_aou_raw - floors["value"].max())
+    found = claimed["representations"].mean("qwen2.5-coder-1.5b")
+    assert (found.value, found.n) == (pytest.approx(sum(excess) / len(excess)), len(excess))
+    assert claimed["predictions"].mean("qwen2.5-coder-1.5b").value == pytest.approx(own["agreement"].mean())
+    for level in ("predictions", "representations"):
+        supported = [str(outcome) == "supported" for outcome in own[f"verdict_{level}"]]
+        assert claimed[level].verdicts("qwen2.5-coder-1.5b") == f"{sum(supported)} of {len(supported)}"
+    answers = {claim.answer(model) for claim in front.CLAIMS for model in front.SIZES}
+    assert answers <= {"**yes**", "**no**", "unclear", "not testable", "not run"}
+
+
+def test_the_meta_gradients_are_those_of_their_file() -> None:
+    found = pd.read_parquet(ROOT / "studies" / "results" / "second" / "heads.parquet")
+    own = found[found["model"] == "embedded"]
+    by_task = own.groupby(["task", "seed"])["meta_gradients_cosine"].mean().groupby("task").mean()
+    assert f"| 135M | W_V x' and the error signals e, by token | {by_task.mean():.3f} ± " in meta_gradients.table()
+    assert own.groupby(["task", "seed"])["layer"].nunique().eq(30).all()
+
+
+def test_meta_gradients_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def rows(_model: object, name: str, task: str, seed: int, _data: object) -> pd.DataFrame:
+        asked.append((task, seed))
+        return pd.DataFrame({"model": [name], "task": [task], "seed": [seed], "layer": [0]})
+
+    monkeypatch.setattr(meta_gradients, "FILE", tmp_path / "heads.parquet")
+    monkeypatch.setattr(meta_gradients, "rows_of", rows)
+    monkeypatch.setattr(meta_gradients.dualview, "load_model", lambda *_, **__: object())
+    for seeds in ("1", "1:2"):
+        assert meta_gradients.main(["--tasks", "movie,source", "--seeds", seeds]) == 0
+    assert asked == [("movie", 1), ("source", 1), ("movie", 2), ("source", 2)]
+    assert len(pd.read_parquet(tmp_path / "heads.parquet")) == 4
+
+
+def test_an_answer_needs_draws_and_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    values: dict[str, list[float]] = {}
+    monkeypatch.setattr(front, "models", lambda: ["embedded"])
+    claim = front.Claim("", "", "", lambda cells: cells["x"])
+    monkeypatch.setattr(front.Claim, "cells", lambda *_: pd.DataFrame({"x": values["x"]}))
+    for values["x"], answer in (
+        ([0.5, 0.4, 0.6], "**yes**"),
+        ([-0.5, -0.4, -0.6], "**no**"),
+        ([0.001, 0.002, -0.001], "**no**"),
+        ([0.5, -0.4, 0.1], "unclear"),
+        ([0.5, 0.5], "not testable"),
+        ([], "not testable"),
+    ):
+        assert claim.answer("embedded") == answer
+    assert claim.answer("qwen2.5-coder-0.5b") == "not run"
 
 
 def test_a_mean_over_seeds_by_hand() -> None:
@@ -273,12 +337,13 @@ def test_a_wrong_call_ends_with_one_sentence(script: str, given: list[str], tmp_
 FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "studies" / "results").glob("*.parquet"))
 
 
-@pytest.mark.parametrize("lost", [*FILES, Path("docs/findings.md"), Path("docs/lab/sign.json")], ids=str)
+@pytest.mark.parametrize("lost", [FILES[-1], Path("docs/findings.md"), Path("docs/lab/sign.json")], ids=str)
 def test_a_missing_file_is_one_sentence(lost: Path, tmp_path: Path) -> None:
     """In a copy of what the findings are made from, without one of the files."""
     for folder in ("studies", "docs/lab"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "docs" / "findings.md", tmp_path / "docs")
+    for page in findings.PAGES:
+        shutil.copy(page, tmp_path / "docs")
     (tmp_path / "docs" / "images").mkdir()
     (tmp_path / lost).unlink()
     command = [sys.executable, "studies/findings.py"]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
-
-from dualview.options import RunOptions
 
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
@@ -32,8 +29,6 @@ def test_no_outputs_are_stored(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client", "ignore::ResourceWarning")
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "lora" in name and "adapter" not in {field.name for field in fields(RunOptions)}:
-        pytest.skip("this version has no --adapter")
     source = str(FOLDER.parents[1] / "src")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])]))
     notebook = nbformat.read(FOLDER / name, as_version=4)

@@ -190,21 +190,19 @@ def compile_patch(
     if format == "peft":
         must_be_linear(feed_forwards(prepared.lm), prepared.lm)
     clock.lap("prepare")
-    fitted, held_out = _rows(prepared, fit_rows)
-    work = _Work(prepared, fitted, held_out, progress)
-    trials, patches = work.fit(tuple(ridges))
+    work = _Work(prepared, fit_rows, progress)
+    trials, trial, patch = work.fit(ridges)
     clock.lap("fit")
-    best = min(range(len(trials)), key=lambda i: (trials[i].divergence, -trials[i].ridge))
-    exported = patch_as_adapter(patches[best], prepared.lm, rank) if format == "peft" else None
-    settings, tuned, layer = work.score(patches[best] if exported is None else exported.adapter, baselines)
+    exported = patch_as_adapter(patch, prepared.lm, rank) if format == "peft" else None
+    settings, tuned, layer = work.score(patch if exported is None else exported.adapter, baselines)
     clock.lap("showings")
     # Written last, so that there is no patch without its scores.
-    metadata = _metadata(prepared, trials[best], len(fitted))
+    metadata = _metadata(prepared, trial, len(work.fitted))
 
     def save(place: Path) -> object:
         if exported is not None:
             return save_adapter(place, exported.adapter, prepared.lm)
-        return save_patch(place, patches[best], prepared.lm, metadata)
+        return save_patch(place, patch, prepared.lm, metadata)
 
     (path,) = save_somewhere([Path(out)], save)
     prompts = prepared.prompts
@@ -213,8 +211,8 @@ def compile_patch(
         task=prepared.task.name,
         shots=prompts.shots,
         shots_used=prompts.shots_used,
-        fitted=len(fitted),
-        ridge=trials[best].ridge,
+        fitted=len(work.fitted),
+        ridge=trial.ridge,
         trials=trials,
         settings=settings,
         n_queries=len(prompts.queries),
@@ -227,6 +225,11 @@ def compile_patch(
     )
     save_json(json, compiled.to_json())
     return compiled
+
+
+def best_patch(prepared: Prepared, progress: Progress | None = None) -> ReusablePatch:
+    """The patch that replaces the demonstrations, with the default candidates."""
+    return _Work(prepared, FIT_ROWS, progress or Silent()).fit(RIDGES)[2]
 
 
 def _check(out: Path, format: str, rank: int | None, fit_rows: int, ridges: Sequence[float], json: Place) -> None:
@@ -265,24 +268,22 @@ def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Q
 class _Work:
     """The passes of a compilation, each run once."""
 
-    def __init__(
-        self, prepared: Prepared, fitted: Sequence[Query], held_out: Sequence[Query], progress: Progress
-    ) -> None:
+    def __init__(self, prepared: Prepared, fit_rows: int, progress: Progress) -> None:
         self.prepared, self.lm, self.progress = prepared, prepared.lm, progress
-        self.fitted, self.held_out = fitted, held_out
+        self.fitted, self.held_out = _rows(prepared, fit_rows)
         self.bare = prepared.prompts.zero_prefix
         self.places: tuple[FeedForward, ...] = feed_forwards(self.lm)
-        with progress.part("reading in-context states", len(fitted)) as advance, torch.no_grad():
+        with progress.part("reading in-context states", len(self.fitted)) as advance, torch.no_grad():
             prefix = compute_prefix(self.lm, prepared.prompts.prefix, len(self.bare))
-            self.aims: tuple[Aims, ...] = in_context_aims(self.lm, self.places, fitted, prefix)
-            advance(len(fitted))
+            self.aims: tuple[Aims, ...] = in_context_aims(self.lm, self.places, self.fitted, prefix)
+            advance(len(self.fitted))
 
     def ask(self, queries: Sequence[Query], prefix: Sequence[int], patch: Patch | None = None) -> Scores:
         how = PassPlan(tuple(prefix), len(self.bare), record=False, batch_size=self.prepared.options.batch_size)
         return ask(self.lm, queries, how, patch).settings[0].log_probs
 
-    def fit(self, ridges: tuple[float, ...]) -> tuple[tuple[RidgeTrial, ...], list[ReusablePatch]]:
-        """A patch for each ridge, and its scores on the held-out selection rows."""
+    def fit(self, ridges: Sequence[float]) -> tuple[tuple[RidgeTrial, ...], RidgeTrial, ReusablePatch]:
+        """Each ridge on the held-out selection rows; the best of them, and its patch."""
         aim = self.ask(self.held_out, self.prepared.prompts.prefix)
         trials: list[RidgeTrial] = []
         patches: list[ReusablePatch] = []
@@ -292,7 +293,8 @@ class _Work:
                 found = score_setting(self.ask(self.held_out, self.bare, patches[-1]), aim, self.held_out)
                 trials.append(RidgeTrial(ridge, found.divergence, found.accuracy, found.agreement))
                 advance(1)
-        return tuple(trials), patches
+        best = min(range(len(trials)), key=lambda i: (trials[i].divergence, -trials[i].ridge))
+        return tuple(trials), trials[best], patches[best]
 
     def score(self, patch: Patch, baselines: bool) -> tuple[dict[str, SettingScore], Tuned | None, int | None]:
         """Every setting on the task's queries, the fine-tuned baseline, and the task vector's layer."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from dualview.comparison.assembly import assemble
 from dualview.comparison.controls.kendall import taps_of, token_scores
@@ -80,7 +81,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     settings = {**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings}
     records = Records(
         gold=np.array([query.gold for query in queries]),
-        settings=off_heads(lm, passes["zsl"], settings),
+        settings=off_heads(lm, passes["zsl"].own, settings),
         columns=passes["zsl"].columns,
         meta={"task": prepared.task.name, "model": lm.name, "controls": options.controls},
         token_scores=controlled.token_scores,
@@ -112,14 +113,19 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     return result
 
 
-def off_heads(lm: LanguageModel, zsl: Asked, settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The settings, those that the verdict compares with what they change outside the heads' own outputs."""
-    base = zsl.settings[0].h
-    if zsl.own is None or base is None:
+def off_heads(
+    lm: LanguageModel, own: Float[np.ndarray, "query layer d_in"] | None, settings: Mapping[str, Setting]
+) -> dict[str, Setting]:
+    """The settings, those that the verdict compares with what they change outside the heads' own outputs.
+
+    own   what enters each output projection in the zero-shot pass
+    """
+    base = settings["zsl"].h
+    if own is None or base is None:
         return dict(settings)
     learners = [name for name in settings if is_learner(name)]
     h = {name: settings[name].h for name in ("icl", "ft", *learners, *FLIPPED.values()) if name in settings}
-    found = off_spans(lm, zsl.own, base, {name: each for name, each in h.items() if each is not None})
+    found = off_spans(lm, own, base, {name: each for name, each in h.items() if each is not None})
     return {name: replace(setting, off_span=found.get(name)) for name, setting in settings.items()}
 
 

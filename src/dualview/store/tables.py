@@ -45,6 +45,9 @@ _NUMBERS: tuple[str, ...] = (
     *(f"sim_aou.{name}" for name in ("raw", "normalised", "noise_floor")),
     *(f"sim_am.{name}" for name in ("before", "after", "delta")),
     *(f"update_norm.{name}" for name in ("icl", "ft")),
+    "agreement.value",
+    "label_contrast.value",
+    "label_contrast.log_odds.value",
     "ft.final_loss",
     "demo_mass.mean",
     "kendall.value",
@@ -53,8 +56,16 @@ _NUMBERS: tuple[str, ...] = (
     *(f"order_sensitivity.{name}" for name in ("icl", "ft")),
     *(f"calibrated.accuracy.{name}" for name in ("zsl", "icl", "ft")),
 )
+_NEWER = ("agreement", "label_contrast")
+"""Metrics whose column is their name; older ones keep `_value`."""
 _COUNTS = ("task.shots_used", "rec2ftp.n_ft", "rec2ftp.n_both", "ft.steps", "provenance.threads")
-_TEXTS = ("ft.status", "verdict.overall", "verdict.sentence")
+_LEVELS = ("learning", "predictions", "representations", "attention", "labels")
+_TEXTS = (
+    "ft.status",
+    "verdict.overall",
+    "verdict.sentence",
+    *(f"verdict.levels.{level}.outcome" for level in _LEVELS),
+)
 _ABOUT = ("architecture", "weights_hash", "prompts_hash")
 
 _LAYERED = {
@@ -66,6 +77,7 @@ _LAYERED = {
     "sim_am_delta": "sim_am.delta_per_layer",
     "update_norm_icl": "update_norm.icl_per_layer",
     "update_norm_ft": "update_norm.ft_per_layer",
+    "label_contrast": "label_contrast.per_layer",
     "demo_mass": "demo_mass.per_layer",
     "sim_aou_raw_p": "controls.sim_aou.p_per_layer.raw",
     "sim_aou_raw_p_holm": "controls.sim_aou.p_per_layer.holm",
@@ -120,8 +132,14 @@ def _cell_columns() -> list[tuple[str, ArrowType]]:
 
 
 def _column(path: str) -> str:
-    plain = path.removeprefix("provenance.").removeprefix("task.").removesuffix(".overall")
-    return plain.replace(".", "_")
+    """A column's name.
+
+    >>> _column("task.shots_used"), _column("agreement.value"), _column("verdict.levels.labels.outcome")
+    ('shots_used', 'agreement', 'verdict_labels')
+    """
+    plain = path.removeprefix("provenance.").removeprefix("task.").removesuffix(".overall").removesuffix(".outcome")
+    plain = plain.replace(".levels.", ".")
+    return plain.removesuffix(".value" if plain.startswith(_NEWER) else "").replace(".", "_")
 
 
 def _type_of(name: str) -> ArrowType:

@@ -147,7 +147,7 @@ def _similarity(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: E
     settings = {**{name: asked.settings[0] for name, asked in passes.items()}, **controls.settings}
     records = Records(
         gold=np.array([query.gold for query in prepared.prompts.queries]),
-        settings=off_heads(prepared.lm, passes["zsl"], settings),
+        settings=off_heads(prepared.lm, passes["zsl"].own, settings),
         columns=passes["zsl"].columns,
     )
     emit({"event": "similarity", **similarity_json(records, controls.skipped)})

@@ -1,7 +1,7 @@
 """`dualview calibrate`: known things under the verdict, from made-up records to whole runs of a model.
 
 Nulls, of which the verdict may support at most 5 %:
-    planted      made-up records that share everything but what is claimed (`plants.INDEPENDENT`)
+    planted      made-up records that share everything but what is claimed (`plants.INDEPENDENT`), alone and by fives
     untrained    small models of several architectures with random weights, each a whole run
     other task   FT on another task's demonstrations
     reassigned   FT of another list of demonstrations, every query with what happened to another one of its class
@@ -9,6 +9,7 @@ Nulls, of which the verdict may support at most 5 %:
 Positives, all of which it must support:
     exact        a model whose in-context learning is one gradient step, by construction
     distilled    K and V trained to reproduce the in-context model, on rows that are not reported
+    compiled     the demonstrations as a change of the MLPs' weights (`dualview compile`), fitted on such rows
 Power: how often each level finds a known dose of the in-context update in FT's (`mixtures.dosed`).
 """
 
@@ -22,16 +23,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from dualview.analyses.certificate.architectures import ARCHITECTURES, random_model
 from dualview.analyses.certificate.certificate import Certificate, NullFamily, Positive, Power
 from dualview.analyses.certificate.mixtures import dosed, main_settings, reassigned, rotations, within_classes
 from dualview.analyses.certificate.plants import INDEPENDENT, planted
-from dualview.comparison.controls.settings import flipped, other_demos, rebuilt
+from dualview.analyses.compile import best_patch
+from dualview.comparison.controls.settings import flipped, flipped_labels, other_demos, rebuilt
 from dualview.comparison.finetuning import recipe_of, training_of
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.result import Result
-from dualview.comparison.run import measure, run
+from dualview.comparison.run import measure, off_heads, run
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
 from dualview.io.versions import versions
@@ -40,10 +43,12 @@ from dualview.metrics.statistics import generator
 from dualview.metrics.verdict import DECIDING, Verdict, judge, over_draws
 from dualview.models.exact import exact
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import ask
+from dualview.models.scoring import Patch, ask
 from dualview.options import RunOptions
-from dualview.records import Records
+from dualview.records import Records, Setting
 
+_FEW = 5
+"""Made-up records that are judged together, as those of as many seeds would be."""
 _ANOTHER_TASK = "FT on another task's demonstrations"
 _REASSIGNED = "FT of another list of demonstrations, each query with another query's, of its class"
 _DOSE_0 = "FT's own update, rotated at random; its scores change as ICL changes those of another query of the class"
@@ -68,6 +73,8 @@ class Sizes:
     """Random draws of each dose, for each list of demonstrations."""
     distilled: int = 1
     """Lists of demonstrations that are distilled."""
+    compiled: int = 1
+    """Lists of demonstrations that are compiled."""
     draws: int = 499
     """Permutations and rotations of each test."""
 
@@ -100,13 +107,13 @@ def calibrate(
     chosen = RunOptions.make(model=name, task=task, controls="quick", **given)
     lm = None if isinstance(model, str) else model
     work = _Work(sizes, seed, progress)
-    runs, prepared = work.real_runs(chosen, lm)  # first: a mistake in the options shows at once
-    lm = prepared[0].lm
+    runs = work.real_runs(chosen, lm)  # first: a mistake in the options shows at once
+    lm = runs[0].prepared.lm
     nulls = [*work.planted_families()]
-    nulls += [work.untrained(chosen, lm), work.other_task(runs, prepared), work.reassigned(runs)]
+    nulls += [work.untrained(chosen, lm), work.other_task(runs), work.reassigned(runs)]
     power, at_zero = work.power(runs)
     nulls.append(NullFamily.of("dose 0", _DOSE_0, at_zero))
-    positives = [*work.exact(), *work.distilled(chosen, lm)]
+    positives = [*work.exact(), *work.distilled(chosen, lm), *work.compiled(runs)]
     named = {"--model": name, "--task": task, "--seed": str(seed)}
     command = shlex.join(["dualview", "calibrate", *(part for pair in named.items() for part in pair)])
     known = {
@@ -117,6 +124,34 @@ def calibrate(
     }
     judged = [family for family in nulls if family.judged]
     return Certificate(lm.name, Path(task).stem, seed, asdict(sizes), judged, positives, power, known)
+
+
+@dataclass(frozen=True)
+class RealRun:
+    """A comparison of the model with one list of demonstrations."""
+
+    prepared: Prepared
+    records: Records
+    heads: Float[np.ndarray, "query layer d_in"] | None
+    """The heads' own outputs in the zero-shot pass."""
+
+    def first(self, queries: int) -> RealRun:
+        heads = None if self.heads is None else self.heads[:queries]
+        return replace(self, records=main_settings(self.records, queries), heads=heads)
+
+    def with_ft(self, ft: Setting, flipped: Setting) -> Records:
+        """The records with something else in FT's place."""
+        own = {"ft": ft, "ft_flipped_labels": flipped}
+        return self.with_off_span(Records(self.records.gold, {**self.records.settings, **own}))
+
+    def with_patches(self, patches: Sequence[Patch]) -> Records:
+        """The records with weights in FT's place: those learnt from true labels, then those from flipped ones."""
+        lm, asked, plan = self.prepared.lm, self.prepared.prompts.queries, self.prepared.zero_shot
+        true, flipped = (ask(lm, asked, plan, patch).settings[0] for patch in patches)
+        return self.with_ft(true, flipped)
+
+    def with_off_span(self, records: Records) -> Records:
+        return Records(records.gold, off_heads(self.prepared.lm, self.heads, main_settings(records).settings))
 
 
 @dataclass(frozen=True)
@@ -132,6 +167,7 @@ class _Work:
         return generator(self.seed, f"calibrate/{name}")
 
     def planted_families(self) -> Iterator[NullFamily]:
+        together: list[Verdict] = []
         with self.progress.part("made-up records", len(INDEPENDENT) * self.sizes.plants) as advance:
             for number, (name, options) in enumerate(INDEPENDENT.items()):
                 verdicts: list[Verdict] = []
@@ -140,19 +176,23 @@ class _Work:
                     verdicts.append(self.judge(planted(int(own), **options)))
                     advance(1)
                 yield NullFamily.of(f"planted: {name}", "made-up records", verdicts)
+                levels = [verdict.levels for verdict in verdicts]
+                together += [over_draws(levels[i : i + _FEW]) for i in range(0, len(levels) - _FEW + 1, _FEW)]
+        yield NullFamily.of("planted, over draws", f"each kind's records, {_FEW} judged together", together)
 
-    def real_runs(self, options: RunOptions, lm: LanguageModel | None) -> tuple[list[Records], list[Prepared]]:
+    def real_runs(self, options: RunOptions, lm: LanguageModel | None) -> list[RealRun]:
         """The comparison with each list of demonstrations."""
-        records: list[Records] = []
-        prepared: list[Prepared] = []
+        found: list[RealRun] = []
         for number in range(self.sizes.seeds):
-            prepared.append(prepare(replace(options, seed=1 + 100 * self.seed + number), lm, self.progress))
-            lm = prepared[0].lm
-            result = measure(prepared[-1], progress=self.progress)
-            records.append(main_settings(_records(result)))
+            prepared = prepare(replace(options, seed=1 + 100 * self.seed + number), lm, self.progress)
+            lm = prepared.lm
+            result = measure(prepared, progress=self.progress)
             # A rate that is chosen once serves all lists: the certificate is not about the choice.
             options = replace(options, lr=result.ft.lr)
-        return records, [replace(each, options=replace(each.options, lr=options.lr)) for each in prepared]
+            prepared = replace(prepared, options=replace(prepared.options, lr=options.lr))
+            heads = ask(lm, prepared.prompts.queries, replace(prepared.zero_shot, own=True)).own
+            found.append(RealRun(prepared, main_settings(_records(result)), heads))
+        return found
 
     def untrained(self, options: RunOptions, lm: LanguageModel) -> NullFamily:
         verdicts: list[Verdict] = []
@@ -166,54 +206,50 @@ class _Work:
         shapes = ", ".join(self.sizes.architectures)
         return NullFamily.of("untrained", f"whole runs of models with random weights ({shapes})", verdicts)
 
-    def other_task(self, runs: Sequence[Records], prepared: Sequence[Prepared]) -> NullFamily:
+    def other_task(self, runs: Sequence[RealRun]) -> NullFamily:
         verdicts: list[Verdict] = []
         with self.progress.part("fine-tuning on another task", len(runs)) as advance:
-            for records, each in zip(runs, prepared, strict=True):
-                other, rows = other_demos(each)
-                lr = each.options.lr
+            for each in runs:
+                prepared, lr = each.prepared, each.prepared.options.lr
+                other, rows = other_demos(prepared)
                 assert not isinstance(lr, str)
                 try:
-                    prompts = [rebuilt(each, shown, other) for shown in (rows, flipped(other, rows))]
+                    prompts = [rebuilt(prepared, shown, other) for shown in (rows, flipped(other, rows))]
                 except UserError:  # a tokenizer of few words does not know the other task's labels
                     break
-                tuned = train(each.lm, [training_of(each, p, lr) for p in prompts], recipe_of(each))
-                asked = (ask(each.lm, each.prompts.queries, each.zero_shot, t.patch).settings[0] for t in tuned)
-                own = dict(zip(("ft", "ft_flipped_labels"), asked, strict=True))
-                both = Records(records.gold, {**records.settings, **own})
-                verdicts.append(self.judge(main_settings(both)))
+                tuned = train(prepared.lm, [training_of(prepared, p, lr) for p in prompts], recipe_of(prepared))
+                verdicts.append(self.judge(each.with_patches([t.patch for t in tuned])))
                 advance(1)
         return NullFamily.of("other task", _ANOTHER_TASK, verdicts)
 
-    def reassigned(self, runs: Sequence[Records]) -> NullFamily:
+    def reassigned(self, runs: Sequence[RealRun]) -> NullFamily:
         rng, verdicts = self.rng("reassigned"), list[Verdict]()
         pairs = [(a, b) for a in runs for b in runs if a is not b] or [(runs[0], runs[0])]
         with self.progress.part("fine-tuning of other queries", len(pairs) * self.sizes.mixtures) as advance:
-            for records, others in pairs:
+            for own, others in pairs:
                 for _ in range(self.sizes.mixtures):
-                    order = within_classes(records.gold, rng)
-                    verdicts.append(self.judge(reassigned(records, others, order)))
+                    order = within_classes(own.records.gold, rng)
+                    verdicts.append(self.judge(own.with_off_span(reassigned(own.records, others.records, order))))
                     advance(1)
         return NullFamily.of("reassigned", _REASSIGNED, verdicts)
 
-    def power(self, runs: Sequence[Records]) -> tuple[list[Power], list[Verdict]]:
+    def power(self, runs: Sequence[RealRun]) -> tuple[list[Power], list[Verdict]]:
         """Every level's power at every dose, for one run and for all lists together; and the verdicts at dose 0."""
         sizes, found, at_zero = self.sizes, list[Power](), list[Verdict]()
-        counts = [n for n in sizes.queries if n <= len(runs[0].gold)]
+        counts = [n for n in sizes.queries if n <= len(runs[0].records.gold)]
         total = len(counts) * len(sizes.doses) * sizes.mixtures * len(runs)
         verdicts: dict[tuple[int, float], list[list[Verdict]]] = {}
         with self.progress.part("doses", total) as advance:
             for number in range(sizes.mixtures):
                 rng = self.rng(f"doses/{number}")
-                turned = [rotations(records, rng) for records in runs]
+                turned = [rotations(each.records, rng) for each in runs]
                 for n in counts:
-                    some = [main_settings(records, n) for records in runs]
-                    orders = [within_classes(records.gold, rng) for records in some]
+                    some = [each.first(n) for each in runs]
+                    orders = [within_classes(each.records.gold, rng) for each in some]
                     for dose in sizes.doses:
-                        mixed = [dosed(r, dose, t, o) for r, t, o in zip(some, turned, orders, strict=True)]
                         judged: list[Verdict] = []
-                        for records in mixed:
-                            judged.append(self.judge(records))
+                        for each, turn, order in zip(some, turned, orders, strict=True):
+                            judged.append(self.judge(each.with_off_span(dosed(each.records, dose, turn, order))))
                             advance(1)
                         verdicts.setdefault((n, dose), []).append(judged)
         for (n, dose), mixtures in verdicts.items():
@@ -253,6 +289,14 @@ class _Work:
                 yield Positive.of("distilled", meaning, verdicts[0])
         if len(verdicts) > 1:
             yield Positive.of("distilled, over draws", meaning, over_draws([each.levels for each in verdicts]))
+
+    def compiled(self, runs: Sequence[RealRun]) -> Iterator[Positive]:
+        meaning = "the demonstrations as a change of the MLPs' weights, fitted on rows that are not reported"
+        for each in runs[: self.sizes.compiled]:
+            prepared = each.prepared
+            twins = (prepared, replace(prepared, prompts=flipped_labels(prepared)))
+            records = each.with_patches([best_patch(twin, self.progress) for twin in twins])
+            yield Positive.of("compiled", meaning, self.judge(records))
 
 
 def _records(result: Result) -> Records:

@@ -76,7 +76,6 @@ def reassigned(records: Records, others: Records, order: Int[np.ndarray, " query
             other,
             log_probs=records["zsl"].log_probs + moved[order],
             h=zsl + (_h(other) - zsl_other)[order],
-            off_span=None,  # another query's update, and so another span: the floor is the zero-shot direction
         )
     return Records(records.gold, settings)
 
