@@ -182,7 +182,7 @@ def test_models_to_keep_of_steps_already_passed_start_the_training_anew(place: P
 
     out, given = place / "keep", _options(place, only="plain", save_every=1e-6)
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr("dualview.lab.language.training._perplexities", stop)
+        patch.setattr("dualview.lab.language.training.perplexities", stop)
         language(out=out, **given)
     assert list(out.glob(".state-*/state.safetensors")) and _kept(out) == {"step-000040"}
     parts: list[str] = []

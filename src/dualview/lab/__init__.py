@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dualview.lab.language.run import language
     from dualview.lab.modifications.run import modifications
     from dualview.lab.regression.run import regression
+    from dualview.lab.retrofit.run import retrofit
     from dualview.lab.sign.run import sign
     from dualview.lab.task_vectors.run import task_vectors
     from dualview.lab.votes.run import votes
@@ -32,6 +33,7 @@ __all__ = [
     "language",
     "modifications",
     "regression",
+    "retrofit",
     "sign",
     "task_vectors",
     "votes",
@@ -41,6 +43,7 @@ LABS: dict[str, str] = {
     "regression": "Train linear self-attention on regression in context and compare it with gradient descent.",
     "modifications": "Train the attentions that the dual view suggests against softmax attention, over seeds.",
     "language": "Train a small GPT with and without each attention variant on plain text.",
+    "retrofit": "Add momentum and its controls to a pretrained model, train it further, and compare.",
     "sign": "Sign the values of a trained model's attention: what breaks, and is it the attention sink?",
     "kernel": "Softmax as a kernel model on a model's own heads: features against their number, and its training.",
     "bound": "The dual model's generalisation error over the number of demonstrations, next to theorem 3.2's bound.",

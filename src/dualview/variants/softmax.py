@@ -113,7 +113,9 @@ def _window(module: nn.Module, options: dict[str, Any]) -> int | None:
     if options.get("sliding_window"):
         return int(options["sliding_window"])
     config = getattr(module, "config", None)
-    kinds, at = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    kinds = getattr(config, "layer_types", None)
+    # Read only where it matters: compiled layers that differ in a number they read are compiled one by one.
+    at = getattr(module, "layer_idx", None) if kinds else None
     kind = kinds[at] if kinds and isinstance(at, int) and at < len(kinds) else None
     source = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}.get(str(kind))
     return getattr(config, source, None) if source else None

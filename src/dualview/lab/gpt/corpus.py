@@ -249,8 +249,11 @@ def embedded_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def separator_id(tokenizer: PreTrainedTokenizerFast) -> int:
-    """`<|endoftext|>`; both kinds of tokenizer have it."""
-    return int(cast(Any, tokenizer).convert_tokens_to_ids(SEPARATOR))
+    """`<|endoftext|>`, which both kinds of tokenizer have; another model's end of text."""
+    found = cast(Any, tokenizer).get_vocab().get(SEPARATOR, cast(Any, tokenizer).eos_token_id)
+    if found is None:
+        raise UserError("The model's tokenizer has no end-of-text token to put between documents; use another model.")
+    return int(found)
 
 
 def encode(documents: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> UInt[np.ndarray, " token"]:
@@ -265,14 +268,17 @@ def encode(documents: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> UInt
     return np.concatenate(parts) if parts else np.empty(0, kind)
 
 
-def tokenise(source: Source, kind: TokenizerKind, vocab: int) -> Corpus:
+def tokenise(source: Source, kind: TokenizerKind, vocab: int, given: PreTrainedTokenizerFast | None = None) -> Corpus:
     """Both sides as tokens. Held-out documents are ordered by a hash, so that the first of them are a fair sample."""
     training = [document.text for document in source.documents if not document.held_out]
     tested = [document.text for document in source.documents if document.held_out]
-    if kind == "embedded":
-        tokenizer = embedded_tokenizer()
+    if given is not None:
+        tokenizer, about_it = given, "the model's"
+    elif kind == "embedded":
+        tokenizer, about_it = embedded_tokenizer(), "the embedded model's"
     else:
         tokenizer = train_tokenizer(_within(training, _TOKENIZER_TEXT), vocab)
+        about_it = "byte-level BPE trained on the training side"
     train = encode(training, tokenizer)
     held_out = encode(sorted(tested, key=lambda text: (_fraction("order", text), text)), tokenizer)
     about = {
@@ -281,29 +287,37 @@ def tokenise(source: Source, kind: TokenizerKind, vocab: int) -> Corpus:
         "documents": {"train": len(training), "held_out": len(tested)},
         "characters": {"train": sum(map(len, training)), "held_out": sum(map(len, tested))},
         "tokens": {"train": len(train), "held_out": len(held_out)},
-        "tokenizer": "the embedded model's" if kind == "embedded" else "byte-level BPE trained on the training side",
+        "tokenizer": about_it,
         "vocab": len(tokenizer),
     }
     return Corpus(train, held_out, tokenizer, about)
 
 
 def prepare(
-    paths: Sequence[Path], out: Path | None, *, kind: TokenizerKind, vocab: int, max_text: float, least: int
+    paths: Sequence[Path],
+    out: Path | None,
+    *,
+    kind: TokenizerKind = "trained",
+    vocab: int = 0,
+    max_text: float,
+    least: int,
+    given: PreTrainedTokenizerFast | None = None,
 ) -> Corpus:
     """The corpus, made once for all processes that share `out` and then read from there (memory-mapped).
 
-    `least` tokens are needed on either side.
+    `least` tokens are needed on either side. A `given` tokenizer takes the place of `kind` and `vocab`.
     """
     source = read_source(paths, max_text)
     if out is None:
-        corpus = tokenise(source, kind, vocab)
+        corpus = tokenise(source, kind, vocab, given)
     else:
-        key = f"{source.digest} {kind} {vocab} {version_of('tokenizers')}"
+        how = f"{kind} {vocab}" if given is None else cast(Any, given).backend_tokenizer.to_str()
+        key = f"{source.digest} {how} {version_of('tokenizers')}"
         folder = out / f".tokens-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         out.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
             if not folder.is_dir():
-                _store(tokenise(source, kind, vocab), folder)
+                _store(tokenise(source, kind, vocab, given), folder)
         corpus = _stored(folder)
     for side, tokens in (("train on", corpus.train), ("hold out", corpus.held_out)):
         if len(tokens) < least:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -19,7 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from dualview.lab.gpt.throughput import LOSS_ROWS, batch_loss, compiled_layers, has_plain_head, throughput
 from dualview.lab.units import Unit, capture, restore
+from dualview.variants import variant_parameters
 
 TrainingStatus = Literal["ok", "diverged", "time limit"]
 EVERY = 20
@@ -43,7 +45,12 @@ class CorpusRecipe:
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: the forward pass under autocast; the weights and the optimiser's state stay float32."""
     compile: bool = False
+    """Compile each layer; where that fails, a warning says so and the training goes on without."""
     time_limit: float | None = None
+    coefficient_lr: float | None = None
+    """The highest learning rate of what a variant adds (η, α, σ); None: the same as of all weights."""
+    loss_rows: int = 0
+    """Tokens whose logits are held at once; 0: all on a CPU, LOSS_ROWS on a GPU."""
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0: a straight rise, then a cosine down to a tenth."""
@@ -69,6 +76,8 @@ class TrainingOutcome:
     resumed: bool
     seconds: float
     """In this process; the time before a restart is not counted."""
+    compiled: bool = False
+    """Whether the layers were compiled."""
 
     @property
     def steps(self) -> int:
@@ -117,9 +126,13 @@ def token_losses(
 
 
 def make_optimiser(model: nn.Module, recipe: CorpusRecipe, device: torch.device) -> torch.optim.AdamW:
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
+    apart = [] if recipe.coefficient_lr is None else list(variant_parameters(model).values())
+    rest = [p for p in model.parameters() if id(p) not in set(map(id, apart))]
+    matrices = [p for p in rest if p.ndim >= 2]
+    others = [p for p in rest if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if apart:
+        groups.append({"params": apart, "weight_decay": 0.0, "times": (recipe.coefficient_lr or 0.0) / recipe.lr})
     return torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), eps=1e-8, fused=device.type == "cuda")
 
 
@@ -137,21 +150,47 @@ def train(
 
     `keep` is called after each step in `keep_at` (0: before the first), and where the time limit stops the training.
     """
-    device, wanted = model.device, set(keep_at)
     model.train()
+    loss_of = _loss_of(model, blocks, recipe)
+
+    def trial() -> None:
+        cast(Any, loss_of(blocks.take(0))).backward()
+
+    with compiled_layers(model, recipe.compile, trial) as compiled:
+        return replace(_train(model, blocks, recipe, unit, loss_of, advance, keep, set(keep_at)), compiled=compiled)
+
+
+def _loss_of(model: PreTrainedModel, blocks: Blocks, recipe: CorpusRecipe) -> Callable[[Tensor], Tensor]:
+    """The loss of a batch: in chunks where asked for or on a GPU, if the model's head allows it."""
+    rows = recipe.loss_rows or (LOSS_ROWS if model.device.type == "cuda" else 0)
+    if rows and has_plain_head(model, blocks.tokens):
+        return batch_loss(model, recipe.precision, rows)
+    return lambda tokens: token_losses(model, tokens, recipe.precision).mean()
+
+
+def _train(
+    model: PreTrainedModel,
+    blocks: Blocks,
+    recipe: CorpusRecipe,
+    unit: Unit,
+    loss_of: Callable[[Tensor], Tensor],
+    advance: Callable[[int], None],
+    keep: Callable[[int], None],
+    wanted: set[int],
+) -> TrainingOutcome:
+    device = model.device
     optimiser = make_optimiser(model, recipe, device)
     losses = torch.zeros(recipe.steps, device=device)
     step = _resume(unit, model, optimiser, losses)
     advance(step)
     if step == 0 and 0 in wanted:
         keep(0)
-    forward = cast(Any, torch.compile(model)) if recipe.compile else model
     watch, first = _Watch(device), step
     status: TrainingStatus = "ok"
     while step < recipe.steps and status == "ok":
         for group in optimiser.param_groups:
-            group["lr"] = recipe.rate(step)
-        loss = token_losses(forward, blocks.take(step), recipe.precision).mean()
+            group["lr"] = recipe.rate(step) * group.get("times", 1.0)
+        loss = loss_of(blocks.take(step))
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), recipe.clip, foreach=device.type == "cuda")
@@ -265,3 +304,32 @@ def block_losses(
         piece = tokens[starts[:, None] + torch.arange(length + 1, device=device)].long()
         found.append(token_losses(model, piece).double().mean(1))
     return torch.cat(found).view(count, pieces).mean(1).cpu().numpy()
+
+
+def perplexities(
+    model: PreTrainedModel, tokens: Int[Tensor, " token"], lengths: Sequence[int], context: int, batch: int
+) -> dict[str, Any] | None:
+    """By length: the loss of every held-out block, its mean in nats per token, and exp of that; None if not finite."""
+    found: dict[str, Any] = {}
+    for length in lengths:
+        losses = block_losses(model, tokens, length, context, batch)
+        mean = float(losses.mean())
+        if not np.isfinite(mean):
+            return None
+        found[str(length)] = {"loss": mean, "perplexity": float(np.exp(mean)), "blocks": losses.tolist()}
+    return found
+
+
+def cost_of(model: PreTrainedModel, trained: TrainingOutcome, recipe: CorpusRecipe) -> dict[str, Any]:
+    """What the training took on this machine."""
+    gpu = model.device.type == "cuda"
+    return {
+        "seconds_per_step": trained.seconds_per_step,
+        "processor_seconds_per_step": trained.processor_seconds_per_step,
+        **throughput(model, recipe.precision, recipe.batch, recipe.context, trained.seconds_per_step),
+        "compiled": trained.compiled,
+        "peak_bytes": trained.peak_bytes,
+        "seconds": trained.seconds,
+        "resumed": trained.resumed,
+        "machine": torch.cuda.get_device_name(model.device) if gpu else f"cpu, {torch.get_num_threads()} threads",
+    }

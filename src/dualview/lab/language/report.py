@@ -167,8 +167,8 @@ def _model_row(name: str, each: Mapping[str, Any], lengths: Sequence[int]) -> li
         TITLES[name] + (f" ({', '.join(odd)})" if odd else ""),
         f"{each['parameters']:,}",
         str(len(each["seeds"])),
-        *(_spread(each["perplexity"].get(str(length)), 2) for length in lengths),
-        _spread(each["few_shot"], 3),
+        *(spread(each["perplexity"].get(str(length)), 2) for length in lengths),
+        spread(each["few_shot"], 3),
         "" if before is None or last is None else f"{before - last:.3f}",
     ]
 
@@ -201,7 +201,7 @@ def _chance(variants: Mapping[str, Any]) -> str:
     return f"{known[0]:.3f}" if known else "none"
 
 
-def _spread(over: Mapping[str, Any] | None, digits: int) -> str:
+def spread(over: Mapping[str, Any] | None, digits: int) -> str:
     if over is None or over["mean"] is None:
         return "none"
     return f"{over['mean']:.{digits}f}" + ("" if over["sd"] is None else f" ± {over['sd']:.{digits}f}")
@@ -212,9 +212,9 @@ def _differences_table(result: LabResult) -> Table:
     rows: list[list[str]] = []
     for each in result.results["differences"]:
         row = [f"{TITLES[each['variant']]} − {TITLES[each['against']]}", str(len(each["seeds"]))]
-        row += [_change(each["loss"][str(length)]) for length in lengths]
+        row += [change(each["loss"][str(length)]) for length in lengths]
         few = each["few_shot"]
-        row.append("none" if few is None else f"{few['mean']:+.3f}{_bracketed(few['ci'], '+.3f')}")
+        row.append("none" if few is None else f"{few['mean']:+.3f}{bracketed(few['ci'], '+.3f')}")
         rows.append(row)
     columns = ["difference", "seeds", *(f"ppl at {length}, %" for length in lengths), "few-shot accuracy"]
     limits = f"{LIMITS} For few-shot accuracy the units are tasks instead of blocks."
@@ -222,14 +222,14 @@ def _differences_table(result: LabResult) -> Table:
     return Table("language: differences, with 95 % intervals", columns, rows, note)
 
 
-def _change(found: Mapping[str, Any] | None) -> str:
+def change(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "none"
     ci = None if found["ci"] is None else [percent(edge) for edge in found["ci"]]
-    return f"{percent(found['mean']):+.2f}{_bracketed(ci, '+.2f')}"
+    return f"{percent(found['mean']):+.2f}{bracketed(ci, '+.2f')}"
 
 
-def _bracketed(ci: Sequence[float] | None, style: str) -> str:
+def bracketed(ci: Sequence[float] | None, style: str) -> str:
     return "" if ci is None else f" ({between(ci, style)})"
 
 

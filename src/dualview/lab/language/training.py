@@ -25,7 +25,7 @@ from dualview.lab.gpt.model import (
     variant_of,
 )
 from dualview.lab.gpt.scoring import few_shot, prompts_of
-from dualview.lab.gpt.training import Blocks, TrainingOutcome, block_losses, saved_bytes, train
+from dualview.lab.gpt.training import Blocks, cost_of, perplexities, saved_bytes, train
 from dualview.lab.language.settings import LanguageSettings
 from dualview.lab.units import Unit, decides
 from dualview.models.amx_workaround import mind_amx
@@ -64,7 +64,7 @@ def set_up(settings: LanguageSettings, out: Path | None, progress: Progress) -> 
     device = pick_device(settings.device)
     if device.type == "cpu" and settings.precision == "bfloat16":
         mind_amx()
-    tasks = _tasks(settings)
+    tasks = chosen_tasks(settings.data, settings.tasks, settings.n_queries)
     with progress.part("reading and tokenising the text", 1) as advance:
         corpus = prepare(
             settings.text,
@@ -84,16 +84,18 @@ def set_up(settings: LanguageSettings, out: Path | None, progress: Progress) -> 
     return Bench(settings, corpus, prompts, device, train, held_out, shared)
 
 
-def _tasks(settings: LanguageSettings) -> list[Task]:
-    """The tasks to evaluate: those named, or the embedded ones and those of the six that `data` has."""
-    data = settings.data
+def chosen_tasks(data: Path | None, named: Sequence[str], n_queries: int, *, both: bool = True) -> list[Task]:
+    """The tasks to evaluate: those named, or the embedded ones with (not `both`: else) those of the six in `data`."""
     if data is not None and not data.is_dir():
         raise UserError(f"There is no folder {data}; --data needs <task>/train.jsonl and validation.jsonl in it.")
     here = [name for name in SIX_TASKS if data is not None and (data / name).is_dir()]
-    if data is not None and not here and not settings.tasks:
+    if data is not None and not here and not named:
         raise UserError(f"{data} has none of the folders {', '.join(SIX_TASKS)}; check --data.")
-    names = (settings.tasks or (*EMBEDDED_TASKS, *here)) if settings.n_queries else ()
-    return [load_task(name, data if data is not None and (data / name).is_dir() else None) for name in names]
+    usual = (*EMBEDDED_TASKS, *here) if both or not here else here
+    return [
+        load_task(name, data if data is not None and (data / name).is_dir() else None)
+        for name in (named or usual if n_queries else ())
+    ]
 
 
 def _prompts(settings: LanguageSettings, task: Task, corpus: Corpus) -> list[PromptSet]:
@@ -161,49 +163,22 @@ def run_training(
         "learnt": _learnt(model),
     }
     with progress.part(f"{name}, seed {seed}: measuring", len(bench.prompts) + 1) as advance:
-        found["held_out"] = _perplexities(bench, model, trained)
+        diverged, tokens = trained.status == "diverged", bench.held_out
+        batch = settings.batch
+        found["held_out"] = None if diverged else perplexities(model, tokens, settings.lengths, settings.context, batch)
         advance(1)
         found["few_shot"] = []
         lm = adopt(model, bench.corpus.tokenizer, name)
         for task, prompts in bench.prompts.items() if trained.status != "diverged" else ():
             found["few_shot"].append(few_shot(lm, task, prompts).to_json())
             advance(1)
-    return {"found": found, "cost": _cost(bench, trained)}
+    return {"found": found, "cost": cost_of(model, trained, recipe)}
 
 
 def _learnt(model: nn.Module) -> list[float] | None:
     """The coefficient (η) of each layer after training, where it is learnt."""
     equipped = [module for module in model.modules() if isinstance(module, Equipment) and module.variant.learnable]
     return [float(torch.as_tensor(each.coefficient()).detach()) for each in equipped] or None
-
-
-def _perplexities(bench: Bench, model: Any, trained: TrainingOutcome) -> dict[str, Any] | None:
-    """By length: the loss of every held-out block, its mean in nats per token, and exp of that."""
-    if trained.status == "diverged":
-        return None
-    found: dict[str, Any] = {}
-    for length in bench.settings.lengths:
-        losses = block_losses(model, bench.held_out, length, bench.settings.context, bench.settings.batch)
-        mean = float(losses.mean())
-        if not np.isfinite(mean):
-            return None
-        found[str(length)] = {"loss": mean, "perplexity": float(np.exp(mean)), "blocks": losses.tolist()}
-    return found
-
-
-def _cost(bench: Bench, trained: TrainingOutcome) -> dict[str, Any]:
-    tokens = bench.settings.batch * bench.settings.context
-    pace = trained.seconds_per_step
-    gpu = bench.device.type == "cuda"
-    return {
-        "seconds_per_step": pace,
-        "processor_seconds_per_step": trained.processor_seconds_per_step,
-        "tokens_per_second": None if pace is None else tokens / pace,
-        "peak_bytes": trained.peak_bytes,
-        "seconds": trained.seconds,
-        "resumed": trained.resumed,
-        "machine": torch.cuda.get_device_name(bench.device) if gpu else f"cpu, {torch.get_num_threads()} threads",
-    }
 
 
 def curve_of(losses: Sequence[float], points: int = 100) -> dict[str, list[float]]:

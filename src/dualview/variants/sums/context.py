@@ -100,8 +100,10 @@ def sums_of_every_key(
 def _look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before the attention module runs: leave on it what `sums_of_every_key` needs to know about the cache."""
     cache = next((given for given in (*args, *kwargs.values()) if isinstance(given, Cache)), None)
+    if cache is None or torch.compiler.is_compiling():
+        return
     index = getattr(module, "layer_idx", None)
-    if cache is None or not isinstance(index, int) or torch.compiler.is_compiling():
+    if not isinstance(index, int):
         return
     layer: Any = cache.layers[index] if index < len(cache.layers) else None
     if layer is None or not getattr(layer, "is_initialized", True):

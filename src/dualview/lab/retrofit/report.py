@@ -1,0 +1,267 @@
+"""The retrofit lab's summary, tables and figure: each arm less the control, pair by pair."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from dualview.lab.harness import LabResult, Table
+from dualview.lab.language.report import bracketed, change, percent, spread
+from dualview.lab.retrofit.arms import title_of
+from dualview.lab.summaries import mean, over_seeds, over_trainings_or_rows
+from dualview.report.figures.style import dress, look, new_figure, small_print
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Training = Mapping[str, Any]
+
+USABLE = 10.0
+"""Signed values count as usable where the interval of their change in perplexity ends below this many per cent."""
+LIMITS = (
+    "Differences are paired: same seed, same blocks of text, same queries. 95 % intervals: with several seeds Student "
+    "over seeds (they differ in the order of the text); with one seed bootstrap over blocks and over queries, which "
+    "does not cover another seed."
+)
+
+
+# ------------------------------------------------------------------------------------------------------------ summary
+
+
+def summarise(trainings: Sequence[Training], starts: Mapping[str, Any], lengths: Sequence[int]) -> dict[str, Any]:
+    """Each arm over its seeds, its differences from the control, and a sentence for each."""
+    names = list(dict.fromkeys(training["arm"] for training in trainings))
+    of = {name: [t for t in trainings if t["arm"] == name] for name in names}
+    arms = {name: _arm(of[name], starts.get(name, starts["plain"]), lengths) for name in names}
+    differences = [_difference(name, of[name], of["plain"], lengths) for name in names if name != "plain"]
+    return {
+        "arms": arms,
+        "differences": differences,
+        "sentences": [_sentence(each, lengths[-1]) for each in differences],
+    }
+
+
+def _arm(trainings: Sequence[Training], start: Training, lengths: Sequence[int]) -> dict[str, Any]:
+    measured = [t["held_out"] for t in trainings if t["held_out"] is not None]
+    learnt = [each for t in trainings if t["learnt"] for layer in t["learnt"] for each in layer]
+    before = start["held_out"]
+    return {
+        "seeds": [t["seed"] for t in trainings],
+        "status": sorted({t["status"] for t in trainings}),
+        "start_perplexity": None if before is None else before[str(lengths[-1])]["perplexity"],
+        "perplexity": {n: over_seeds([each[n]["perplexity"] for each in measured]) for n in map(str, lengths)},
+        "accuracy": over_trainings_or_rows([_right(t) for t in trainings if t["few_shot"]], "accuracy"),
+        "tasks": {
+            task["task"]: mean([mean(t["few_shot"][i]["icl"]) for t in trainings if t["few_shot"]])
+            for i, task in enumerate(trainings[0]["few_shot"])
+        },
+        "learnt": [min(learnt), statistics.median(learnt), max(learnt)] if learnt else None,
+    }
+
+
+def _right(training: Training) -> Float[np.ndarray, " query"]:
+    """For every query of every task the share of draws in which it is right, weighted so that tasks count equally."""
+    tasks = [
+        np.array([[int(x) for x in draw] for draw in task["right"]], dtype=float).mean(0)
+        for task in training["few_shot"]
+    ]
+    total = sum(map(len, tasks))
+    return np.concatenate([task * total / (len(tasks) * len(task)) for task in tasks])
+
+
+def _difference(
+    name: str, mine: Sequence[Training], control: Sequence[Training], lengths: Sequence[int]
+) -> dict[str, Any]:
+    """An arm less the control, seed by seed: held-out loss at each length, and in-context accuracy."""
+    by_seed = {t["seed"]: t for t in control}
+    pairs = [(t, by_seed[t["seed"]]) for t in mine if t["seed"] in by_seed]
+    usable = [(a, b) for a, b in pairs if a["held_out"] is not None and b["held_out"] is not None]
+
+    def blocks(training: Training, length: str) -> np.ndarray:
+        return np.array(training["held_out"][length]["blocks"])
+
+    loss = {
+        n: over_trainings_or_rows([blocks(a, n) - blocks(b, n) for a, b in usable], f"{name}/{n}")
+        for n in map(str, lengths)
+    }
+    asked = [(a, b) for a, b in usable if a["few_shot"]]
+    accuracy = over_trainings_or_rows([_right(a) - _right(b) for a, b in asked], f"{name}/accuracy")
+    return {"arm": name, "seeds": [a["seed"] for a, _ in usable], "loss": loss, "accuracy": accuracy}
+
+
+def _sentence(difference: Mapping[str, Any], length: int) -> str:
+    """The conclusion about one arm: perplexity at the longest length, accuracy and, for signed values, use."""
+    title, loss = title_of(difference["arm"]), difference["loss"][str(length)]
+    if loss is None:
+        return f"{title}: cannot be compared, a training diverged."
+    parts = [f"perplexity at {length} tokens {change(loss)} %, {_verdict(loss, 'worse', 'better')}"]
+    if difference["accuracy"] is not None:
+        parts.append(f"in-context accuracy {_accuracy(difference)}, {_verdict(difference['accuracy'])}")
+    if difference["arm"].startswith("sign"):
+        fine = loss["ci"] is not None and percent(loss["ci"][1]) < USABLE
+        parts.append(f"usable: below +{USABLE:g} %" if fine else f"not shown usable: not below +{USABLE:g} %")
+    limit = "over seeds" if loss["over"] == "seeds" else "one seed, so no more than a hint"
+    return f"{title}: {'; '.join(parts)}; {limit}."
+
+
+def _verdict(found: Mapping[str, Any], above: str = "better", below: str = "worse") -> str:
+    if found["ci"] is None:
+        return "without an interval"
+    low, high = found["ci"]
+    if low == high == 0:
+        return "the same in every pair"
+    return above if low > 0 else below if high < 0 else "not distinguishable from the control"
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def tables(result: LabResult) -> list[Table]:
+    """The arms with their differences from the control, accuracy by task, and the speed of the training."""
+    asked = any(t["few_shot"] for t in result.results["trainings"])
+    return [_arms_table(result), *([_tasks_table(result)] if asked else []), _speed_table(result)]
+
+
+def _arms_table(result: LabResult) -> Table:
+    found, lengths = result.results, result.results["lengths"]
+    differences = {each["arm"]: each for each in found["differences"]}
+    rows: list[list[str]] = []
+    for name, each in found["arms"].items():
+        own = differences.get(name)
+        odd = [status for status in each["status"] if status != "ok"]
+        rows.append(
+            [
+                title_of(name) + (f" ({', '.join(odd)})" if odd else ""),
+                _number(each["start_perplexity"], ".2f"),
+                *(spread(each["perplexity"].get(str(n)), 2) for n in lengths),
+                "" if own is None else change(own["loss"][str(lengths[-1])]),
+                "none" if each["accuracy"] is None else f"{each['accuracy']['mean']:.3f}",
+                "" if own is None else _accuracy(own),
+                "" if each["learnt"] is None else " / ".join(f"{x:.3f}" for x in each["learnt"]),
+            ]
+        )
+    text, settings = found["text"], result.settings
+    training = found["trainings"][0]
+    about = (
+        f"{result.provenance['model']}, {training['tokens']:,} tokens each ({training['steps']} steps of "
+        f"{settings['batch']} × {settings['context']}) of {', '.join(text['source'])}; perplexity on "
+        f"{found['held_out_tokens']:,} held-out tokens. Seeds: {', '.join(map(str, result.seeds))}. ± is the standard "
+        f"deviation over seeds. Learnt: lowest / median / highest coefficient over heads. {LIMITS}"
+    )
+    columns = ["added to the attention", "ppl before", *(f"ppl at {n}" for n in lengths), "change, %", "accuracy"]
+    note = "\n".join([*found["sentences"], about])
+    return Table("retrofit: arms and control", [*columns, "difference", "learnt"], rows, note)
+
+
+def _accuracy(difference: Mapping[str, Any]) -> str:
+    found = difference["accuracy"]
+    return "none" if found is None else f"{found['mean']:+.3f}{bracketed(found['ci'], '+.3f')}"
+
+
+def _tasks_table(result: LabResult) -> Table:
+    found = result.results
+    before, arms = found["starts"]["plain"]["few_shot"], found["arms"]
+    rows = [
+        [
+            task["task"],
+            f"{task['chance']:.3f}",
+            str(task["n_queries"]),
+            f"{mean(task['icl']):.3f} ({task['zsl']:.3f})",
+            *(_number(each["tasks"].get(task["task"]), ".3f") for each in arms.values()),
+        ]
+        for task in before
+    ]
+    columns = ["task", "chance", "queries", "pretrained", *(title_of(name) for name in arms)]
+    asked = [task for training in found["trainings"] for task in training["few_shot"]]
+    constant, draws = sum(task["constant_draws"] for task in asked), sum(len(task["icl"]) for task in asked)
+    note = (
+        f"In-context accuracy with up to {result.settings['shots']} demonstrations, mean over seeds and "
+        f"{result.settings['draws']} draws of them; without demonstrations in brackets. In {constant} of {draws} draws "
+        "one label was predicted for every query."
+    )
+    return Table("retrofit: in-context accuracy by task", columns, rows, note)
+
+
+def _speed_table(result: LabResult) -> Table:
+    costs: Mapping[str, Any] = result.provenance["run"]["cost"]
+    rows: list[list[str]] = []
+    for name, each in result.results["arms"].items():
+        own = [costs[f"{name}/{seed}"] for seed in each["seeds"]]
+
+        def over(key: str, own: Sequence[Mapping[str, Any]] = own) -> float | None:
+            return mean([cost[key] for cost in own])
+
+        tokens, flops, share = over("tokens_per_second"), over("flops_per_second"), over("matrix_share")
+        peak = over("peak_bytes")
+        rows.append(
+            [
+                title_of(name),
+                _number(tokens, ",.0f"),
+                "none" if flops is None else f"{flops / 1e12:,.3f}",
+                "none" if share is None else f"{100 * share:.0f} %",
+                "" if peak is None else f"{peak / 1e9:.1f}",
+                "yes" if all(cost["compiled"] for cost in own) else "no",
+            ]
+        )
+    one = next(iter(costs.values()))
+    note = (
+        f"On {', '.join(sorted({cost['machine'] for cost in costs.values()}))}, {result.settings['precision']}. Model "
+        f"operations: 6 for each parameter and token, and causal attention. Matrix rate, measured: "
+        f"{one['matrix_rate'] / 1e12:,.2f} TFLOP/s."
+    )
+    columns = ["added to the attention", "tokens/s", "model TFLOP/s", "of the matrix rate", "peak GPU GB", "compiled"]
+    return Table("retrofit: speed of the training", columns, rows, note)
+
+
+def _number(value: float | None, style: str) -> str:
+    return "none" if value is None else format(value, style)
+
+
+# -------------------------------------------------------------------------------------------------------------- figure
+
+
+def figures(result: LabResult) -> dict[str, Figure]:
+    """Every arm less the control: change of perplexity and of in-context accuracy, each with its interval."""
+    found, length = result.results, result.results["lengths"][-1]
+    differences = found["differences"]
+    figure = new_figure(6.4, 1.7 + 0.3 * len(differences))
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, label in ((left, f"perplexity at {length}, change in %"), (right, "in-context accuracy, difference")):
+        dress(axes, xlabel=label)
+        axes.axvline(0, color="#333333", linewidth=0.8)
+    left.set_xscale("symlog", linthresh=1.0)
+    left.xaxis.set_major_formatter(_signed)
+    for at, each in enumerate(differences):
+        loss, accuracy = each["loss"][str(length)], each["accuracy"]
+        _interval(left, at, None if loss is None else _in_percent(loss))
+        _interval(right, at, accuracy)
+    left.set_yticks(range(len(differences)), [title_of(each["arm"]) for each in differences], fontsize=7.5)
+    left.set_ylim(len(differences) - 0.5, -0.5)
+    note = (
+        f"{result.provenance['model']}, {found['trainings'][0]['tokens']:,} tokens for each arm and seed. "
+        f"Left: below 0 is better, linear within ±1 %; right: above 0 is better. {LIMITS}"
+    )
+    small_print(figure, "A pretrained model trained further: each change less the control", note)
+    return {"retrofit": figure}
+
+
+def _signed(value: float, _place: int) -> str:
+    return f"{value:+g}" if value else "0"
+
+
+def _in_percent(loss: Mapping[str, Any]) -> dict[str, Any]:
+    ci = None if loss["ci"] is None else [percent(edge) for edge in loss["ci"]]
+    return {"mean": percent(loss["mean"]), "ci": ci}
+
+
+def _interval(axes: Any, at: int, found: Mapping[str, Any] | None) -> None:
+    if found is None:
+        return
+    how = look(at)
+    if found["ci"] is not None:
+        axes.plot(found["ci"], [at, at], color=how.colour, linewidth=1.6)
+    axes.plot([found["mean"]], [at], marker=how.marker, color=how.colour, markersize=5, linestyle="none")

@@ -1,0 +1,161 @@
+"""Does momentum attention help a model that already learns in context? (Dai et al. 2022, arXiv 2212.10559, section 5)
+
+Small GPTs trained from scratch answer few-shot prompts at chance (`dualview lab language`), so the paper's claim about
+in-context learning is not tested there. Here a pretrained model is the start. Each arm adds something to its attention
+(`lab.retrofit.arms`) and all weights are trained further: the same text in the same order, the same number of steps.
+The control adds nothing. Seeds differ in the order of the text alone.
+
+OUT keeps what every training found: a killed run continues, and a later one with more arms or seeds adds to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from dualview.io.errors import UserError
+from dualview.lab.gpt.corpus import Corpus, prepare
+from dualview.lab.gpt.scoring import few_shot, prompts_of
+from dualview.lab.gpt.training import Blocks, cost_of, perplexities, train
+from dualview.lab.harness import Findings, Job, lab
+from dualview.lab.language.training import chosen_tasks, curve_of
+from dualview.lab.retrofit.arms import coefficients, fitted, starts_as_pretrained
+from dualview.lab.retrofit.report import figures, summarise, tables
+from dualview.lab.retrofit.settings import RetrofitSettings
+from dualview.lab.sign.values import observe_sink
+from dualview.lab.units import Unit
+from dualview.models.amx_workaround import mind_amx
+from dualview.models.language_model import LanguageModel
+from dualview.models.loading import load_model
+from dualview.tasks.prompts import PromptSet
+
+_CALIBRATION, _ROWS = 4, 8
+"""Rows of text for the mean |v| of each head, and rows of a batch when measuring."""
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """What all trainings share."""
+
+    settings: RetrofitSettings
+    lm: LanguageModel
+    corpus: Corpus
+    prompts: dict[str, list[PromptSet]]
+    train: Tensor
+    held_out: Tensor
+    sizes: Float[Tensor, "layer kv_head"]
+
+    def measure(self, model: PreTrainedModel, lengths: list[int], *, ask: bool = True) -> dict[str, Any]:
+        """Perplexity by length and, if asked for, which queries are right on each task."""
+        model.eval()
+        batch = min(_ROWS, self.settings.batch)
+        found: dict[str, Any] = {"held_out": perplexities(model, self.held_out, lengths, self.settings.context, batch)}
+        # All arms are asked in one way, behind a key-value cache, as the variants cannot share packed prompts.
+        lm = replace(self.lm, model=model, slow_because="it is compared with variants")
+        tasks = [few_shot(lm, name, prompts) for name, prompts in self.prompts.items() if ask]
+        right = [["".join(map(str, draw.astype(int))) for draw in each.icl] for each in tasks]
+        found["few_shot"] = [{**each.to_json(), "right": rows} for each, rows in zip(tasks, right, strict=True)]
+        return found
+
+
+@lab(RetrofitSettings, tables, figures)
+def retrofit(job: Job[RetrofitSettings]) -> Findings:
+    """Add momentum and other changes to a pretrained model's attention, train it further, and compare with a control.
+
+    Equal text, order and steps for every arm. Perplexity on held-out text at several lengths, in-context accuracy, and
+    the training's share of the device's matrix rate.
+    """
+    settings = job.settings
+    bench = _set_up(job)
+    lm = bench.lm
+    job.clock.lap("prepare")
+    shared = {"text_sha256": bench.corpus.about["sha256"], "weights_hash": lm.weights_hash}
+
+    def unit(seed: int, **more: Any) -> Unit:
+        # Not one of the job's units, which are removed with the result: a later call may add arms and seeds.
+        return Unit.of(job.out, "retrofit", settings, lm.device, seed, **shared, **more)
+
+    starts: dict[str, Any] = {}
+    trainings: list[dict[str, Any]] = []
+    with job.progress.part("before training", len(settings.only)) as advance:
+        for arm in settings.only:
+            if arm == "plain" or not starts_as_pretrained(arm):
+                starts[arm] = unit(0, start=arm).once(lambda _unit, arm=arm: _start(bench, arm))
+            advance(1)
+    for seed in settings.all_seeds:
+        for arm in settings.only:
+            title = f"{arm}, seed {seed}"
+            with job.progress.part(title, settings.steps) as advance:
+                done = unit(seed, arm=arm).once(lambda own, a=arm, s=seed, go=advance: _training(bench, a, s, own, go))
+            trainings.append(done)
+            job.clock.lap("training")
+    found = [each["found"] for each in trainings]
+    results = {
+        "text": bench.corpus.about,
+        "lengths": settings.lengths,
+        "held_out_tokens": int((len(bench.held_out) - 1) // settings.context * settings.context),
+        "starts": starts,
+        **summarise(found, starts, settings.lengths),
+        "trainings": found,
+    }
+    facts = {"model": lm.name, "model_commit": lm.commit, "weights_hash": lm.weights_hash}
+    costs = {f"{each['found']['arm']}/{each['found']['seed']}": each["cost"] for each in trainings}
+    return Findings(results, facts, {"cost": costs}, lm.device)
+
+
+def _set_up(job: Job[RetrofitSettings]) -> _Bench:
+    """Model, text, tasks and prompts, so that mistakes in them show before any training."""
+    settings = job.settings
+    tasks = chosen_tasks(settings.data, settings.tasks, settings.n_queries, both=False)
+    if job.device.type == "cpu" and settings.precision == "bfloat16":
+        mind_amx()
+    with job.progress.part("loading the model and the text", 2) as advance:
+        lm = load_model(settings.model, device=settings.device)
+        if lm.context is not None and settings.context > lm.context:
+            raise UserError(f"--context is {settings.context}, but {lm.name} reads {lm.context} tokens at most.")
+        advance(1)
+        least, most = settings.context + 1, settings.eval_tokens + 1
+        corpus = prepare(settings.text, job.out, max_text=settings.max_text, least=least, given=lm.tokenizer)
+        advance(1)
+    train, held_out = (
+        torch.from_numpy(np.asarray(side, dtype=np.int32)).to(lm.device)
+        for side in (corpus.train, corpus.held_out[:most])
+    )
+    asked: Any = {"shots": settings.shots, "n_queries": settings.n_queries, "draws": range(1, settings.draws + 1)}
+    prompts = {task.name: prompts_of(task, lm.tokenizer, lm.context, **asked) for task in tasks}
+    count = min(_CALIBRATION, len(train) // least)
+    sizes = observe_sink(lm, train[: count * least].view(count, least).long()).size if "sign" in settings.only else 0.0
+    return _Bench(settings, lm, corpus, prompts, train, held_out, torch.as_tensor(sizes, device=lm.device))
+
+
+def _start(bench: _Bench, arm: str) -> dict[str, Any]:
+    """An arm before its training; the control's is the pretrained model, which is also asked."""
+    ask, lengths = arm == "plain", bench.settings.lengths
+    return bench.measure(fitted(bench.lm.model, arm, bench.sizes), lengths, ask=ask)
+
+
+def _training(bench: _Bench, arm: str, seed: int, unit: Unit, advance: Any) -> dict[str, Any]:
+    """Train one arm and measure it: `found` is the same on every run, `cost` depends on the machine."""
+    settings = bench.settings
+    model = fitted(bench.lm.model, arm, bench.sizes)
+    blocks = Blocks(bench.train, settings.context, settings.batch, seed)
+    trained = train(model, blocks, settings.recipe, unit, advance=advance)
+    diverged = trained.status == "diverged"
+    measured: dict[str, Any] = {"held_out": None, "few_shot": []}
+    found = {
+        "arm": arm,
+        "seed": seed,
+        "status": trained.status,
+        "steps": trained.steps,
+        "tokens": trained.steps * settings.batch * settings.context,
+        "curve": curve_of(trained.losses),
+        "learnt": coefficients(model),
+        **(measured if diverged else bench.measure(model, settings.lengths)),
+    }
+    return {"found": found, "cost": cost_of(model, trained, settings.recipe)}
