@@ -33,9 +33,9 @@ import pyarrow.parquet as pq
 from dualview.io.hashing import FileNote, digest, sha256_of
 from dualview.store.cell import ROWS, NewCell, read_manifest
 from dualview.store.cell_key import CONTENT_OPTIONS, CellIdentity, Fingerprints
-from dualview.store.compaction import finish_pack
 from dualview.store.locks import locked
-from dualview.store.packs import FILES, FILES_SCHEMA, ROW_GROUP, note_of, read_pack, rows_of
+from dualview.store.packs.compaction import finish_pack
+from dualview.store.packs.pack import FILES, FILES_SCHEMA, ROW_GROUP, note_of, read_pack, rows_of
 from dualview.store.store import Store
 from dualview.store.tables import TABLES
 from dualview.sweep import sweep

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ ROOMS = (
 """A room imports only rooms to its left; CONTRIBUTING.md has the same list."""
 MOST_TOP_LEVEL = 6
 MOST_LINES = 450
+MOST_FILES = 16
 
 
 @cache
@@ -123,6 +125,12 @@ def test_the_order_is_the_one_that_is_written_down() -> None:
 def test_few_modules_stand_outside_the_rooms() -> None:
     loose = [path.name for path in SOURCE.glob("*.py") if path.name != "__init__.py"]
     assert len(loose) <= MOST_TOP_LEVEL, loose
+
+
+def test_no_folder_is_crowded() -> None:
+    files = Counter(path.parent for path in SOURCE.rglob("*.py") if path.name != "__init__.py")
+    del files[SOURCE / "cli"]  # a file for each verb
+    assert max(files.values()) <= MOST_FILES, files.most_common(3)
 
 
 @pytest.mark.parametrize("kind", ["*.py", "*.js", "*.css", "*.html"])

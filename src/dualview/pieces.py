@@ -25,7 +25,7 @@ from dualview.io.progress import Progress
 from dualview.learning.finetune import train
 from dualview.learning.recipe import Loss, Params, Rule, Training, TrainingRecipe, Tuned
 from dualview.models.language_model import LanguageModel
-from dualview.models.packing import At
+from dualview.models.packing.rows import At
 from dualview.models.scoring import Asked, PassPlan, Patch
 from dualview.models.scoring import ask as ask_model
 from dualview.records import Records

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dualview.comparison.seeds import SeedsResult
     from dualview.duality.verify.run import Check
     from dualview.io.assets import AssetStatus
-    from dualview.io.gguf_cache import Conversion
+    from dualview.io.gguf.cache import Conversion
     from dualview.models.language_model import LanguageModel
     from dualview.tasks.prompts import PromptSet
     from dualview.tasks.show_prompt import ShownPrompt
@@ -276,7 +276,7 @@ def assets(
     `names` go with `fetch`: which assets, for example "qwen2.5-coder-0.5b".
     """
     from dualview.io import assets as files
-    from dualview.io import gguf_cache
+    from dualview.io.gguf import cache as gguf_cache
 
     one_of("action", action, Literal["list", "fetch", "verify", "clear"])
     check_place(json)

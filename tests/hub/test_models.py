@@ -345,7 +345,7 @@ def test_a_named_file_is_fetched_by_its_hash(hub: Hub, online: Client, tmp_path:
     hub.repo("user/gguf").commit({"toy.gguf": content})
     code = f"""
 from pathlib import Path
-from dualview.io.gguf_download import GGUFPin, fetch_gguf
+from dualview.io.gguf.download import GGUFPin, fetch_gguf
 pin = GGUFPin("user/gguf", "toy.gguf", "no-such-part", "1.0", 1, {len(content)}, HASH)
 print(fetch_gguf(pin, Path({str(tmp_path)!r}), lambda line: None).read_bytes() == bytes(range(256)) * 50_000)
 """

@@ -23,7 +23,7 @@ from dualview.io import assets
 from dualview.io.assets import Asset
 from dualview.io.download import Pin
 from dualview.io.errors import UserError
-from dualview.io.gguf import read_gguf, save_gguf
+from dualview.io.gguf.reading import read_gguf, save_gguf
 from tiny_gguf import write_tiny_llama
 
 Build = Callable[[Path, Path, assets.Say], None]

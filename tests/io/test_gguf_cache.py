@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from dualview.cli import main as cli
-from dualview.io import gguf_cache
 from dualview.io.errors import UserError
-from dualview.io.gguf import read_gguf
-from dualview.models import loading, packing_memory
+from dualview.io.gguf import cache as gguf_cache
+from dualview.io.gguf.reading import read_gguf
+from dualview.models import loading
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import DTYPES, load_model
+from dualview.models.packing import memory as packing_memory
 from dualview.report.html import prompts
 from dualview.store import cell_key as identity
 from dualview.store.fingerprint import tokenizer_hash
@@ -154,7 +155,7 @@ _START = """
 import sys
 from pathlib import Path
 from dualview.io import gguf
-from dualview.io import gguf_cache
+from dualview.io.gguf import cache as gguf_cache
 from dualview.models.loading import load_model
 
 path, log = Path(sys.argv[1]), Path(sys.argv[2])

@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from dualview import verbs
 from dualview.cli.main import app
-from dualview.io import assets, gguf_download, hub
+from dualview.io import assets, hub
 from dualview.io.assets import Asset, about_model, fetch_assets, list_assets, named_model
 from dualview.io.download import Pin
 from dualview.io.errors import UserError
-from dualview.io.gguf_download import GGUFPin
+from dualview.io.gguf import download as gguf_download
+from dualview.io.gguf.download import GGUFPin
 from dualview.models.loading import load_model
 from tiny_gguf import write_tiny_llama
 

@@ -1,4 +1,4 @@
-"""The floors computed from whole vectors, one by one: the slow counterpart of `dualview.metrics.nulls`."""
+"""The floors computed from whole vectors, one by one: the slow counterpart of `dualview.metrics.floors.nulls`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dualview.metrics.cosine import (
     ratio,
     reference_norm,
 )
-from dualview.metrics.nulls import Floor, RecordFloors, Rotated, map_blocks, output_blocks, shuffle_test
+from dualview.metrics.floors.nulls import Floor, RecordFloors, Rotated, map_blocks, output_blocks, shuffle_test
 from dualview.metrics.sim_aou import noise_floor
 from dualview.metrics.statistics import generator
 

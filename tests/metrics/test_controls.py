@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dualview.metrics import compute_metrics
-from dualview.metrics.controls import FloorResult, MetricControls, compute_controls, role_of
 from dualview.metrics.cosine import overall_mean, similarity_table
+from dualview.metrics.floors.controls import FloorResult, MetricControls, compute_controls, role_of
 from dualview.metrics.predictions import rec2ftp
 from dualview.records import Records
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dualview.analyses.certificate.plants import planted
-from dualview.metrics.nulls import record_floors
+from dualview.metrics.floors.nulls import record_floors
 from dualview.metrics.verdict import judge
 from dualview.models.head_span import off_span
 from dualview.records import Records, load_records, save_records

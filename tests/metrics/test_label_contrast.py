@@ -7,8 +7,8 @@ import pytest
 
 from dualview.analyses.certificate.plants import planted
 from dualview.metrics.cosine import overall_mean
+from dualview.metrics.floors.nulls import contrast_floors
 from dualview.metrics.label_contrast import label_contrast
-from dualview.metrics.nulls import contrast_floors
 from dualview.records import Records
 
 NAMES = ("zsl", "icl", "icl_flipped_labels", "ft", "ft_flipped_labels")

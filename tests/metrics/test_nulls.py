@@ -7,7 +7,7 @@ import pytest
 
 from close import assert_close
 from dualview.metrics.cosine import defined_mean, overall_mean, similarity, similarity_table
-from dualview.metrics.nulls import map_blocks, output_blocks, record_floors, shuffle_test
+from dualview.metrics.floors.nulls import map_blocks, output_blocks, record_floors, shuffle_test
 from dualview.metrics.sim_aou import noise_floor, relative_update_norm
 
 FORMS = ("update", "normalised", "map")

@@ -9,9 +9,9 @@ import pytest
 
 from dualview.analyses.certificate.plants import planted
 from dualview.metrics.cosine import similarity_table
+from dualview.metrics.floors.nulls import RecordFloors, contrast_floors, record_floors, shuffle_test
+from dualview.metrics.floors.tables import Replaced, setting_tables
 from dualview.metrics.label_contrast import label_contrast
-from dualview.metrics.nulls import RecordFloors, contrast_floors, record_floors, shuffle_test
-from dualview.metrics.setting_tables import Replaced, setting_tables
 from dualview.metrics.sim_am import sim_am
 from dualview.metrics.sim_aou import relative_update_norm, sim_aou, sim_aou_normalised
 from dualview.records import Records

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualview.models.packing import Tree, grow, pack, plan
+from dualview.models.packing.rows import Tree, grow, pack, plan
 from dualview.tasks.prompts import Query
 
 FAST = settings(max_examples=80, deadline=None)

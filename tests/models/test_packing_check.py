@@ -16,7 +16,7 @@ from dualview.anatomy.layers import dissect
 from dualview.io.errors import UserError
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import adopt
-from dualview.models.packing_check import (
+from dualview.models.packing.check import (
     ALLOWED,
     Gap,
     in_single_precision,

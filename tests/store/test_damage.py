@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dualview.io.errors import UserError
-from dualview.store import compaction as packs
+from dualview.store.packs import compaction as packs
 from dualview.store.store import Store
 from dualview.sweep.runner import Summary
 from sweep.study import cell_of, rows_by_query, rows_on_disk, truncated

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from dualview.io.errors import UserError
-from dualview.store import compaction
 from dualview.store.api import diff, load, query, show
-from dualview.store.compaction import pack
 from dualview.store.folder import StoreFolder
 from dualview.store.index import Index
+from dualview.store.packs import compaction
+from dualview.store.packs.compaction import pack
 from dualview.store.store import Store
 from dualview.sweep.runner import Summary, sweep
 from sweep.study import grid, rows_by_query, rows_on_disk

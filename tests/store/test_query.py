@@ -16,13 +16,13 @@ import yaml
 
 from dualview.io.errors import UserError
 from dualview.io.hashing import notes_of, sha256_of
-from dualview.store import compaction as packs
 from dualview.store.api import diff, export, load, ls
 from dualview.store.api import query as query_of
 from dualview.store.cell import FileNote, read_manifest
 from dualview.store.cell_key import Fingerprints
-from dualview.store.compaction import pack
-from dualview.store.packs import FILES, FILES_SCHEMA, ROW_GROUP
+from dualview.store.packs import compaction as packs
+from dualview.store.packs.compaction import pack
+from dualview.store.packs.pack import FILES, FILES_SCHEMA, ROW_GROUP
 from dualview.store.query import VIEWS, query, table
 from dualview.store.store import Store
 from dualview.store.tables import TABLES, schema

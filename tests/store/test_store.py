@@ -22,8 +22,8 @@ from dualview.store import locks
 from dualview.store import paths as places
 from dualview.store.api import load, ls, query, show
 from dualview.store.cell_key import asked_id
-from dualview.store.compaction import pack
 from dualview.store.index import Index
+from dualview.store.packs.compaction import pack
 from dualview.store.store import Store
 from dualview.store.tables import TABLES, at, schema
 from dualview.sweep.runner import Summary, sweep

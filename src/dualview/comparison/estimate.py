@@ -12,7 +12,7 @@ from dualview.comparison.prepare import Prepared, prepare
 from dualview.io.progress import Progress
 from dualview.learning.recipe import DISTILLING_ROWS, step_count, steps_of
 from dualview.models.language_model import LanguageModel
-from dualview.models.packing import grow
+from dualview.models.packing.rows import grow
 from dualview.models.scoring import ask
 from dualview.options import SELECTION_ROWS, RunOptions
 

@@ -30,7 +30,7 @@ from dualview.learning.adapters import read_config
 from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.recipe import Rule, Tuned
 from dualview.metrics import recompute
-from dualview.metrics.controls import base_name
+from dualview.metrics.floors.controls import base_name
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.models.head_span import off_spans
 from dualview.models.language_model import LanguageModel

@@ -29,8 +29,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dualview.io.atomic import exclusive
 from dualview.io.download import Pin, pip_download
 from dualview.io.errors import UserError
-from dualview.io.gguf import read_gguf, save_gguf
-from dualview.io.gguf_download import GGUFPin, fetch_gguf
+from dualview.io.gguf.download import GGUFPin, fetch_gguf
+from dualview.io.gguf.reading import read_gguf, save_gguf
 from dualview.io.hashing import FileNote, notes_of, sha256_of
 
 Say = Callable[[str], None]

@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from typing import Any
 
-from dualview.io import gguf_cache
 from dualview.io.assets import cache_dir, list_assets
+from dualview.io.gguf import cache as gguf_cache
 from dualview.io.json_files import Place, check_place, save_json
 from dualview.io.versions import versions
 

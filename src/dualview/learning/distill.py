@@ -36,7 +36,7 @@ from dualview.learning.recipe import (
 )
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
-from dualview.models.packing import At, grow, pack
+from dualview.models.packing.rows import At, grow, pack
 from dualview.models.prefix import Prefix, as_row
 from dualview.models.probe import Packed, Whole
 from dualview.models.scoring import PassPlan, ask, candidate_scores, token_log_probs

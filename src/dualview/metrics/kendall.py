@@ -22,8 +22,8 @@ from dualview.metrics.arrays import (
     running_maximum,
     to_numpy,
 )
-from dualview.metrics.controls import MetricControls
 from dualview.metrics.cosine import layer_means, overall_mean, ratio
+from dualview.metrics.floors.controls import MetricControls
 from dualview.metrics.summary import plain
 from dualview.records import TokenScores
 

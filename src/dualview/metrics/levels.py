@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from dualview.metrics.agreement import Agreement
-from dualview.metrics.controls import ControlOptions, MetricControls
+from dualview.metrics.floors.controls import ControlOptions, MetricControls
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.predictions import correct
 from dualview.metrics.statistics import Interval, p_clause, paired_interval

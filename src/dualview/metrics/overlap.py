@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dualview.io.errors import UserError
-from dualview.metrics.controls import MetricControls
 from dualview.metrics.cosine import ratio
+from dualview.metrics.floors.controls import MetricControls
 from dualview.records import Records, Setting
 
 COMPARED = ("zsl", "ft", "patch", "icl_reordered")

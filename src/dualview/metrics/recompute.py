@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from dualview.io.json_files import Place, check_place, save_json
 from dualview.metrics.arrays import Backend
-from dualview.metrics.controls import ControlOptions, MetricControls, record_tables
+from dualview.metrics.floors.controls import ControlOptions, MetricControls, record_tables
+from dualview.metrics.floors.tables import RecordTables
 from dualview.metrics.kendall import Kendall
 from dualview.metrics.measured import Measured
 from dualview.metrics.overlap import overlap_controls, overlap_report
-from dualview.metrics.setting_tables import RecordTables
 from dualview.metrics.summary import NOT_RECORDED, compute_metrics, plain_tables
 from dualview.metrics.verdict import ALPHA, judge_one
 from dualview.records import Records, as_records

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from dualview.metrics.agreement import Agreement, agreement, label_agreement
 from dualview.metrics.arrays import NUMPY, Backend
 from dualview.metrics.cosine import layer_means, overall_mean
+from dualview.metrics.floors.tables import FORMS, RecordTables
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.measured import LayerBounds
 from dualview.metrics.predictions import Rec2FTP, accuracy, prediction_warnings, rec2ftp
-from dualview.metrics.setting_tables import FORMS, RecordTables
 from dualview.metrics.sim_am import DemoMass, SimAM, by_query, demo_mass_summary
 from dualview.metrics.sim_aou import noise_floor
 from dualview.metrics.statistics import wilson_interval

@@ -29,7 +29,8 @@ import numpy as np
 from dualview.io.display import as_html
 from dualview.io.errors import UserError
 from dualview.metrics.agreement import agreement
-from dualview.metrics.controls import ControlOptions, FloorResult, MetricControls, compute_controls
+from dualview.metrics.floors.controls import ControlOptions, FloorResult, MetricControls, compute_controls
+from dualview.metrics.floors.tables import RecordTables
 from dualview.metrics.levels import (
     Level,
     Outcome,
@@ -39,7 +40,6 @@ from dualview.metrics.levels import (
     similarity_level,
 )
 from dualview.metrics.measured import Measured, VerdictPart
-from dualview.metrics.setting_tables import RecordTables
 from dualview.metrics.statistics import DRAWS, Interval, above_zero_p, detectable_mean, draw_interval, p_clause
 from dualview.records import Records, as_records
 

@@ -16,13 +16,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from dualview.anatomy.dispatch import Unsupported
 from dualview.anatomy.layers import dissect
 from dualview.io.errors import UserError
-from dualview.io.gguf import read_gguf
-from dualview.models import packing_memory
+from dualview.io.gguf.reading import read_gguf
 from dualview.models.amx_workaround import mind_amx
 from dualview.models.devices import BALANCED, pick_device, room_on_gpus
 from dualview.models.hub import Snapshot
 from dualview.models.language_model import LanguageModel
-from dualview.models.packing_check import slow_because
+from dualview.models.packing import memory as packing_memory
+from dualview.models.packing.check import slow_because
 from dualview.models.reader import explained, from_conversion, locate, must_speak, quiet, snapshot
 from dualview.models.weights_hash import WeightsHash
 

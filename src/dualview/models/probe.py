@@ -20,7 +20,7 @@ from dualview.anatomy.dispatch import AttentionCall, Unsupported
 from dualview.anatomy.hooks import hooked
 from dualview.anatomy.kernels import AttentionPart, Rule, attend, by_token, final_logits, merge, with_sinks
 from dualview.anatomy.layers import Anatomy, Projection
-from dualview.models.packing import Pack
+from dualview.models.packing.rows import Pack
 from dualview.models.prefix import Prefix
 
 

@@ -17,9 +17,10 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer
 
-from dualview.io import assets, gguf_cache
+from dualview.io import assets
 from dualview.io.errors import UserError, first_line
-from dualview.io.gguf import read_gguf
+from dualview.io.gguf import cache as gguf_cache
+from dualview.io.gguf.reading import read_gguf
 from dualview.io.hub import HubName
 from dualview.models.hub import Snapshot, fetch_code, fetch_model
 

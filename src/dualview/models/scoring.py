@@ -19,7 +19,7 @@ from torch import Tensor
 from dualview.anatomy.dispatch import run_forward
 from dualview.anatomy.layers import Projection
 from dualview.models.language_model import LanguageModel
-from dualview.models.packing import At, Pack, Tree, grow, plan
+from dualview.models.packing.rows import At, Pack, Tree, grow, plan
 from dualview.models.prefix import Causal, Prefix, as_row
 from dualview.models.probe import Layers, Packed, Trace, Whole, first_order, recording
 from dualview.records import Setting

@@ -13,7 +13,7 @@ from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
 from dualview.io.assets import AssetStatus
 from dualview.io.doctor import Diagnosis
-from dualview.io.gguf_cache import Conversion
+from dualview.io.gguf.cache import Conversion
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.report import tables
 from dualview.report.catalogue import run_lines, run_title

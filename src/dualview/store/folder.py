@@ -50,7 +50,7 @@ from dualview.store.cell import (
 from dualview.store.cell_key import OPTIONS_VERSION, asked_id
 from dualview.store.index import Entry, Failure, Index, Unusable
 from dualview.store.locks import CellLock, acquire
-from dualview.store.packs import checked_pack, earlier_ids, is_pack, note_of, records_file, rows_of, texts_of
+from dualview.store.packs.pack import checked_pack, earlier_ids, is_pack, note_of, records_file, rows_of, texts_of
 from dualview.store.paths import StorePaths
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.io.errors import UserError
 from dualview.options import RunOptions
-from dualview.store.compaction import damaged_loose, pack, quoted, sources, union
 from dualview.store.folder import StoreFolder
 from dualview.store.index import PackNote
-from dualview.store.packs import FILES
+from dualview.store.packs.compaction import damaged_loose, pack, quoted, sources, union
+from dualview.store.packs.pack import FILES
 from dualview.store.repair import check_packs
 from dualview.store.tables import TABLES, TableName, schema
 

@@ -32,7 +32,7 @@ from dualview.store.cell import (
 from dualview.store.folder import StoreFolder, StoreProblem, put_back
 from dualview.store.index import PackNote
 from dualview.store.locks import clear, locked
-from dualview.store.packs import FILES, checked_pack, is_pack, pack_stamp, records_file
+from dualview.store.packs.pack import FILES, checked_pack, is_pack, pack_stamp, records_file
 
 
 def repair(store: StoreFolder) -> None:

@@ -19,9 +19,9 @@ from dualview.io.progress import Progress, Silent
 from dualview.options import RunOptions
 from dualview.store.cell import NewCell, NoRecords
 from dualview.store.cell_key import CellIdentity, Fingerprints
-from dualview.store.compaction import pack
 from dualview.store.folder import StoreProblem, is_nothing
 from dualview.store.locks import CellLock
+from dualview.store.packs.compaction import pack
 from dualview.store.signals import uninterrupted
 from dualview.store.store import Store
 from dualview.sweep.engine import Engine, Failed, Finished, Known, Local, Outcome, failed

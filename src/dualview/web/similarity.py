@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Float
 
 from dualview.metrics.agreement import centred_log_odds
-from dualview.metrics.controls import ROLES, SIMILARITIES, ControlOptions, layer_bounds, similarity_controls
 from dualview.metrics.cosine import UNDEFINED_BELOW, norm, ratio
+from dualview.metrics.floors.controls import ROLES, SIMILARITIES, ControlOptions, layer_bounds, similarity_controls
+from dualview.metrics.floors.nulls import contrast_floors, off_spans_of, record_floors
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.measured import LayerBounds
-from dualview.metrics.nulls import contrast_floors, off_spans_of, record_floors
 from dualview.metrics.summary import compute_metrics, plain
 from dualview.records import MAIN_SETTINGS, Records
 

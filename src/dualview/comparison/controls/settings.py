@@ -1,6 +1,6 @@
 """Asking the same queries again under a control: another context, another fine-tuning, another model.
 
-Each control is one more `Setting`, next to zsl, icl and ft, under the name by which `metrics.controls` knows it.
+Each control is one more `Setting`, next to zsl, icl and ft, under the name by which `metrics.floors.controls` knows it.
 `quick` runs four: the demonstrations in another order (the ceiling), the query moved to its in-context position without
 them, and flipped labels in context and in fine-tuning. `full` runs the rest, those with a random draw several times:
 the second draw of `icl_random_labels` is `icl_random_labels@2`.
@@ -24,8 +24,8 @@ from dualview.io.progress import Progress, Silent
 from dualview.learning.finetune import finetune
 from dualview.learning.recipe import Rule, Training, TrainingRecipe, Tuned
 from dualview.learning.selection import best, judge_rates
-from dualview.metrics.controls import base_name
 from dualview.metrics.cosine import UNDEFINED_BELOW
+from dualview.metrics.floors.controls import base_name
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import UNTRAINED_SEED, untrained

@@ -14,7 +14,7 @@ from torch import Tensor
 from dualview.anatomy.dispatch import run_forward
 from dualview.duality.errors import NotApplicable
 from dualview.models.language_model import LanguageModel
-from dualview.models.packing import Pack, Tree, grow, pack, plan
+from dualview.models.packing.rows import Pack, Tree, grow, pack, plan
 from dualview.models.prefix import Prefix
 from dualview.models.probe import Packed
 from dualview.tasks.prompts import Query

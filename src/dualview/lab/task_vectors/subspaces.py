@@ -29,7 +29,7 @@ from dualview.duality.on_model.single_prompt import hooked
 from dualview.io.errors import UserError
 from dualview.metrics.statistics import generator
 from dualview.models.language_model import LanguageModel
-from dualview.models.packing import grow
+from dualview.models.packing.rows import grow
 from dualview.models.scoring import compute_prefix
 from dualview.tasks.prompts import Query
 

@@ -37,7 +37,7 @@ from dualview.metrics.cosine import ratio
 from dualview.metrics.predictions import predictions
 from dualview.metrics.statistics import generator
 from dualview.models.language_model import LanguageModel
-from dualview.models.packing import Pack, grow
+from dualview.models.packing.rows import Pack, grow
 from dualview.models.prefix import Prefix
 from dualview.models.probe import Packed, Trace
 from dualview.models.scoring import ask, compute_prefix

@@ -143,7 +143,8 @@ def _tokenizer(name: str) -> Any:
 
     from transformers import AutoTokenizer
 
-    from dualview.io import assets, gguf_cache
+    from dualview.io import assets
+    from dualview.io.gguf import cache as gguf_cache
 
     if name == "embedded":
         ready = [status.state == "ready" for status in assets.list_assets() if status.name == assets.MODEL.name]

@@ -12,7 +12,7 @@ from typing import Any
 
 from dualview.comparison.result import Result
 from dualview.io.atomic import write_text
-from dualview.metrics.controls import ROLES
+from dualview.metrics.floors.controls import ROLES
 from dualview.metrics.measured import Measured
 from dualview.metrics.statistics import p_text
 from dualview.records import Records

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from dualview.metrics.arrays import Backend, as_type, library, put_like
 from dualview.metrics.cosine import dot, ratio, root
-from dualview.metrics.null_updates import BlockVectors, Compared, inner_products, short
+from dualview.metrics.floors.updates import BlockVectors, Compared, inner_products, short
 
 
 @dataclass(frozen=True)

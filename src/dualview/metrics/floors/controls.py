@@ -1,10 +1,10 @@
 """The bounds of every similarity: floors (ICL and FT unrelated) and ceilings (ICL compared with itself).
 
-Floors come from the records alone (`dualview.metrics.nulls`) and from control settings recorded with zsl, icl and
-ft. A control in ICL's place gives the floor sim(control − zsl, ft − zsl), one in FT's place
-sim(icl − zsl, control − zsl). A ceiling compares ICL with itself: sim(icl − zsl, icl' − zsl), icl' the same
-demonstrations in another order, or other demonstrations. A whole other model (untrained) brings its own three
-settings, `<name>_zsl`, `<name>_icl` and `<name>_ft`.
+Floors come from the records alone (`metrics.floors.nulls`) and from control settings recorded with zsl, icl and ft. A
+control in ICL's place gives the floor sim(control − zsl, ft − zsl), one in FT's place sim(icl − zsl, control − zsl).
+A ceiling compares ICL with itself: sim(icl − zsl, icl' − zsl), icl' the same demonstrations in another order, or other
+demonstrations. A whole other model (untrained) brings its own three settings, `<name>_zsl`, `<name>_icl` and
+`<name>_ft`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jaxtyping import Float, Int
 from dualview.metrics._scipy import normal_cdf
 from dualview.metrics.arrays import NUMPY, Backend
 from dualview.metrics.cosine import Form, defined_mean, overall_mean, similarity_table
+from dualview.metrics.floors.nulls import Floor, RecordFloors, contrast_floors, off_spans_of, record_floors
+from dualview.metrics.floors.tables import RecordTables
 from dualview.metrics.measured import LayerBounds
-from dualview.metrics.nulls import Floor, RecordFloors, contrast_floors, off_spans_of, record_floors
 from dualview.metrics.predictions import correct, rec2ftp
-from dualview.metrics.setting_tables import RecordTables
 from dualview.metrics.statistics import (
     DRAWS,
     Interval,

@@ -1,7 +1,7 @@
 """Every similarity of every setting, per query and layer, from one reading of the records.
 
 Each chunk of queries is read once in double precision, and everything follows from its inner products
-(`dualview.metrics.null_updates`). `sim_aou`, `sim_am` and `label_contrast` define the same numbers vector by vector.
+(`dualview.metrics.floors.updates`). `sim_aou`, `sim_am` and `label_contrast` define the same numbers vector by vector.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 
 from dualview.metrics.arrays import NUMPY, Backend, as_type, library, to_numpy
 from dualview.metrics.cosine import Form, cosine, defined_mean, dot, norm, ratio, root
+from dualview.metrics.floors.updates import BlockProducts, Compared
 from dualview.metrics.label_contrast import FLIPPED
-from dualview.metrics.null_updates import BlockProducts, Compared
 from dualview.records import MAIN_SETTINGS, Records
 
 FORMS: Mapping[str, tuple[Form, ...]] = {"h": ("update", "normalised"), "m": ("update", "map")}

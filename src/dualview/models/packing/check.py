@@ -29,7 +29,7 @@ from dualview.anatomy.dispatch import AttentionCall, Unsupported, run_forward
 from dualview.anatomy.hooks import hooked
 from dualview.io.errors import UserError, first_line
 from dualview.models.language_model import LanguageModel
-from dualview.models.packing import grow, pack
+from dualview.models.packing.rows import grow, pack
 from dualview.models.prefix import Causal, Prefix
 from dualview.models.probe import Packed, Whole
 from dualview.tasks.prompts import Query

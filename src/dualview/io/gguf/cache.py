@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dualview.io.assets import cache_dir
 from dualview.io.atomic import exclusive, write_text
 from dualview.io.errors import UserError, first_line
-from dualview.io.gguf import count_weights, read_gguf, save_gguf
+from dualview.io.gguf.reading import count_weights, read_gguf, save_gguf
 from dualview.io.hashing import FileNote, digest, file_stamp, notes_of, sha256_of
 
 CONVERTER = 1

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dualview.io.atomic import write_text
 from dualview.io.errors import UserError
 from dualview.models.language_model import LanguageModel
-from dualview.models.packing_check import CHECK_VERSION
+from dualview.models.packing.check import CHECK_VERSION
 
 
 class Outcome(BaseModel):

@@ -40,7 +40,7 @@ from dualview.store.cell_key import OPTIONS_VERSION
 from dualview.store.folder import StoreFolder, StoreProblem
 from dualview.store.index import Entry, PackNote
 from dualview.store.locks import locked
-from dualview.store.packs import (
+from dualview.store.packs.pack import (
     FILES,
     FILES_SCHEMA,
     PACK,

@@ -37,9 +37,9 @@ from jaxtyping import Float, Int
 from dualview.metrics._scipy import normal_quantile
 from dualview.metrics.arrays import NUMPY, Backend, as_type, library, put_like, to_numpy
 from dualview.metrics.cosine import Form, defined_mean, long_enough, ratio
+from dualview.metrics.floors.rotations import BlockChunk, Rotations, UpdateSources, block_chunks
+from dualview.metrics.floors.updates import BlockProducts, Compared, gaussian, random_directions
 from dualview.metrics.label_contrast import FLIPPED
-from dualview.metrics.null_rotations import BlockChunk, Rotations, UpdateSources, block_chunks
-from dualview.metrics.null_updates import BlockProducts, Compared, gaussian, random_directions
 from dualview.metrics.sim_aou import noise_floor
 from dualview.metrics.statistics import generator
 from dualview.records import Records

@@ -1,0 +1,1 @@
+"""GGUF files: fetched by hash, read as ordinary models, converted once."""

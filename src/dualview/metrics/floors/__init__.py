@@ -1,0 +1,1 @@
+"""What a similarity is compared with: floors, where ICL and FT are unrelated, and ceilings."""

@@ -1,0 +1,1 @@
+"""Queries packed side by side into rows, and whether a model allows it."""

@@ -1,0 +1,1 @@
+"""Packs: finished cells by the thousand in a few files."""
