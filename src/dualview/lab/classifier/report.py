@@ -45,18 +45,21 @@ def tables(result: LabResult) -> list[Table]:
     learning: list[list[str]] = []
     for arm, runs in arms.items():
         right = number(mean([run["right"]["model"] for run in runs]), ".2f")
-        answers.append([arm, right, *(_cell(runs, lambda run, at=rule: run["closeness"][at]) for rule in RULES)])
+        answers.append(
+            [arm, right, *(_cell(runs, lambda run, at=rule: run["closeness"][at], "+.3f") for rule in RULES)]
+        )
         accuracy = " / ".join(
             number(mean([run["accuracy"][name] for run in runs]), ".2f") for name in ("zsl", "icl", "ft")
         )
         numbers = [_cell(runs, lambda run, at=name: run[at]) for name in COMPARED]
         floor = number(mean([run["sim_aou floor"] for run in runs]), "+.2f", "–")
         learning.append([arm, accuracy, numbers[0], floor, *numbers[1:], _verdicts(runs)])
-    s, some = result.settings, next(iter(arms.values()))
+    s, some = result.settings, arms.get("linear") or next(iter(arms.values()))
     of_rules = ", ".join(f"{rule} {number(mean([run['right'][rule] for run in some]), '.2f')}" for rule in RULES)
     rules_note = (
         f"{_sentence_answers(arms)} Accuracy on fresh problems, after {s['shots']} demonstrations; of the rules: "
-        f"{of_rules}. Cosines of the labels' logits with each rule's, over all problems and labels."
+        f"{of_rules}, with b and λ of the trained linear model. Cosines of the labels' logits with each rule's, over "
+        "all problems and labels."
     )
     note = (
         f"{_sentence_learning(arms)} Each of {len(result.seeds)} trainings ({s['train_steps']} steps of "
@@ -93,8 +96,10 @@ def _sentence_answers(arms: Mapping[str, Runs]) -> str:
         step = mean([run["closeness"]["one step"] for run in runs])
         clear = "closest to" if ci is not None and ci[0] > 0 else "not clearly closest to"
         gap = "" if ci is None else f" (ahead of {second} by {between(ci, '+.3f')})"
+        shifts = sorted({run["parameter"]["balanced step"] for run in runs})
         said.append(
-            f"Trained {arm} attention is {clear} {first}{gap}; its cosine with one step is {number(step, '.2f')}."
+            f"Trained {arm} attention is {clear} {first}{gap}; its cosine with one step is {number(step, '.3f')}, and "
+            f"b of the closest balanced step {' to '.join(f'{at:g}' for at in dict.fromkeys((shifts[0], shifts[-1])))}."
         )
     return " ".join(said)
 
@@ -116,6 +121,7 @@ def figures(result: LabResult) -> dict[str, Figure]:
     arms: Mapping[str, Runs] = result.results["arms"]
     shown: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
         "answers and one step": lambda run: run["closeness"]["one step"],
+        "answers and balanced step": lambda run: run["closeness"]["balanced step"],
         "SimAOU, ICL and FT": lambda run: run["sim_aou"],
         "agreement": lambda run: run["agreement"],
         "label contrast": lambda run: run["label contrast"],
