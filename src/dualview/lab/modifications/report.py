@@ -136,7 +136,7 @@ def figures(result: LabResult) -> dict[str, Figure]:
         return {}
     note = (
         f"Search: mean over {result.settings['search_seeds']} seeds, on held-out problems; band: lowest to highest "
-        f"seed, each with softmax attention of its own seed. Losses above {SHOWN[1]:g} times softmax's are cut off."
+        f"seed, each with softmax attention of its own seed. Cut off at {SHOWN[1]:g} times softmax's loss."
     )
     title = "Where do the modifications help or hurt?"
     return {"modifications": draw(list(panels.values()), title, note, (9.6, 3.4), across=list(panels))}
