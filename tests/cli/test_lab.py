@@ -120,10 +120,10 @@ def test_a_blocked_place_is_told_first(app, tmp_path):
 
 
 def test_lists_may_be_repeated_or_joined(tmp_path: Path):
-    words = ["--alphas", "0.1,0.2", "--alphas", "0.4", "--only", "regularised", "--seeds", "2", "--epochs", "1"]
-    words += ["--train-tasks", "8", "--test-tasks", "4", "--batch-size", "4", "--dims", "2", "--demos", "3"]
+    words = ["--alphas", "0.1,0.2", "--alphas", "0.4", "--only", "regularised", "--seeds", "2", "--steps", "1"]
+    words += ["--layers", "1", "--test-tasks", "4", "--batch-size", "4", "--dims", "2", "--demos", "3"]
     said = CliRunner().invoke(lab_app("modifications"), [*words, "--json", str(tmp_path / "r.json")])
     assert said.exit_code == 0, said.output
     content = json.loads((tmp_path / "r.json").read_text())
     assert content["settings"]["alphas"] == [0.1, 0.2, 0.4]
-    assert [m["name"] for m in content["results"]["models"]][1:] == [f"regularised α={a}" for a in (0.1, 0.2, 0.4)]
+    assert [m["name"] for m in content["results"]["settings"]][1:] == [f"α={a}" for a in (0.1, 0.2, 0.4)]

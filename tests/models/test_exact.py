@@ -219,6 +219,8 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"rate": 0.0}, "a number above 0, not 0.0"),
         ({"rate": float("nan")}, "a number above 0, not nan"),
         ({"seed": -1}, "at least 0, not -1"),
+        ({"spread": -0.1}, "from 0 on, not -0.1"),
+        ({"spread": float("inf")}, "from 0 on, not inf"),
     ],
 )
 def test_what_it_does_not_take(options: dict[str, Any], problem: str, tmp_path: Path) -> None:
@@ -239,7 +241,15 @@ def test_where_it_does_not_write(tmp_path: Path) -> None:
     assert exact(tmp_path / "empty").task.is_file()
 
 
-def test_the_default_rate_is_one_number() -> None:
+def test_the_defaults_are_one_number() -> None:
     command: Any = app.registered_commands
     [verb] = [each.callback for each in command if each.callback.__name__ == "exact"]
     assert verb.__defaults__[2] == exact_module.RATE
+    assert verb.__defaults__[4] == exact_module.SPREAD
+
+
+def test_words_without_spread_are_their_class() -> None:
+    made = exact_module.MadeUp.draw(features=5, classes=4, spread=0.0, seed=0)
+    gold = np.concatenate(list(made.gold.values()))
+    same = gold[:, None] == gold[None, :]
+    assert np.abs(2 * made.known @ made.known.T - same).max() < 1e-12

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dualview.lab.bound.run import bound
+    from dualview.lab.classifier.run import classifier
     from dualview.lab.dynamics.run import dynamics
     from dualview.lab.harness import Lab, LabResult
     from dualview.lab.kernel.run import kernel
@@ -27,6 +28,7 @@ __all__ = [
     "LABS",
     "LabResult",
     "bound",
+    "classifier",
     "dynamics",
     "find_lab",
     "kernel",
@@ -41,6 +43,7 @@ __all__ = [
 
 LABS: dict[str, str] = {
     "regression": "Train linear self-attention on regression in context and compare it with gradient descent.",
+    "classifier": "Train a small language model to classify in context: is what it finds one gradient step?",
     "modifications": "Train the attentions that the dual view suggests against softmax attention, over seeds.",
     "language": "Train a small GPT with and without each attention variant on plain text.",
     "retrofit": "Add momentum and its controls to a pretrained model, train it further, and compare.",

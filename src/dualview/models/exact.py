@@ -65,7 +65,6 @@ import transformers
 import yaml
 from jaxtyping import Float, Int
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast, SmolLM3Config, SmolLM3ForCausalLM
 
 from dualview.io.errors import UserError
@@ -74,17 +73,20 @@ from dualview.variants.registry import attach
 
 RATE = 0.02
 """η, if none is given."""
+SPREAD = 1.2
+"""How far words are from their class, if it is not given: after 16 demonstrations, most answers are right, not all."""
 ROWS = {"train": 64, "selection": 16, "validation": 64}
 """Of each class."""
-_CONSTANT = 2.0**20
+SPECIAL = ("<unk>", "</s>", "\n")
+"""The first tokens of the vocabulary; labels come next, then words."""
+CONSTANT = 2.0**20
+"""The last number of every token's residual stream."""
 _OTHER = -40.0  # the logit of a token that is no label: together they have less than 1e-14 of the probability
 _ECHO = 1 / 16  # of the query's own word in h: small, since h should change by about its own size
 _STIFF = 16.0
-_SPREAD = 1.2  # of a word around its class: after 16 demonstrations, most answers are right and not all
 _MOST_FEATURES = 1024
 _LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SYLLABLES = [f"{consonant}{vowel}" for consonant, vowel in product("bdfghklmnprstvwz", "aeiou")]
-_SPECIAL = ("<unk>", "</s>", "\n")
 
 
 @dataclass(frozen=True)
@@ -105,36 +107,73 @@ class ExactModel:
         return f"dualview run --model {model} --task {task} --ft-loss label --lr {self.rate:g}"
 
 
-def exact(folder: str | Path, *, features: int = 16, classes: int = 4, rate: float = RATE, seed: int = 0) -> ExactModel:
+@dataclass(frozen=True)
+class MadeUp:
+    """A task of made-up words that belong to classes."""
+
+    labels: list[str]
+    words: list[str]
+    """Those of all splits, one after another."""
+    gold: dict[str, Int[np.ndarray, " row"]]
+    """The class of each word, by split."""
+    known: Float[np.ndarray, "word feature"]
+    """u of every word."""
+
+    @classmethod
+    def draw(cls, features: int, classes: int, spread: float, seed: int) -> MadeUp:
+        rng = np.random.default_rng(seed)
+        gold = {split: np.tile(np.arange(classes), each) for split, each in ROWS.items()}
+        count = sum(map(len, gold.values()))
+        words = ["".join(_SYLLABLES[i] for i in divmod(int(at), len(_SYLLABLES))) for at in _distinct(count, rng)]
+        known = _features(np.concatenate(list(gold.values())), features, classes, spread, rng)
+        return cls(list(_LABELS[:classes]), words, gold, known)
+
+    @property
+    def label_tokens(self) -> slice:
+        return slice(len(SPECIAL), len(SPECIAL) + len(self.labels))
+
+    def save(self, folder: Path, model: SmolLM3ForCausalLM, name: str) -> Path:
+        """Write the model, its tokenizer and the task, and return the task's file."""
+        transformers.logging.disable_progress_bar()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            task = _save_task(folder, name, self)
+            _tokenizer([*SPECIAL, *self.labels, *self.words]).save_pretrained(folder)
+            model.save_pretrained(folder)
+            (folder / "model.safetensors").chmod(task.stat().st_mode)  # it is written for its owner alone
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written ({error.strerror or error}); choose another place.") from error
+        return task
+
+
+def exact(
+    folder: str | Path,
+    *,
+    features: int = 16,
+    classes: int = 4,
+    rate: float = RATE,
+    seed: int = 0,
+    spread: float = SPREAD,
+) -> ExactModel:
     """Write a model whose in-context learning is one gradient step, and its task, to a new folder.
 
     features  d, the numbers that describe a word
     classes   k, the labels; which one means which class only the demonstrations say
     rate      η, the size of the step; the smaller, the closer is SGD, one demonstration after another, to one step
     seed      draws the words, their features and their classes
+    spread    how far words are from the centre of their class, which has length 1
     """
     folder = Path(folder)
-    _check(folder, features, classes, rate, seed)
-    draw = np.random.default_rng(seed)
-    labels = list(_LABELS[:classes])
-    gold = {split: np.tile(np.arange(classes), each) for split, each in ROWS.items()}
-    count = sum(map(len, gold.values()))
-    words = ["".join(_SYLLABLES[i] for i in divmod(int(at), len(_SYLLABLES))) for at in _distinct(count, draw)]
-    known = _features(np.concatenate(list(gold.values())), features, classes, draw)
-    model = _model(known, classes, rate)
-    transformers.logging.disable_progress_bar()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        task = _save_task(folder, words, gold, labels)
-        _tokenizer([*_SPECIAL, *labels, *words]).save_pretrained(folder)
-        model.save_pretrained(folder)
-        (folder / "model.safetensors").chmod(task.stat().st_mode)  # it is written for its owner alone
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror or error}); choose another place.") from error
-    return ExactModel(folder, task, rate)
+    _check(folder, features, classes, rate, seed, spread)
+    made = MadeUp.draw(features, classes, spread, seed)
+    model = skeleton(made)
+    # Weights are set in float64, so that η is not rounded before it is saved.
+    _set_weights(model.double(), made, rate)
+    attach(model, Linear())
+    return ExactModel(folder, made.save(folder, model, "exact"), rate)
 
 
-def _check(folder: Path, features: int, classes: int, rate: float, seed: int) -> None:
+def _check(folder: Path, features: int, classes: int, rate: float, seed: int, spread: float) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already and not an empty folder; choose another place.")
     if not 2 <= classes <= len(_LABELS):
@@ -145,6 +184,8 @@ def _check(folder: Path, features: int, classes: int, rate: float, seed: int) ->
         )
     if not (math.isfinite(rate) and rate > 0):
         raise UserError(f"The rate of the exact model is a number above 0, not {rate}.")
+    if not (math.isfinite(spread) and spread >= 0):
+        raise UserError(f"The spread of the exact model is a number from 0 on, not {spread}.")
     if seed < 0:
         raise UserError(f"The seed of the exact model is at least 0, not {seed}.")
 
@@ -154,11 +195,11 @@ def _distinct(count: int, draw: np.random.Generator) -> Int[np.ndarray, " word"]
 
 
 def _features(
-    gold: Int[np.ndarray, " word"], features: int, classes: int, draw: np.random.Generator
+    gold: Int[np.ndarray, " word"], features: int, classes: int, spread: float, draw: np.random.Generator
 ) -> Float[np.ndarray, "word feature"]:
     """u of every word: the direction of its class, orthogonal to the others, and a spread; |u|² = ½."""
     centres = np.linalg.qr(draw.normal(size=(features, classes))).Q.T
-    near = centres[gold] + _SPREAD * draw.normal(size=(len(gold), features)) / math.sqrt(features)
+    near = centres[gold] + spread * draw.normal(size=(len(gold), features)) / math.sqrt(features)
     return near / np.linalg.norm(near, axis=1, keepdims=True) * math.sqrt(0.5)
 
 
@@ -167,11 +208,11 @@ def _power_of_4(least: int) -> int:
     return 4 ** math.ceil(math.log(least, 4))
 
 
-def _model(known: Float[np.ndarray, "word feature"], classes: int, rate: float) -> SmolLM3ForCausalLM:
-    """The model that the module's docstring describes."""
-    words, d = known.shape
+def skeleton(made: MadeUp) -> SmolLM3ForCausalLM:
+    """The model without what it does: words, the constant, norms that undo it; all else is 0, attention softmax."""
+    (words, d), classes = made.known.shape, len(made.labels)
     config = cast(Any, SmolLM3Config)(
-        vocab_size=len(_SPECIAL) + classes + words,
+        vocab_size=len(SPECIAL) + classes + words,
         hidden_size=_power_of_4(2 * d + classes + 1),
         intermediate_size=1,
         num_hidden_layers=2,
@@ -185,42 +226,45 @@ def _model(known: Float[np.ndarray, "word feature"], classes: int, rate: float) 
         no_rope_layers=[0, 0],
         tie_word_embeddings=False,
         bos_token_id=None,
-        eos_token_id=_SPECIAL.index("</s>"),
+        eos_token_id=SPECIAL.index("</s>"),
         pad_token_id=None,
     )
-    # Weights are set in float64, so that η is not rounded before it is saved.
-    model = SmolLM3ForCausalLM(config).double()
-    _set_weights(model, torch.from_numpy(known.astype(np.float32)), classes, rate)
-    attach(model, Linear())
+    model = SmolLM3ForCausalLM(config)
+    with torch.no_grad():
+        _set_skeleton(model, made)
     return model
 
 
-@torch.no_grad()
-def _set_weights(model: SmolLM3ForCausalLM, known: Float[Tensor, "word feature"], classes: int, rate: float) -> None:
-    # Whatever is not set below must be exactly 0: a random remainder would break the identity.
+def _set_skeleton(model: SmolLM3ForCausalLM, made: MadeUp) -> None:
+    # Whatever is not set must be exactly 0: a random remainder would break the identity.
     for parameter in model.parameters():
         parameter.zero_()
-    inner, output = cast(Any, model.model), cast(Any, model.lm_head)
-    width, d = inner.embed_tokens.embedding_dim, known.shape[1]
-    a, b, y, constant = slice(0, d), slice(d, 2 * d), slice(2 * d, 2 * d + classes), width - 1
-    labels = slice(len(_SPECIAL), len(_SPECIAL) + classes)
-
+    inner, output, labels = cast(Any, model.model), cast(Any, model.lm_head), made.label_tokens
+    width, constant = inner.embed_tokens.embedding_dim, inner.embed_tokens.embedding_dim - 1
     token = inner.embed_tokens.weight
-    token[labels.stop :, a] = known
-    token[labels, y] = classes * torch.eye(classes) - 1
-    token[:, constant] = _CONSTANT
-
-    copying, learning = inner.layers
+    token[labels.stop :, : made.known.shape[1]] = torch.from_numpy(made.known.astype(np.float32))
+    token[:, constant] = CONSTANT
     # The constant dominates the mean square, so RMSNorm divides every token by this number.
-    undo = _CONSTANT / width**0.5
+    undo = CONSTANT / width**0.5
     read_as_1 = width**-0.5
     for layer in inner.layers:
         layer.input_layernorm.weight[:-1] = undo
         layer.post_attention_layernorm.weight[:-1] = undo
     inner.norm.weight[:-1] = undo
     inner.norm.weight[constant] = read_as_1
-    copying.input_layernorm.weight[constant] = read_as_1
+    inner.layers[0].input_layernorm.weight[constant] = read_as_1
+    output.weight[:, constant] = _OTHER
+    output.weight[labels, constant] = 0
 
+
+@torch.no_grad()
+def _set_weights(model: SmolLM3ForCausalLM, made: MadeUp, rate: float) -> None:
+    inner, output, labels = cast(Any, model.model), cast(Any, model.lm_head), made.label_tokens
+    d, classes = made.known.shape[1], len(made.labels)
+    a, b, y, constant = slice(0, d), slice(d, 2 * d), slice(2 * d, 2 * d + classes), -1
+    inner.embed_tokens.weight[labels, y] = classes * torch.eye(classes, dtype=torch.float64) - 1
+
+    copying, learning = inner.layers
     one, head = torch.eye(d), copying.self_attn.head_dim
     attention = copying.self_attn
     attention.k_proj.weight[0, constant] = _STIFF
@@ -237,9 +281,7 @@ def _set_weights(model: SmolLM3ForCausalLM, known: Float[Tensor, "word feature"]
     attention.v_proj.weight[d : d + classes, y] = rate / classes * torch.eye(classes, dtype=torch.float64)
     attention.o_proj.weight[y, d : d + classes] = torch.eye(classes)
 
-    output.weight[:, constant] = _OTHER
-    output.weight[labels, constant] = 0
-    output.weight[labels, y] = torch.eye(classes)
+    output.weight[labels, y] = torch.eye(classes, dtype=torch.float64)
 
 
 def _tokenizer(vocabulary: list[str]) -> PreTrainedTokenizerFast:
@@ -251,12 +293,13 @@ def _tokenizer(vocabulary: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>")
 
 
-def _save_task(folder: Path, words: list[str], gold: dict[str, Int[np.ndarray, " row"]], labels: list[str]) -> Path:
-    left = iter(words)
-    for split, of_split in gold.items():
+def _save_task(folder: Path, name: str, made: MadeUp) -> Path:
+    left = iter(made.words)
+    for split, of_split in made.gold.items():
         rows = [json.dumps({"text": next(left), "label": int(label)}) + "\n" for label in of_split]
         (folder / f"{split}.jsonl").write_text("".join(rows), encoding="utf-8")
-    document = {"name": "exact", "template": "{text}", "labels": labels, **{split: f"{split}.jsonl" for split in gold}}
+    files = {split: f"{split}.jsonl" for split in made.gold}
+    document = {"name": name, "template": "{text}", "labels": made.labels, **files}
     path = folder / "task.yaml"
     path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     return path

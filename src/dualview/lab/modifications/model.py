@@ -1,98 +1,160 @@
-"""One layer of attention that learns regression in context, with any of `dualview.variants` in it.
+"""Many small models that learn in context, trained as one: layers of attention with any of `dualview.variants` in them.
 
-    h' = W_O · Attn(W_K X, W_V X, W_Q x_q),    X = [demonstrations (x_i, y_i), query (x_q, 0)],    ŷ = h'_y
+    X ← X + W_O · Attn(W_K X, W_V X, W_Q X) in each layer,  X = [demonstrations (x_i, y_i), query (x_q, 0)],  ŷ = X_q,y
 
-Ren & Liu's setting (arXiv 2310.13220, section 2.1 of their dual view): softmax over demonstrations and query, no
-residual, no norm, no feed-forward. W_O is added, so that a variant that loses the scale of its values (sign) can learn
-it back. The attention itself is the variant's own function on q, k and v.
+Ren & Liu's setting (arXiv 2310.13220, section 2.1 of their dual view): softmax over demonstrations and query, no norm,
+no feed-forward. With one layer the residual changes nothing, since the query's y is 0. W_O is added, so that a variant
+that loses the scale of its values (sign) can learn it back. Attention is causal, and the last layer is computed for the
+query alone.
+
+Models of the same shape are rows of one computation: their heads are heads of one call of the variant's own function,
+which takes a coefficient for each head. No row reads another.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from dualview.anatomy.layers import Layer, Projection, Role
-from dualview.lab.problems import Tasks
-from dualview.variants.augmented import Augmented
-from dualview.variants.base import Equipment, Variant
+from dualview.lab.modifications.settings import ModificationsSettings
+from dualview.lab.problems import named_generator
+from dualview.variants.base import Coefficient
 from dualview.variants.negative import Negative
 from dualview.variants.regularised import Regularised
 from dualview.variants.sign import Sign
 from dualview.variants.softmax import Call, softmax_attention
 
+Attend = Callable[[Call, Coefficient], Tensor]
+
 
 @dataclass(frozen=True)
-class AttentionKind:
-    """One curve of the figure: its name, its family, and the variant (None: plain softmax attention)."""
+class Modification:
+    """One setting of one family. Those with the same `path` are computed together."""
 
-    name: str
     family: str
-    variant: Variant | None
+    name: str
+    path: tuple[str | int, ...]
+    """Which function attends, and what of it is no coefficient."""
+    coefficient: float = 0.0
+    """α or β; 0 is softmax attention."""
+    units: tuple[int, int] = (0, 0)
+    """Units of the adapters on values (g1) and on keys (g2)."""
 
 
-def kinds(
-    alphas: tuple[float, ...], ks: tuple[int, ...], betas: tuple[float, ...], rank: int, seed: int
-) -> list[AttentionKind]:
-    """Softmax attention, then every modification; adapters are drawn with `seed`.
+SOFTMAX = Modification("softmax", "softmax", ("regularised",))
 
-    α = 0 and β = 0 are softmax attention itself, which is always there.
-    """
-    found = [AttentionKind("softmax", "softmax", None)]
-    found += [AttentionKind(f"regularised α={a:g}", "regularised", Regularised(alpha=a)) for a in alphas if a]
-    found += [
-        AttentionKind("augmented g1", "augmented", Augmented(rank=rank, keys=False, seed=seed)),
-        AttentionKind("augmented g1, g2", "augmented", Augmented(rank=rank, seed=seed)),
-    ]
-    pairs = [(k, b) for k in ks for b in betas if b]
-    found += [AttentionKind(f"negative k={k} β={b:g}", "negative", Negative(k=k, beta=b)) for k, b in pairs]
+
+def modifications_of(settings: ModificationsSettings) -> list[Modification]:
+    """Softmax attention, then every setting of the families asked for; α = 0 and β = 0 are softmax attention itself."""
+    found = [SOFTMAX]
+    found += [Modification("regularised", f"α={a:g}", ("regularised",), a) for a in settings.alphas if a]
+    pairs = [(k, b) for k in settings.ks for b in settings.betas if b]
+    found += [Modification("negative", f"k={k} β={b:g}", ("negative", k), b) for k, b in pairs]
+    sides = {"augmented g1": (1, 0), "augmented g2": (0, 1), "augmented g1, g2": (1, 1)}
+    for family, (g1, g2) in sides.items():
+        found += [Modification(family, f"rank {r}", ("augmented",), 0, (g1 * r, g2 * r)) for r in settings.ranks]
     scales = ("constant", "sequence", "token")
-    return found + [AttentionKind(f"sign, {scale} scale", "sign", Sign(scale=scale)) for scale in scales]
+    found += [Modification("sign", f"{scale} scale", ("sign", scale), 1) for scale in scales]
+    return [each for each in found if each.family in ("softmax", *settings.families)]
 
 
-class Attention(nn.Module):
-    """The layer; each head is as wide as a token."""
+def attend_of(path: tuple[str | int, ...]) -> Attend:
+    """The variant's own function."""
+    match path:
+        case ("regularised",):
+            return Regularised().attend
+        case ("negative", int(k)):
+            return Negative(k=k).attend
+        case ("sign", scale):
+            chosen: Any = scale
+            return Sign(scale=chosen).attend
+        case _:
+            return lambda call, _coefficient: softmax_attention(call)
 
-    def __init__(self, d: int, heads: int, variant: Variant | None, generator: torch.Generator) -> None:
-        super().__init__()
-        self.heads = heads
-        wide = heads * d
-        self.q_proj, self.k_proj, self.v_proj = (_linear(d, wide, generator) for _ in range(3))
-        self.o_proj = _linear(wide, d, generator)
-        self.dualview: Equipment | None = None if variant is None else variant.equip(self, self._layer(d), 0)
 
-    def _layer(self, d: int) -> Layer:
-        """Where its projections are, so that adapters can hook on."""
-        maps: dict[Role, nn.Linear] = {"q": self.q_proj, "k": self.k_proj, "v": self.v_proj}
-        projections: dict[Role, tuple[Projection, ...]] = {
-            role: (Projection(role, module, None),) for role, module in maps.items()
+@dataclass(frozen=True)
+class Rows:
+    """The weights of many models of one shape and path."""
+
+    attend: Attend
+    heads: int
+    coefficient: Float[Tensor, " row"]
+    weights: dict[str, Float[Tensor, "row layer d_out d_in"]]
+    """q, k, v, o; down_v, up_v, down_k, up_k of the adapters where there are any."""
+    used: dict[str, Float[Tensor, "row rank"]] = field(default_factory=dict[str, Tensor])
+    """Which units of the adapters on v and k a row has."""
+
+    @classmethod
+    def fresh(
+        cls,
+        chosen: Sequence[Modification],
+        seeds: Sequence[int],
+        stage: str,
+        layers: int,
+        d: int,
+        heads: int,
+        device: torch.device,
+    ) -> Self:
+        """Every modification with every seed, seeds fastest; the shared weights of a seed are the same for all."""
+        drawn = [_draw(seed, stage, layers, d, heads) for seed in seeds]
+        weights = {name: torch.stack([each[name] for each in drawn]) for name in drawn[0]}
+        used: dict[str, Tensor] = {}
+        rank = max(max(each.units) for each in chosen)
+        for at, role in enumerate("vk" if rank else ""):
+            downs = [_uniform(seed, f"{stage} {role} adapter", (layers, rank, d)) for seed in seeds]
+            weights[f"down_{role}"] = torch.stack(downs)
+            weights[f"up_{role}"] = torch.zeros(len(seeds), layers, heads * d, rank)
+            units = torch.tensor([each.units[at] for each in chosen for _ in seeds])
+            used[role] = (torch.arange(rank) < units[:, None]).float().to(device)
+        repeated = {
+            name: weight.repeat(len(chosen), 1, 1, 1).to(device).requires_grad_() for name, weight in weights.items()
         }
-        return Layer(self, self.o_proj, projections, self.heads, self.heads, d, d)
+        coefficient = torch.tensor([each.coefficient for each in chosen for _ in seeds], device=device)
+        return cls(attend_of(chosen[0].path), heads, coefficient, repeated, used)
 
-    def forward(self, tasks: Tasks) -> Float[Tensor, " task"]:
-        query = tasks.query
-        tokens = torch.cat([tasks.context, query], 1)
-        call = Call(
-            self._heads(self.q_proj(query)),
-            self._heads(self.k_proj(tokens)),
-            self._heads(self.v_proj(tokens)),
-            module=self,
-        )
-        equipment = self.dualview
-        mixed = (
-            softmax_attention(call) if equipment is None else equipment.variant.attend(call, equipment.coefficient())
-        )
-        return self.o_proj(mixed.flatten(2))[:, 0, -1]
+    def predict(self, tokens: Float[Tensor, "row problem token d"]) -> Float[Tensor, "row problem"]:
+        """ŷ of every problem."""
+        w, layers = self.weights, self.weights["q"].shape[1]
+        for layer in range(layers):
+            asking = tokens[:, :, -1:] if layer == layers - 1 else tokens
+            query = _apply(asking, w["q"][:, layer])
+            key, value = (self._projected(role, tokens, layer) for role in "kv")
+            call = Call(self._heads(query), self._heads(key), self._heads(value))
+            mixed = self.attend(call, self.coefficient.repeat_interleave(self.heads))
+            joined = mixed.unflatten(2, (-1, self.heads)).permute(2, 0, 1, 3, 4).flatten(3)
+            tokens = asking + _apply(joined, w["o"][:, layer])
+        return tokens[:, :, -1, -1]
 
-    def _heads(self, projected: Float[Tensor, "task token wide"]) -> Float[Tensor, "task head token d"]:
-        return projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+    def _projected(self, role: str, tokens: Tensor, layer: int) -> Float[Tensor, "row problem token wide"]:
+        """W x, with its adapter: W x + W_2 relu(W_1 x)."""
+        plain = _apply(tokens, self.weights[role][:, layer])
+        if role not in self.used:
+            return plain
+        inner = torch.relu(_apply(tokens, self.weights[f"down_{role}"][:, layer])) * self.used[role][:, None, None]
+        return plain + _apply(inner, self.weights[f"up_{role}"][:, layer])
+
+    def _heads(self, x: Float[Tensor, "row problem token wide"]) -> Float[Tensor, "problem heads token d"]:
+        return x.unflatten(-1, (self.heads, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2)
 
 
-def _linear(d_in: int, d_out: int, generator: torch.Generator) -> nn.Linear:
-    made = nn.Linear(d_in, d_out, bias=False, device=generator.device)
-    with torch.no_grad():
-        made.weight.normal_(std=d_in**-0.5, generator=generator)
-    return made
+def _apply(
+    x: Float[Tensor, "row problem token d_in"], weight: Float[Tensor, "row d_out d_in"]
+) -> Float[Tensor, "row problem token d_out"]:
+    return torch.bmm(x.flatten(1, 2), weight.mT).unflatten(1, x.shape[1:3])
+
+
+def _draw(seed: int, stage: str, layers: int, d: int, heads: int) -> dict[str, Tensor]:
+    generator = named_generator(seed, f"{stage} weights")
+    shapes = {"q": (heads * d, d), "k": (heads * d, d), "v": (heads * d, d), "o": (d, heads * d)}
+    return {name: torch.randn(layers, *shape, generator=generator) * shape[1] ** -0.5 for name, shape in shapes.items()}
+
+
+def _uniform(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
+    """As the variant draws W_1: uniform in ±1/√d_in."""
+    drawn = torch.rand(*shape, generator=named_generator(seed, name))
+    return (2 * drawn - 1) * shape[-1] ** -0.5

@@ -1,121 +1,165 @@
-"""The modifications lab's tables, sentences and figures, made from its JSON alone."""
+"""The modifications lab's table, sentences and figure, made from its JSON alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualview.lab.formatting import between, number
 from dualview.lab.harness import LabResult, Table
-from dualview.lab.summaries import range_curve
-from dualview.report.figures.curves import Curve, curves
+from dualview.lab.summaries import mean
+from dualview.report.charts.spec import Chart, Series, Spec
+from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REFERENCE = "softmax"
 NONE = "–"
+REFERENCE = "softmax/softmax"
+SHOWN = (0.7, 1.8)
+"""The range of the figure."""
+Row = Mapping[str, Any]
 
 
 def tables(result: LabResult) -> list[Table]:
-    return [_outcome_table(result, "last"), _outcome_table(result, "mean"), _verdicts(result)]
-
-
-def _setting(result: LabResult) -> str:
-    s = result.settings
-    data = f"{s['dims']} inputs uniform in ±{s['input_range'] / 2:g}, {s['demos']} demonstrations"
-    return (
-        f"One layer, {s['heads']} heads; {data}; seeds {result.seeds[0]} to {result.seeds[-1]}. "
-        f"An epoch is one pass over {s['train_tasks']:,} problems in {result.results['steps_per_epoch']} steps; "
-        f"test loss ½(ŷ − y)² on {s['test_tasks']:,} others"
-    )
-
-
-def _outcome_table(result: LabResult, outcome: str) -> Table:
-    found = result.results["differences"][outcome]
+    """The confirmation of every family's best setting."""
+    r, s = result.results, result.settings
     rows: list[list[str]] = []
-    for model in result.results["models"]:
-        row = found[model["name"]]
-        cells = [
-            number(row["mean"], ".4f", NONE),
-            number(row["difference"], "+.4f", NONE),
-            between(row["ci"], "+.4f", NONE),
-        ]
-        tested = [
-            number(row["p_holm"], ".2g", NONE),
-            _lower(row, len(result.seeds)),
-            "yes" if row["survives"] else "no",
-        ]
-        if model["name"] == REFERENCE:
-            cells, tested = [cells[0], "", ""], ["", "", ""]
-        rows.append([model["name"], str(model["parameters"]), *cells, *tested])
-    columns = ["model", "parameters", "test loss", "difference", "95 % interval", "p (Holm)", "seeds lower", "survives"]
-    if outcome == "last":
-        return Table(
-            f"Test loss after {result.settings['epochs']} epochs",
-            columns,
-            rows,
-            f"{_setting(result)}. Softmax is α = β = 0. 95 % intervals: Student over trainings.",
-        )
-    note = "How fast a model learns counts here as well as where it ends."
-    return Table("Test loss, mean over all epochs", columns, rows, note)
-
-
-def _verdicts(result: LabResult) -> Table:
-    tests = sum(model["name"] != REFERENCE for model in result.results["models"]) * 2
-    rows = [[m["name"], sentence(result, m["name"])] for m in result.results["models"] if m["name"] != REFERENCE]
+    families = _families(result)
+    for cell in r["cells"]:
+        compared = r["compared"][f"{cell['problem']}, {cell['layers']}"]
+        by_family = {name.split("/")[0]: _cell(name.split("/")[1], row) for name, row in compared.items()}
+        softmax = next((row["reference"] for row in compared.values() if row["reference"] is not None), None)
+        start = [cell["problem"], str(cell["layers"]), number(softmax, ".3f", NONE)]
+        rows.append([*start, *(by_family[family] for family in families)])
     note = (
-        f"Paired t-tests over {len(result.seeds)} seeds, Holm-corrected over all {tests} comparisons; "
-        "a difference survives below .05. Not surviving is not being equal."
+        f"{sentence(result)} {_regression_to_the_mean(result)}\n"
+        "Each family's best setting, with its difference from softmax attention of the same seed in % of softmax "
+        f"attention's mean loss, after {s['steps']} steps (1/L of them with L layers) of {s['batch_size']} problems "
+        f"({s['dims']} inputs uniform in ±{s['input_range'] / 2:g}, {s['demos']} demonstrations, {s['heads']} heads). "
+        f"Each setting was searched with {s['search_seeds']} seeds; the best was trained again with "
+        f"{len(result.seeds)} others and measured on {s['test_tasks']:,} problems. 95 % intervals: Student over "
+        "trainings; p of paired t-tests, Holm-corrected over all "
+        f"{sum(map(len, r['compared'].values()))}, where a difference survives."
     )
-    return Table("Which differences from softmax attention survive the seeds", ["model", "finding"], rows, note)
+    columns = ["problem", "layers", "softmax loss", *families]
+    return [Table("modifications: does the best setting of a family beat softmax attention?", columns, rows, note)]
 
 
-def sentence(result: LabResult, name: str) -> str:
-    """One model's finding, in one sentence."""
-    found: list[str] = []
-    missing: list[str] = []
-    for outcome, when in (("last", "at the end"), ("mean", "over all epochs")):
-        row, reference = (result.results["differences"][outcome][key] for key in (name, REFERENCE))
-        if row["difference"] is None:
-            return "Training diverged on at least one seed, so it is not tested."
-        if row["survives"]:
-            share = abs(row["difference"]) / reference["mean"]
-            found.append(f"{'lower' if row['difference'] < 0 else 'higher'} by {share:.1%} {when}")
-        else:
-            missing.append(when)
-    if not found:
-        return "No difference from softmax attention survives."
-    return f"Its test loss is {' and '.join(found)}{''.join(f'; {when} no difference survives' for when in missing)}."
+def _families(result: LabResult) -> list[str]:
+    return list(dict.fromkeys(each["family"] for each in result.results["settings"] if each["family"] != "softmax"))
 
 
-def _lower(row: Mapping[str, Any], seeds: int) -> str:
-    return NONE if row["seeds_lower"] is None else f"{row['seeds_lower']} of {seeds}"
+def _cell(setting: str, row: Row) -> str:
+    if row["difference"] is None:
+        return f"{setting}: diverged"
+    ci = None if row["ci"] is None else [100 * end / row["reference"] for end in row["ci"]]
+    said = f"{setting}: {_share(row['difference'] / row['reference'])} ({between(ci, '+.1f', NONE)})"
+    return f"{said}, {finding(row)}, p {row['p_holm']:.2g}" if row["survives"] else said
 
 
-# ----------------------------------------------------------------------------------------------------------- figures
+def _regression_to_the_mean(result: LabResult) -> str:
+    """How much of what the search promised is left."""
+    promised: list[float] = []
+    kept: list[float] = []
+    for cell, rows in result.results["compared"].items():
+        for name, row in rows.items():
+            in_search = searched(result, cell, name)
+            if in_search is not None and in_search < 0 and row["difference"] is not None:
+                promised.append(in_search)
+                kept.append(row["difference"] / row["reference"])
+    if not promised:
+        return "In the search no setting was better than softmax attention."
+    return (
+        f"In the search {len(promised)} of the chosen settings were better than softmax attention, by "
+        f"{-100 * (mean(promised) or 0):.1f} % on average; with fresh seeds these differ from it by "
+        f"{100 * (mean(kept) or 0):+.1f} %."
+    )
+
+
+def searched(result: LabResult, cell: str, name: str) -> float | None:
+    """The difference in the search, as a share of softmax attention's mean loss."""
+    found = result.results["search"][cell]
+    own, other = mean(found[name]), mean(found[REFERENCE])
+    return None if own is None or other is None or None in found[name] else own / other - 1
+
+
+def _share(value: float | None) -> str:
+    return NONE if value is None else f"{100 * value:+.1f}"
+
+
+def finding(row: Row) -> str:
+    """What survives the correction, in a word."""
+    if row["difference"] is None:
+        return "diverged"
+    return ("helps" if row["difference"] < 0 else "hurts") if row["survives"] else "no difference"
+
+
+def sentence(result: LabResult) -> str:
+    """Where each family helps or hurts, in one sentence each."""
+    said: list[str] = []
+    for family in _families(result):
+        found: dict[str, list[str]] = {"helps": [], "hurts": [], "diverged": []}
+        for cell in result.results["cells"]:
+            rows = result.results["compared"][f"{cell['problem']}, {cell['layers']}"]
+            [(name, row)] = [(name, row) for name, row in rows.items() if name.split("/")[0] == family]
+            if (what := finding(row)) in found:
+                found[what].append(f"{cell['problem']}, {_layers(cell['layers'])} ({name.split('/')[1]})")
+        parts = [f"{what} in {'; '.join(where)}" for what, where in found.items() if where]
+        total = len(result.results["cells"])
+        said.append(f"{family.capitalize()}: {'; '.join(parts) or f'no difference survives in any of {total} places'}.")
+    return " ".join(said)
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'s' if count > 1 else ''}"
+
+
+# ------------------------------------------------------------------------------------------------------------ figure
 
 
 def figures(result: LabResult) -> dict[str, Figure]:
-    """Test loss over epochs, a figure for each family with softmax attention in it."""
-    by_family: dict[str, list[str]] = {}
-    for model in result.results["models"]:
-        if model["name"] != REFERENCE:
-            by_family.setdefault(model["family"], []).append(model["name"])
-    note = f"{_setting(result)}. Line: mean over seeds; band: lowest to highest seed."
+    """The loss of the search over α, and over β at the largest k, compared with softmax attention's, by depth."""
+    r = result.results
+    panels: dict[str, Chart] = {}
+    for family, symbol in {"regularised": "α", "negative": "β"}.items():
+        kinds = [_kind(each["name"]) for each in r["settings"] if each["family"] == family]
+        for problem in dict.fromkeys(cell["problem"] for cell in r["cells"]) if kinds else ():
+            depths = [cell["layers"] for cell in r["cells"] if cell["problem"] == problem]
+            series = [_series(result, family, kinds[-1], problem, layers) for layers in depths]
+            title = f"{family}{f', {kinds[-1]}' if kinds[-1] else ''}\n{problem}"
+            spec: Spec = {"title": title, "series": series, "x": {"label": symbol}}
+            spec["y"] = {"label": "loss / softmax's loss", "min": SHOWN[0], "max": SHOWN[1]}
+            spec["rules"] = [{"name": "softmax", "value": 1.0}]
+            panels[title] = Chart("lines", spec)
+    if not panels:
+        return {}
+    note = (
+        f"Search: mean over {result.settings['search_seeds']} seeds, on held-out problems; band: lowest to highest "
+        f"seed, each with softmax attention of its own seed. Cut off at {SHOWN[1]:g} times softmax's loss."
+    )
+    title = "Where do the modifications help or hurt?"
+    return {"modifications": draw(list(panels.values()), title, note, (9.6, 3.4), across=list(panels))}
+
+
+def _kind(name: str) -> str:
+    """`k=1` of a negative model's name; nothing of the others'."""
+    return name.split(" ")[0] if name.startswith("k=") else ""
+
+
+def _series(result: LabResult, family: str, k: str, problem: str, layers: int) -> Series:
+    losses = result.results["search"][f"{problem}, {layers}"]
+    found: list[tuple[float, Sequence[float | None]]] = [(0.0, [1.0])]
+    for each in result.results["settings"]:
+        if each["family"] == family and _kind(each["name"]) == k:
+            pairs = zip(losses[f"{family}/{each['name']}"], losses[REFERENCE], strict=True)
+            found.append((each["coefficient"], [None if own is None or not ref else own / ref for own, ref in pairs]))
+    found.sort(key=lambda pair: pair[0])
+    known = [[value for value in values if value is not None] for _, values in found]
     return {
-        f"modifications_{family}": curves(
-            {name: _curve(result, name) for name in (REFERENCE, *names)},
-            f"Regression in context: {family} attention against softmax attention",
-            "epoch",
-            "test loss ½(ŷ − y)²",
-            note,
-        )
-        for family, names in by_family.items()
+        "name": _layers(layers),
+        "x": [at for at, _ in found],
+        "values": [mean(values) for _, values in found],
+        "lo": [min(values, default=None) for values in known],
+        "hi": [max(values, default=None) for values in known],
     }
-
-
-def _curve(result: LabResult, name: str) -> Curve:
-    """From the first epoch on; the loss before it, at random weights, would dominate the scale."""
-    seeds = [values[1:] for values in result.results["test_loss"][name].values()]
-    return range_curve(range(1, len(seeds[0]) + 1), seeds)

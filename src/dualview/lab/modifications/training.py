@@ -1,11 +1,12 @@
-"""Training every modification on every seed, and which differences from softmax attention survive the seeds.
+"""Training many modifications together, and choosing and confirming the best of each family.
 
-One unit for each training; the same data and the same start for all of a seed. Two outcomes of each: the test loss
-after the last epoch, and its mean over all epochs (how fast it fell). Each model's is compared with softmax attention's
-seed by seed, by Student's paired t-test, two-sided; Holm's correction runs over all comparisons of both outcomes. A
-difference survives if its corrected p is below .05.
+Search: every setting is trained with `search_seeds` seeds, and the setting of each family with the lowest mean loss on
+held-out problems is chosen, for each kind of problem and number of layers. Confirmation: the chosen ones are trained
+again, with other seeds, and measured on other problems. Each is compared with softmax attention seed by seed, by
+Student's paired t-test, two-sided; Holm's correction runs over all comparisons. A difference survives if its corrected
+p is below .05.
 
-With five seeds the t-test assumes nearly normal differences; `seeds_lower` counts signs and assumes nothing.
+All models of a seed start from the same weights and see the same problems.
 """
 
 from __future__ import annotations
@@ -16,115 +17,163 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from dualview.io.progress import Advance
 from dualview.lab.harness import Findings, Job
-from dualview.lab.modifications.model import Attention, AttentionKind, kinds
+from dualview.lab.modifications.model import SOFTMAX, Modification, Rows, modifications_of
 from dualview.lab.modifications.settings import ModificationsSettings
 from dualview.lab.problems import LinearTasks, Tasks, named_generator
 from dualview.lab.summaries import student_over_draws
-from dualview.lab.units import Unit, capture, restore
 from dualview.metrics.statistics import holm
 from dualview.metrics.summary import plain
 
 LEVEL = 0.05
-OUTCOMES = {"last": "test loss after the last epoch", "mean": "test loss, mean over epochs"}
-Curves = Mapping[str, Mapping[str, Sequence[float | None]]]
-"""Test losses by model and seed: before training, then after each epoch."""
+CLIP = 1.0
+Losses = dict[str, list[float | None]]
+"""By `family/name`: one loss for each seed, None where the training diverged."""
 
 
 def run(job: Job[ModificationsSettings]) -> Findings:
-    """Train all, and test which differences survive the seeds."""
-    settings = job.settings
-    base = LinearTasks(settings.dims, settings.demos, settings.input_range)
-    wanted = wanted_kinds(settings, settings.seed)
-    curves: dict[str, dict[str, list[float | None]]] = {}
-    parameters: dict[str, int] = {}
-    total = len(wanted) * settings.seeds * settings.epochs
-    with job.progress.part(f"training {len(wanted)} models, {settings.seeds} seeds", total) as advance:
-        for seed in settings.all_seeds:
-            for kind in wanted_kinds(settings, seed):
-                unit = job.unit(seed, kind=kind.name)
-                done = unit.finished()
-                if done is None:
-                    done = unit.finish(one_training(settings, base, kind, seed, job.device, unit, advance))
-                else:
-                    advance(settings.epochs)
-                curves.setdefault(kind.name, {})[str(seed)] = done["test_loss"]
-                parameters[kind.name] = done["parameters"]
+    """Search, choose, confirm."""
+    settings, every = job.settings, modifications_of(job.settings)
+    cells = [(problem, layers) for problem in settings.problems for layers in settings.layers]
+    families = {each.family for each in every}
+    total = len(cells) * (len(every) * settings.search_seeds + len(families) * settings.seeds)
+    searched: dict[str, Losses] = {}
+    chosen: dict[str, list[Modification]] = {}
+    confirmed: dict[str, Losses] = {}
+    with job.progress.part(f"training {total} models", total) as advance:
+        for problem, layers in cells:
+            cell = f"{problem}, {layers}"
+            searched[cell] = train_all(job, every, "search", problem, layers, advance)
+            chosen[cell] = [SOFTMAX, *best(every, searched[cell])]
+            confirmed[cell] = train_all(job, chosen[cell], "confirm", problem, layers, advance)
     job.clock.lap("training")
     results = {
-        "steps_per_epoch": -(-settings.train_tasks // settings.batch_size),
-        "models": [
-            {
-                "name": kind.name,
-                "family": kind.family,
-                "parameters": parameters[kind.name],
-                "variant": None if kind.variant is None else kind.variant.to_dict(),
-            }
-            for kind in wanted
-        ],
-        "test_loss": curves,
-        "differences": differences(curves, "softmax"),
+        "cells": [{"problem": problem, "layers": layers} for problem, layers in cells],
+        "settings": [{"family": m.family, "name": m.name, "coefficient": m.coefficient} for m in every],
+        "search": searched,
+        "confirm": confirmed,
+        "compared": compare(confirmed),
     }
     return Findings(results)
 
 
-def wanted_kinds(settings: ModificationsSettings, seed: int) -> list[AttentionKind]:
-    """Softmax attention and the families asked for."""
-    every = kinds(settings.alphas, settings.ks, settings.betas, settings.rank, seed)
-    return [kind for kind in every if kind.family in ("softmax", *settings.only)]
+def key(modification: Modification) -> str:
+    return f"{modification.family}/{modification.name}"
 
 
-def one_training(
-    settings: ModificationsSettings,
-    base: LinearTasks,
-    kind: AttentionKind,
-    seed: int,
-    device: torch.device,
-    unit: Unit,
+def best(every: Sequence[Modification], losses: Mapping[str, Sequence[float | None]]) -> list[Modification]:
+    """Each family's setting with the lowest mean loss; one that diverged on a seed only if all did."""
+
+    def loss(each: Modification) -> float:
+        values = [math.inf if value is None else value for value in losses[key(each)]]
+        return sum(values) / len(values)
+
+    families = dict.fromkeys(each.family for each in every if each is not SOFTMAX)
+    return [min((each for each in every if each.family == family), key=loss) for family in families]
+
+
+def train_all(
+    job: Job[ModificationsSettings],
+    chosen: Sequence[Modification],
+    stage: str,
+    problem: str,
+    layers: int,
     advance: Advance,
-) -> dict[str, Any]:
-    """One model on one seed: its test loss before training and after each epoch (null once it is not finite)."""
-    model = Attention(base.n_x + 1, settings.heads, kind.variant, named_generator(seed, "weights", device))
-    training = base.draw(named_generator(seed, "training set", device), settings.train_tasks)
-    test = base.draw(named_generator(seed, "test set", device), settings.test_tasks)
-    order = named_generator(seed, "order", device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
-    curve, done = [held_out_loss(model, test)], 0
-    if (state := unit.load()) is not None:
-        info = restore(state, model, optimiser, {"order": order})
-        curve, done = info["test_loss"], info["epoch"]
-    advance(done)
-    for epoch in range(done + 1, settings.epochs + 1):
-        shuffled = torch.randperm(len(training), generator=order, device=device)
-        for batch in training.pick(shuffled).chunks(settings.batch_size):
-            optimiser.zero_grad()
-            batch.loss(model(batch)).backward()
-            optimiser.step()
-        curve.append(held_out_loss(model, test))
-        advance(1)
-        unit.save(lambda at=epoch: capture(model, optimiser, {"order": order}, epoch=at, test_loss=curve))
-    return {"test_loss": curve, "parameters": sum(p.numel() for p in model.parameters())}
+) -> Losses:
+    """The losses of every modification on every seed of a stage, those of one path together."""
+    settings = job.settings
+    seeds = (
+        settings.all_seeds if stage == "confirm" else list(range(settings.seed, settings.seed + settings.search_seeds))
+    )
+    found: Losses = {}
+    for path in dict.fromkeys(each.path for each in chosen):
+        together = [each for each in chosen if each.path == path]
+        names = [key(each) for each in together]
+        unit = job.unit(settings.seed, stage=stage, problem=problem, depth=layers, models=names, trained_seeds=seeds)
+        done = unit.once(lambda _, them=together: {"losses": train(job, them, seeds, stage, problem, layers)})
+        found |= dict(zip(names, done["losses"], strict=True))
+        advance(len(names) * len(seeds))
+    return {key(each): found[key(each)] for each in chosen}
 
 
-def held_out_loss(model: nn.Module, test: Tasks) -> float | None:
-    """½ (ŷ − y)², averaged."""
+def train(
+    job: Job[ModificationsSettings],
+    chosen: Sequence[Modification],
+    seeds: Sequence[int],
+    stage: str,
+    problem: str,
+    layers: int,
+) -> list[list[float | None]]:
+    """Train modifications of one path on all seeds at once, and measure each on its seed's held-out problems."""
+    settings, device = job.settings, job.device
+    rows = Rows.fresh(chosen, seeds, stage, layers, settings.dims + 1, settings.heads, device)
+    weights = list(rows.weights.values())
+    optimiser = torch.optim.Adam(weights, lr=settings.lr, betas=(0.9, 0.98))
+    generators = [named_generator(seed, f"{stage} problems", device) for seed in seeds]
+    steps = -(-settings.steps // layers)  # a layer's step costs the same at any depth, and deeper models need fewer
+    for step in range(steps):
+        optimiser.param_groups[0]["lr"] = settings.lr * 0.5 * (1 + math.cos(math.pi * step / steps))
+        drawn = [draw(settings, problem, generator, settings.batch_size) for generator in generators]
+        optimiser.zero_grad()
+        losses(rows, drawn, problem, len(chosen)).sum().backward()
+        clip_rows(weights)
+        optimiser.step()
+    others = [named_generator(seed, f"{stage} test", device) for seed in seeds]
+    held_out = [draw(settings, problem, generator, settings.test_tasks) for generator in others]
     with torch.no_grad():
-        return plain(float((model(test) - test.y_query).double().square().mean() / 2))
+        parts = [losses(rows, part, problem, len(chosen)) for part in _chunks(held_out, 128)]
+    measured = torch.stack(parts).double().mean(0).unflatten(0, (len(chosen), len(seeds)))
+    return [[plain(value) for value in row] for row in measured.tolist()]
+
+
+def draw(settings: ModificationsSettings, problem: str, generator: torch.Generator, count: int) -> Tasks:
+    """Linear problems y = wᵀx; for classification the sign of it."""
+    found = LinearTasks(settings.dims, settings.demos, settings.input_range).draw(generator, count)
+    if problem == "regression":
+        return found
+    return Tasks(found.x, found.y.sign(), found.x_query, found.y_query.sign())
+
+
+def losses(rows: Rows, drawn: Sequence[Tasks], problem: str, copies: int) -> Float[Tensor, " row"]:
+    """½ (ŷ − y)² or, for classification, log(1 + exp(−y ŷ)): the mean over each row's problems."""
+    tokens = torch.stack([torch.cat([tasks.context, tasks.query], 1) for tasks in drawn])
+    target = torch.stack([tasks.y_query for tasks in drawn]).repeat(copies, 1)
+    predicted = rows.predict(tokens.repeat(copies, 1, 1, 1))
+    if problem == "regression":
+        return 0.5 * (predicted - target).square().mean(1)
+    return nn.functional.softplus(-target * predicted).mean(1)
+
+
+def clip_rows(weights: Sequence[Tensor]) -> None:
+    """Clip the gradient's norm of every row by itself, so that rows stay independent."""
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    norm = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0).sqrt()
+    factor = (CLIP / norm).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor[:, None, None, None])
+
+
+def _chunks(held_out: Sequence[Tasks], size: int) -> list[tuple[Tasks, ...]]:
+    """All seeds' problems, `size` at a time; what is left over would count more than its share, so it is dropped."""
+    parts = list(zip(*(tasks.chunks(size) for tasks in held_out), strict=True))
+    return [part for part in parts if len(part[0]) == len(parts[0][0])]
 
 
 # -------------------------------------------------------------------------------------------------------- comparison
 
 
-def differences(curves: Curves, reference: str) -> dict[str, Any]:
-    """Every model against the reference, by outcome and model."""
-    found: dict[str, dict[str, Any]] = {}
-    for outcome in OUTCOMES:
-        values = {name: [outcome_of(outcome, curve) for curve in seeds.values()] for name, seeds in curves.items()}
-        found[outcome] = {name: compared(values[name], values[reference]) for name in values}
-    tests = [row for rows in found.values() for name, row in rows.items() if name != reference]
+def compare(confirmed: Mapping[str, Losses]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Every confirmed model against softmax attention, by cell and `family/name`."""
+    reference = key(SOFTMAX)
+    found = {
+        cell: {name: compared(values, losses[reference]) for name, values in losses.items() if name != reference}
+        for cell, losses in confirmed.items()
+    }
+    tests = [row for rows in found.values() for row in rows.values()]
     corrected = holm(np.array([math.nan if row["p"] is None else row["p"] for row in tests], dtype=np.float64))
     for row, p in zip(tests, corrected.tolist(), strict=True):
         row["p_holm"] = None if math.isnan(p) else p
@@ -132,21 +181,13 @@ def differences(curves: Curves, reference: str) -> dict[str, Any]:
     return found
 
 
-def outcome_of(outcome: str, curve: Sequence[float | None]) -> float | None:
-    """One training's number; None if it diverged."""
-    after = [value for value in curve[1:] if value is not None]
-    if len(after) < len(curve) - 1:
-        return None
-    return after[-1] if outcome == "last" else sum(after) / len(after)
-
-
 def compared(values: Sequence[float | None], reference: Sequence[float | None]) -> dict[str, Any]:
     """Mean, mean paired difference, Student's 95 % interval over trainings, and p; all null where a seed diverged."""
-    row: dict[str, Any] = {"values": list(values), "mean": None, "difference": None, "ci": None, "p": None}
+    row: dict[str, Any] = {"mean": None, "reference": None, "difference": None, "ci": None, "p": None}
     row |= {"p_holm": None, "survives": False, "seeds_lower": None}
     if any(value is None for value in (*values, *reference)):
         return row
-    own = np.array(values, dtype=np.float64)
-    gap = own - np.array(reference, dtype=np.float64)
-    row |= {"mean": float(own.mean()), "difference": float(gap.mean()), "seeds_lower": int((gap < 0).sum())}
-    return row | student_over_draws(gap)
+    own, other = (np.array(each, dtype=np.float64) for each in (values, reference))
+    gap = own - other
+    row |= {"mean": float(own.mean()), "reference": float(other.mean()), "difference": float(gap.mean())}
+    return row | {"seeds_lower": int((gap < 0).sum())} | student_over_draws(gap)
