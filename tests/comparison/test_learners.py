@@ -143,11 +143,16 @@ def test_the_result_is_typed_and_shown(result: dualview.Result, tmp_path: Path) 
     assert loaded.learners == result.learners and loaded.adapters is not None
     about = loaded.adapters["adapter:lora"]
     assert (about.rank, about.modules, about.targets) == (4, 6, ["k_proj", "v_proj"]) and about.norm > 0
-    assert "accuracy.adapter:lora" in loaded.to_frame().index
+    frame = loaded.to_frame()
+    assert "accuracy.adapter:lora" in frame.index
+    row, learner = frame.loc["learners.adapter:lora.sim_aou.raw"], loaded.learners["adapter:lora"]
+    control = (learner.controls or {})["sim_aou"]
+    assert row["value"] == learner.number("sim_aou.raw") and (row["floor_name"], row["floor"]) == control.highest_floor
+    assert not frame.index.duplicated().any() and "learners.patch.rec2ftp.value" in frame.index
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(result_table(result))
     for text in (console.export_text(), render(result)):
-        assert "accuracy, adapter lora" in text and "rank 4 on 6 linear maps" in text
+        assert "accuracy, adapter lora" in text and "rank 4 on 6 modules" in text
         assert result.learners["patch"].verdict.sentence in text.replace("\n", " ").replace("&#39;", "'")  # pyright: ignore
 
 
