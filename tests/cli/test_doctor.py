@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,6 +36,26 @@ def test_what_the_command_prints() -> None:
 def test_an_empty_cache(tmp_path: Path) -> None:
     done = ran(DUALVIEW_CACHE=str(tmp_path / "nothing" / "yet"))
     assert done.returncode == 0 and "dualview assets fetch" in done.stdout and not (tmp_path / "nothing").exists()
+
+
+def test_larger_models_are_no_part_of_the_embedded_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what the default run needs decides whether it works offline."""
+    names = [each.name for each in module.list_assets()]
+
+    def only_missing(start: str) -> None:
+        states = [SimpleNamespace(name=n, state="missing" if n.startswith(start) else "ready") for n in names]
+        monkeypatch.setattr(module, "list_assets", lambda: states)
+
+    only_missing("qwen")
+    found = dualview.doctor()
+    assert found.offline["the embedded model and tasks"]
+    assert [each.command for each in found.missing if "assets" in each.command] == [
+        f"dualview assets fetch {name}" for name in names if name.startswith("qwen")
+    ]
+    only_missing("vader")
+    found = dualview.doctor()
+    assert not found.offline["the embedded model and tasks"]
+    assert [each.command for each in found.missing if "assets" in each.command] == ["dualview assets fetch"]
 
 
 def test_a_missing_extra_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
