@@ -72,6 +72,29 @@ def test_a_missing_or_old_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found.healthy
 
 
+def test_it_runs_where_packages_are_missing() -> None:
+    """It must start where the others cannot, and say what is not there."""
+    code = (
+        "import importlib.metadata as metadata, sys\n"
+        "gone = ('numpy', 'scipy', 'torch', 'pandas', 'yaml')\n"
+        "sys.modules.update(dict.fromkeys(gone))\n"
+        "known = metadata.version\n"
+        "def version(name):\n"
+        "    if name in gone:\n"
+        "        raise metadata.PackageNotFoundError(name)\n"
+        "    return known(name)\n"
+        "metadata.version = version\n"
+        "metadata.requires = lambda _: ['numpy>=1.26', 'scipy>=1.12', 'rich>=13']\n"
+        "sys.argv = ['dualview', 'doctor']\n"
+        "from dualview.cli.main import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr == ""
+    shown = " ".join(done.stdout.split())
+    assert "pip install 'numpy>=1.26'" in shown and "pip install 'scipy>=1.12'" in shown and "'rich" not in shown
+
+
 def test_every_extra_is_known() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras.keys() - {"bench", "docs", "dev"} <= module.EXTRAS.keys()
