@@ -322,8 +322,11 @@ def test_unknown_names(asked: str) -> None:
 
 def test_their_yaml_without_the_prefix(tmp_path: Path) -> None:
     path = write(tmp_path, "sst2").removeprefix("lm-eval:")
-    with pytest.raises(UserError, match=f"--task lm-eval:{path}"):
-        load_task(path)
+    base = Path(path).read_text()
+    for text in (base, "include: other.yaml\ntask: mine\n", "process_docs: !function utils.half\n" + base):
+        Path(path).write_text(text)
+        with pytest.raises(UserError, match=f"--task lm-eval:{path}"):
+            load_task(path)
 
 
 def test_missing_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 from dualview.io.errors import UserError, first_line
 
 PREFIX = "lm-eval:"
-_KEYS = ("output_type", "doc_to_text", "dataset_path")
+_KEYS = ("output_type", "doc_to_text", "dataset_path", "task", "include", "group")
+FUNCTION = "!function"
+"""The tag of their YAML files that names a Python function."""
 
 
 def is_theirs(document: Mapping[str, object]) -> bool:

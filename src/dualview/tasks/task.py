@@ -334,15 +334,18 @@ def _library() -> dict[str, str]:
 
 
 def _parse(text: str, where: str) -> Task:
+    theirs = f"Task file {where} is in lm-evaluation-harness's format; name it as --task lm-eval:{where}."
     try:
         document: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
+        if lm_eval.FUNCTION in reason:
+            raise UserError(theirs) from error
         raise UserError(f"Task file {where} is not valid YAML ({reason}); correct it.") from error
     if not isinstance(document, dict):
         raise UserError(f"Task file {where} is not a mapping; write name, template, labels, train and validation.")
     if lm_eval.is_theirs(cast(dict[str, object], document)):
-        raise UserError(f"Task file {where} is in lm-evaluation-harness's format; name it as --task lm-eval:{where}.")
+        raise UserError(theirs)
     return _validated(document, where)
 
 
