@@ -179,10 +179,11 @@ def _same_weights(
     for path in sorted(base.glob("*.safetensors")):
         saved = _tensors(path, {f"{change.name}.weight"})[0]
         for tensor in saved.values():
-            if tensor.shape != own.shape or not torch.equal(tensor.to(own.dtype), own.detach().cpu()):
+            # A shape of its own is that of packed numbers: such files cannot be compared.
+            if tensor.shape == own.shape and not torch.equal(tensor.to(own.dtype), own.detach().cpu()):
                 raise UserError(
                     f"The adapter {folder} is of the model {base}, whose {change.name} has other weights than "
-                    f"{lm.name}; give that model."
+                    f"{lm.name}; give that model, or correct base_model_name_or_path in its {CONFIG}."
                 )
 
 
