@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dualview.records import Records, Setting, load_records, save_records
     from dualview.report.build import report
     from dualview.store.api import diff, export, load, ls, query, show
+    from dualview.store.store import Store
     from dualview.sweep.runner import sweep
     from dualview.tasks.task import Task, list_tasks, load_task, tasks
     from dualview.verbs import assets, calibrate, prompt, run, verify
@@ -63,6 +64,7 @@ _NAMES = {
     "pieces": ("ask", "build_prompts", "finetune", "gather", "load_result"),
     "records": ("Records", "Setting", "load_records", "save_records"),
     "store.api": ("diff", "export", "load", "ls", "query", "show"),
+    "store.store": ("Store",),
     "tasks.task": ("Task", "list_tasks", "load_task"),
     "io.doctor": ("doctor",),
     "verbs": ("assets", "calibrate", "compare=run", "prompt", "run", "verify"),
@@ -84,6 +86,7 @@ __all__ = [
     "RunOptions",
     "SeedsResult",
     "Setting",
+    "Store",
     "Task",
     "UserError",
     "Verdict",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import sys
@@ -143,11 +144,20 @@ def test_the_result_is_typed_and_shown(result: dualview.Result, tmp_path: Path) 
     assert loaded.learners == result.learners and loaded.adapters is not None
     about = loaded.adapters["adapter:lora"]
     assert (about.rank, about.modules, about.targets) == (4, 6, ["k_proj", "v_proj"]) and about.norm > 0
-    assert "accuracy.adapter:lora" in loaded.to_frame().index
+    frame = loaded.to_frame()
+    assert "accuracy.adapter:lora" in frame.index
+    row, learner = frame.loc["learners.adapter:lora.sim_aou.raw"], loaded.learners["adapter:lora"]
+    control = (learner.controls or {})["sim_aou"]
+    assert row["value"] == learner.number("sim_aou.raw") and (row["floor_name"], row["floor"]) == control.highest_floor
+    assert not frame.index.duplicated().any() and "learners.patch.rec2ftp.value" in frame.index
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(result_table(result))
+    shown = loaded._repr_html_() or ""  # pyright: ignore[reportPrivateUsage]
+    for name, learner in loaded.learners.items():
+        assert learner.verdict is not None and f"{name.replace(':', ' ', 1)} in the place of fine-tuning" in shown
+        assert learner.verdict.sentence in html.unescape(shown)
     for text in (console.export_text(), render(result)):
-        assert "accuracy, adapter lora" in text and "rank 4 on 6 linear maps" in text
+        assert "accuracy, adapter lora" in text and "rank 4 on 6 modules" in text
         assert result.learners["patch"].verdict.sentence in text.replace("\n", " ").replace("&#39;", "'")  # pyright: ignore
 
 
@@ -164,6 +174,22 @@ def test_seeds_judge_every_learner_over_draws(place: Path, lm: LanguageModel) ->
     given = {**SMALL, "adapter": [place / "lora"]}
     found = dualview.run(model=lm, task=str(place / "tiny.yaml"), seeds="1:2", **given)
     assert found.learners["adapter"].unit == "2 draws"
+
+
+def test_a_sweep_stores_one_adapter_after_another(place: Path, tmp_path: Path) -> None:
+    """Given as a list, adapters are an axis; tables, files and a second start know them."""
+    adapters = [str(place / name) for name in ("lora", "own")]
+    spec = {**SMALL, "model": str(place / "model"), "task": str(place / "tiny.yaml"), "adapter": adapters}
+    spec["controls"] = "none"
+    done = dualview.sweep(spec, tmp_path / "store")
+    assert (done.computed, done.failed) == (2, ()) and dualview.sweep(spec, tmp_path / "store").computed == 0
+    with dualview.Store(tmp_path / "store") as opened:
+        frame = opened.to_frame()
+        kept = [opened.result(key).learners["adapter"].number("update_norm.ft") for key in opened.keys()]  # noqa: SIM118
+    assert sorted(list(each) for each in frame["adapter"]) == sorted([each] for each in adapters)
+    assert len(set(kept)) == 2
+    for name in ("cells.csv", "cells.json", "cells.parquet", "cells.nc"):
+        assert dualview.export(tmp_path / name, tmp_path / "store").stat().st_size
 
 
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

@@ -14,7 +14,11 @@ NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
 SHOWS = {
     "tour.ipynb": ("image/png", "text/html"),
     "own_model_and_task.ipynb": ("dualview-result", "SimAOU", "text/html"),
-    "my_lora_against_icl.ipynb": ("dualview-result", "adapter"),
+    "my_lora_against_icl.ipynb": (
+        "dualview-result",
+        "adapter in the place of fine-tuning",
+        "learners.adapter.sim_aou.raw",
+    ),
 }
 
 

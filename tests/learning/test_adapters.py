@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from dualview.anatomy.dispatch import run_forward
 from dualview.io.errors import UserError
+from dualview.learning.adapter_reading import adapter_names, load_adapter
 from dualview.learning.adapter_writing import compressed, deltas_as_adapter, must_hold_adapter, save_adapter
-from dualview.learning.adapters import CONFIG, WEIGHTS, Adapter, adapter_names, load_adapter, random_directions
+from dualview.learning.adapters import CONFIG, WEIGHTS, Adapter, random_directions
 from dualview.learning.finetune import finetune
 from dualview.learning.recipe import TrainingRecipe
 from dualview.models.language_model import LanguageModel
@@ -36,7 +37,8 @@ def lm_of(name: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
 def peft_adapter(model: PreTrainedModel, folder: Path, seed: int = 0, **config: Any) -> torch.Tensor:
     """Let PEFT make an adapter with weights that matter, save it, and take it off again; its own logits."""
     torch.manual_seed(seed)
-    wrapped = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config))
+    with warnings.catch_warnings(action="ignore"):  # PEFT advises against one of two tied weights
+        wrapped = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config))
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if parameter.requires_grad:
@@ -76,6 +78,15 @@ CASES = {
     "lora-bias": ("qwen2-bias", {"target_modules": ["k_proj", "v_proj"], "r": 2, "lora_bias": True}),
     "biases": ("qwen2-bias", {"target_modules": ["k_proj", "v_proj"], "r": 2, "bias": "lora_only"}),
     "all-biases": ("gpt_neox", {"target_modules": ["query_key_value"], "r": 2, "bias": "all"}),
+    "embeddings-and-head": ("llama", {"target_modules": ["embed_tokens", "lm_head"], "r": 2}),
+    "scaled-embeddings": ("gemma3", {"target_modules": ["embed_tokens", "v_proj"], "r": 2}),
+    "positions-tied": ("gpt2", {"target_modules": ["wte", "wpe"], "r": 2}),
+    "saved-head": ("llama", {"target_modules": ["k_proj"], "r": 2, "modules_to_save": ["lm_head"]}),
+    "saved-head-tied": ("gpt2", {"target_modules": ["c_attn"], "r": 2, "modules_to_save": ["lm_head"]}),
+    "saved-embeddings-and-norms": (
+        "llama",
+        {"target_modules": ["v_proj"], "r": 2, "modules_to_save": ["embed_tokens", "norm"]},
+    ),
 }
 
 
@@ -90,6 +101,30 @@ def test_logits_equal_those_of_peft(case: str, tmp_path: Path) -> None:
     assert (own_logits(lm, None) - logits).abs().max() > 1e-2
     after = lm.model.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_whole_parameters_have_their_controls_and_their_size(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"target_modules": ["k_proj"], "r": 2, "bias": "lora_only", "modules_to_save": ["lm_head"]}
+    peft_adapter(build("qwen2-bias").float(), tmp_path, **config)
+    lm = lm_of("qwen2-bias")
+    adapter = load_adapter(tmp_path, lm)
+    head = next(each for each in adapter.replaced if each.part == "weight")
+    found = adapter.summary()
+    assert (found["modules"], found["targets"], found["rank"]) == (4, ["k_proj", "lm_head"], 2)
+    low_rank = sum(change.norm**2 for change in adapter.changes)
+    assert found["norm"] ** 2 == pytest.approx(low_rank + float(head.delta.square().sum()), rel=1e-5)
+    base = own_logits(lm, None)
+    torch.testing.assert_close(own_logits(lm, adapter.scaled(0.0)), base, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(own_logits(lm, adapter.scaled(1.0)), own_logits(lm, adapter), atol=1e-5, rtol=1e-5)
+    drawn = adapter.in_random_directions(torch.Generator().manual_seed(0))
+    for own, other in zip(adapter.replaced, drawn.replaced, strict=True):
+        spectra = [each.delta if own.part == "bias" else torch.linalg.svdvals(each.delta) for each in (own, other)]
+        torch.testing.assert_close(*(each.norm() for each in spectra))
+        assert own.part == "bias" or torch.allclose(*spectra, atol=1e-4)
+        assert abs(torch.nn.functional.cosine_similarity(own.delta.flatten(), other.delta.flatten(), dim=0)) < 0.9
+    with pytest.raises(ZeroDivisionError), adapter.applied():
+        _ = 1 / 0
+    assert torch.equal(own_logits(lm, None), base)
 
 
 def test_rank_and_norms(tmp_path: Path) -> None:
@@ -134,7 +169,13 @@ def config_with(folder: Path, **changed: Any) -> None:
         ({"rank_pattern": {"k_proj": 0}}, "rank 0"),
         ({"peft_type": "PROMPT_TUNING"}, "type PROMPT_TUNING"),
         ({"peft_type": "IA3"}, "type IA3"),
-        ({"modules_to_save": ["lm_head"]}, "replaced as a whole"),
+        ({"r": "4"}, "rank '4'"),
+        ({"lora_alpha": None}, "lora_alpha None"),
+        ({"lora_alpha": float("nan")}, "lora_alpha nan"),
+        ({"alpha_pattern": {"k_proj": "2"}}, "lora_alpha '2'"),
+        ({"alpha_pattern": {"(": 2}}, "alpha_pattern"),
+        ({"rank_pattern": [2]}, "rank_pattern"),
+        ({"target_parameters": ["experts"]}, "not linear maps"),
         ({"init_lora_weights": "pissa"}, "also changes the base weights"),
         ({"base_model_name_or_path": "someone/another-model"}, "of the model someone/another-model"),
     ],
@@ -170,6 +211,18 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
         load_adapter(tmp_path / "llama", adopt(wider, None, "wider"))
 
 
+def test_other_weights_of_the_same_shape_are_refused(tmp_path: Path) -> None:
+    """Where the adapter's own model is a folder here, its weights are compared."""
+    for seed in (0, 1):
+        build("llama", seed=seed).float().save_pretrained(tmp_path / f"model{seed}")
+    own = AutoModelForCausalLM.from_pretrained(tmp_path / "model0")
+    peft_adapter(own, tmp_path / "lora", target_modules=["k_proj"], r=2)
+    first, second = (AutoModelForCausalLM.from_pretrained(tmp_path / f"model{seed}") for seed in (0, 1))
+    assert load_adapter(tmp_path / "lora", adopt(first, None, "elsewhere")).summary()["rank"] == 2
+    with pytest.raises(UserError, match="other weights than elsewhere"):
+        load_adapter(tmp_path / "lora", adopt(second, None, "elsewhere"))
+
+
 def test_broken_files_are_refused(tmp_path: Path) -> None:
     lm = lm_of("llama")
 
@@ -186,7 +239,10 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / WEIGHTS)
     first = next(iter(tensors))
     for changed, match in (
-        ({**tensors, "base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 2)}, "not part of a plain"),
+        ({**tensors, "base_model.model.model.embed_tokens.lora_magnitude": torch.ones(2)}, "not part of a plain"),
+        ({**tensors, "base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 2)}, "one of the two"),
+        ({**tensors, "base_model.model.model.norm.lora_A.weight": torch.ones(2, 2)}, "no linear map"),
+        ({**tensors, "base_model.model.lm_head.weight": torch.ones(2, 2)}, "another shape"),
         ({key: value for key, value in tensors.items() if key != first}, "one of the two factors"),
         ({**tensors, first: torch.full_like(tensors[first], torch.nan)}, "not finite"),
         ({first.replace("k_proj", "nothing"): tensors[first]}, "has no module"),

@@ -66,18 +66,25 @@ def facts(kind: int) -> dict[str, Any]:
     }
 
 
+def exams(kind: int) -> dict[str, Any]:
+    choices = [f"the {WORDS[(kind + 2 * place) % 11]}" for place in range(4)]
+    return {"question": f" Which of them has number {kind}? ", "choices": choices, "answer": kind % 4}
+
+
 TASKS: dict[str, tuple[str, Any]] = {
     "sst2": ("glue/sst2/default.yaml", sentences),
     "arc_easy": ("arc/arc_easy.yaml", questions),
     "copa": ("super_glue/copa/default.yaml", causes),  # its templates are Python functions
     "sciq": ("sciq/sciq.yaml", facts),
+    "mmlu": ("mmlu/default/_default_template_yaml", exams),
 }
 
 
-def write(folder: Path, name: str, **changes: Any) -> str:
+def write(folder: Path, name: str, train: int = 24, **changes: Any) -> str:
     """Their YAML of a task with rows of ours, as `--task` takes it."""
     path, row = TASKS[name]
-    splits = {"train": range(24), "validation": range(100, 106), "test": range(200, 200 + QUERIES)}
+    splits = {"train": range(train), "validation": range(100, 106), "test": range(200, 200 + QUERIES)}
+    splits["dev"] = splits["train"]
     for split, kinds in splits.items():
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row(kind)) + "\n" for kind in kinds))
     document = {
@@ -182,6 +189,73 @@ def test_accuracies_are_theirs(
 
 
 @pytest.mark.embedded
+@pytest.mark.parametrize(("name", "shots", "train"), [("mmlu", 5, 5), ("sciq", SHOTS, 40)])
+def test_first_n_is_theirs_without_any_help(
+    tmp_path: Path, name: str, shots: int, train: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where their sampler is `first_n` (MMLU), the default seed shows their demonstrations; other seeds draw."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda _: None)
+    changes = {"task": "mmlu_of_ours"} if name == "mmlu" else {"fewshot_config": {"sampler": "first_n"}}
+    asked = write(tmp_path, name, train=train, **changes)
+    result = dualview.run(model=model(), task=asked, shots=shots, lr=0.01, controls="none", n_queries=100)
+    for setting, count in (("zsl", 0), ("icl", shots)):
+        found = lm_eval.simple_evaluate(
+            harness(),
+            tasks=[asked.removeprefix("lm-eval:")],
+            task_manager=TaskManager(include_defaults=False),
+            num_fewshot=count,
+            bootstrap_iters=0,
+        )
+        assert found is not None
+        (scores,), (samples,) = found["results"].values(), found["samples"].values()
+        assert result.accuracy.by_setting[setting] == scores["acc,none"]
+    task = load_task(asked)
+    prompts = build_prompts(task, model().tokenizer, sample_demos(task, 1, shots), task.rows("validation"))
+    for sample, query in zip(sorted(samples, key=lambda sample: sample["doc_id"]), prompts.queries, strict=True):
+        shown = harness()._encode_pair(sample["arguments"][0][0], sample["arguments"][0][1])[0]
+        assert (*prompts.prefix, *query.ids) == tuple(shown)
+    assert sample_demos(task, 2, shots) != sample_demos(task, 1, shots)
+    if train > 32:  # the last rows are for selection, never the first
+        assert {row.where for row in task.rows("selection")}.isdisjoint(row.where for row in task.rows("train"))
+    else:
+        assert len(task.rows("train")) == train
+        with pytest.raises(UserError, match="give --lr"):
+            task.rows("selection")
+
+
+def test_documents_of_files(tmp_path: Path) -> None:
+    """`--demos` and `--queries` take the harness's documents, processed and asked as the harness does."""
+    (tmp_path / "utils.py").write_text(
+        "def half(docs):\n    return docs.filter(lambda doc: doc['label'] == 1)\n"
+        "def loud(docs):\n    return docs.map(lambda doc: {'sentence': doc['sentence'].upper()})\n"
+    )
+    asked = write(tmp_path, "sst2", fewshot_config={"doc_to_text": "Shown: {{sentence}}"})
+    path = Path(asked.removeprefix("lm-eval:"))
+    path.write_text(path.read_text() + "process_docs: !function utils.loud\n")
+    task, file = load_task(asked), tmp_path / "test.jsonl"
+    queries, demos = task.read(file), task.read(file, "train")
+    assert [(task.render(row), row.label) for row in queries] == [
+        (f"{sentences(kind)['sentence'].upper()}\nQuestion: Is this sentence positive or negative?\nAnswer:", kind % 2)
+        for kind in range(200, 200 + QUERIES)
+    ]
+    assert [task.render(row) for row in demos] == [f"Shown: {sentences(200 + n)['sentence'].upper()}" for n in range(6)]
+    path.write_text(path.read_text().replace("utils.loud", "utils.half"))
+    assert [row.label for row in load_task(asked).read(file)] == [1, 1, 1]
+    file.write_text('{"text": "no such field", "label": 1}\n')
+    with pytest.raises(UserError, match=r"row 1: lm_eval cannot build the prompt"):
+        load_task(asked).read(file)
+
+
+def test_labels_that_are_true_or_false(tmp_path: Path) -> None:
+    asked = write(tmp_path, "sst2")
+    for split in ("train", "validation", "test"):
+        path = tmp_path / f"{split}.jsonl"
+        path.write_text(path.read_text().replace('"label": 0', '"label": false').replace('"label": 1', '"label": true'))
+    labels = [row.label for row in load_task(asked).rows("validation")]
+    assert labels == [kind % 2 for kind in range(100, 106)]
+
+
+@pytest.mark.embedded
 def test_a_task_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`lm-eval:sst2` finds their file; only the data set comes from here."""
     import datasets
@@ -224,11 +298,12 @@ REFUSED = [
     ({"description": "About {{sentence}}"}, "description"),
     ({"group": "many", "task": ["sst2"]}, "group"),
     ({"fewshot_config": {"target_delimiter": "\n"}}, "another way"),
+    ({"fewshot_config": {"doc_to_choice": ["bad", "good"]}}, "another way"),
     ({"doc_to_text": "{{nothing}}"}, "lm_eval cannot"),
     ({"doc_to_text": "{{sentence"}, "lm_eval cannot"),
     ({"dataset_kwargs": {"data_files": "missing.jsonl"}}, "lm_eval cannot load"),
     ({"include": "missing.yaml"}, "lm_eval cannot load"),
-    ({"validation_split": "dev"}, "lm_eval cannot load"),
+    ({"validation_split": "nowhere"}, "lm_eval cannot load"),
 ]
 
 
@@ -247,8 +322,11 @@ def test_unknown_names(asked: str) -> None:
 
 def test_their_yaml_without_the_prefix(tmp_path: Path) -> None:
     path = write(tmp_path, "sst2").removeprefix("lm-eval:")
-    with pytest.raises(UserError, match=f"--task lm-eval:{path}"):
-        load_task(path)
+    base = Path(path).read_text()
+    for text in (base, "include: other.yaml\ntask: mine\n", "process_docs: !function utils.half\n" + base):
+        Path(path).write_text(text)
+        with pytest.raises(UserError, match=f"--task lm-eval:{path}"):
+            load_task(path)
 
 
 def test_missing_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,4 +375,6 @@ def test_the_description_is_shown(tmp_path: Path) -> None:
 def test_keys_of_stored_cells_do_not_change() -> None:
     """The fields that came with running text are left out of a task's document where they have their default."""
     for task in list_tasks():
-        assert not {"delimiter", "description", "tokens", "scores"} & json.loads(task.model_dump_json()).keys()
+        assert (
+            not {"delimiter", "description", "tokens", "scores", "first_n"} & json.loads(task.model_dump_json()).keys()
+        )

@@ -20,6 +20,8 @@ COLUMNS = ("value", "low", "high", "floor", "floor_name", "ceiling", "p")
 def frame_of(result: Measured) -> Any:
     """A `pandas.DataFrame` with a row for each number of the run, by its key in the result file.
 
+    Numbers of a patch or an adapter in fine-tuning's place are under `learners.NAME`.
+
     low, high   the 95 % interval
     floor       the highest floor and its name
     p           of the test against the floors (Rec2FTP: against chance)
@@ -28,6 +30,9 @@ def frame_of(result: Measured) -> Any:
 
     keys = [*(f"accuracy.{name}" for name in result.accuracy.by_setting), *_NUMBERS]
     rows = {key: row for key in sorted(keys, key=_place) if (row := _row(result, key)) is not None}
+    for name, learner in result.learners.items():
+        found = {key: _row(learner, key) for key in sorted(_NUMBERS, key=_place)}
+        rows |= {f"learners.{name}.{key}": row for key, row in found.items() if row is not None}
     # pandas would type a column of None as object, on which no arithmetic works.
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS))
     numbers = [name for name in COLUMNS if name != "floor_name"]

@@ -33,7 +33,7 @@ def read_inputs(options: RunOptions, cache: PassCache = no_cache) -> Inputs:
     named = (options.task, options.data, options.labels)
     task = cache("task", named, lambda: load_task(*named))
     queries = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
-    demos = read_rows(task, options.demos) if options.demos else None
+    demos = read_rows(task, options.demos, "train") if options.demos else None
     if demos is None and options.seed != "auto":
         demos = sample_demos(task, options.seed, options.shots)
     _must_exist(options)

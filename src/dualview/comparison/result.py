@@ -139,16 +139,17 @@ class TrainedControl(ResultPart):
 
 
 class AdapterPart(ResultPart):
-    """A LoRA adapter that was compared: how many linear maps it changes, and by how much."""
+    """A LoRA adapter that was compared: how many modules it changes, and by how much."""
 
     path: str
     modules: int
     targets: list[str]
     rank: int
+    """The largest of its low-rank changes."""
     norm: float
-    """‖ΔW‖ over all of its maps."""
+    """‖ΔW‖ over all of its modules, without biases."""
     relative_norm: float | None
-    """The same over ‖W‖ of these maps."""
+    """The same over ‖W‖ of these modules."""
 
 
 class CalibratedPart(ResultPart):

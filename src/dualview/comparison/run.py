@@ -26,7 +26,7 @@ from dualview.comparison.provenance import provenance
 from dualview.comparison.result import AskedPrompts, Result
 from dualview.io.clock import Clock
 from dualview.io.progress import Progress, Silent
-from dualview.learning.adapters import read_config
+from dualview.learning.adapter_reading import read_config
 from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.recipe import Rule, Tuned
 from dualview.metrics import recompute

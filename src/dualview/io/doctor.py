@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from typing import Any
 
-from dualview.io.assets import cache_dir, list_assets
+from dualview.io.assets import DATA, MODEL, cache_dir, list_assets
 from dualview.io.gguf import cache as gguf_cache
 from dualview.io.json_files import Place, check_place, save_json
 from dualview.io.versions import versions
@@ -18,7 +18,7 @@ from dualview.io.versions import versions
 EXTRAS = {
     "hub": (("datasets",), "tasks with rows on the Hugging Face hub"),
     "lm-eval": (("lm_eval", "datasets"), "tasks of lm-evaluation-harness (--task lm-eval:NAME)"),
-    "peft": (("peft",), "LoRA adapters (run --adapter)"),
+    "peft": (("peft",), "making and loading LoRA adapters with PEFT (run --adapter reads them without it)"),
     "xarray": (("xarray",), "Records.to_xarray and export --format netcdf"),
     "ray": (("ray",), "sweeps on a Ray cluster"),
     "track": (("tensorboard", "trackio", "wandb"), "sweeps logged to TensorBoard, Trackio or W&B"),
@@ -65,11 +65,15 @@ def doctor(*, json: Place = None) -> Diagnosis:
     """
     check_place(json)
     assets = {status.name: status.state for status in list_assets()}
-    ready = all(state == "ready" for state in assets.values())
+    ready = all(assets[each.name] == "ready" for each in (MODEL, DATA))
     missing = [*_requirements(), *_extras()]
     if not ready:
         why = "the default model and tasks; a run fetches them by itself where there is a network"
         missing.append(Missing("the embedded model and data", why, "dualview assets fetch", required=False))
+    for name, state in assets.items():
+        if state != "ready" and name not in (MODEL.name, DATA.name):
+            what = f"a larger model, with --model {name}"
+            missing.append(Missing(name, what, f"dualview assets fetch {name}", required=False))
     found = Diagnosis(
         versions=versions(),
         device=_device(),

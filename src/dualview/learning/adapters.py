@@ -1,49 +1,27 @@
-"""LoRA adapters in PEFT's files: reading and applying them, without PEFT (`adapter_writing` writes them).
+"""LoRA adapters: low-rank changes of linear maps (`adapter_reading` and `adapter_writing` are for PEFT's files).
 
 An adapter changes linear maps by ΔW = (α/r) B A, and what it adds to a map's output is (α/r) B (A x): a forward hook on
-the map, whatever it makes (fused q, k and v included), and no base weight is written. PEFT is not imported: its two
-files say everything, reading them needs no unpickling, and a run does not depend on its version.
+the map, whatever it makes (fused q, k and v included), and no base weight is written. An embedding is a linear map too:
+A x is the column of A that belongs to the token. Parameters that were trained as a whole (biases, `modules_to_save`)
+take the place of the model's own during a pass.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from dualview.anatomy.hooks import hooked
-from dualview.anatomy.layers import Projection
-from dualview.io.errors import UserError
-from dualview.models.language_model import LanguageModel
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-_UNSUPPORTED = {
-    "use_dora": "DoRA",
-    "use_qalora": "QALoRA",
-    "use_bdlora": "BD-LoRA",
-    "layer_replication": "replicated layers",
-    "alora_invocation_tokens": "activated LoRA",
-    "arrow_config": "Arrow routing",
-    "kasa_config": "KaSA",
-    "monteclora_config": "MonteCLoRA",
-    "target_parameters": "changes of parameters that are not linear maps",
-    "trainable_token_indices": "trained tokens",
-    "modules_to_save": "modules replaced as a whole",
-}
-"""Fields of a configuration that make an adapter something else than B A, and what they are."""
-_PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal", None)
-"""How B and A were drawn; the other ways (PiSSA, OLoRA, CorDA, LoftQ …) also change the base weights."""
 
 
 @dataclass(frozen=True)
@@ -68,50 +46,95 @@ class LinearChange:
 
     def changed(self, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """The map's output with the change; a forward hook."""
-        if self.rank:
-            output = output + ((inputs[0].to(self.a.dtype) @ self.a.T) @ self.b.T).to(output.dtype)
+        output = output + (self._seen(inputs[0]) @ self.b.T).to(output.dtype)
         return output if self.bias is None else output + self.bias.to(output.dtype)
+
+    def _seen(self, x: Tensor) -> Float[Tensor, "*token rank"]:
+        """A x; of tokens where the map is an embedding, scaled as some models scale theirs (Gemma)."""
+        if not isinstance(self.module, nn.Embedding):
+            return x.to(self.a.dtype) @ self.a.T
+        columns = nn.functional.embedding(x, self.a.T)
+        scale = getattr(self.module, "embed_scale", None)
+        return columns if scale is None else columns * scale
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A parameter of one module that was trained as a whole; where weights are tied, the other module keeps its own."""
+
+    name: str
+    module: nn.Module
+    part: Literal["weight", "bias"]
+    own: nn.Parameter
+    value: Tensor
+
+    @property
+    def delta(self) -> Tensor:
+        return self.value - self.own.detach()
+
+    def changed_by(self, delta: Tensor) -> Replacement:
+        return replace(self, value=self.own.detach() + delta)
+
+    def put(self, value: Tensor) -> None:
+        # Into the table of parameters itself: a module would refuse a tensor that is not an nn.Parameter.
+        self.module._parameters[self.part] = value  # pyright: ignore
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """Low-rank changes of linear maps, active within `applied()`, like any patch."""
+    """Low-rank changes of linear maps and whole parameters, active within `applied()`, like any patch."""
 
     changes: tuple[LinearChange, ...]
+    replaced: tuple[Replacement, ...] = ()
 
     rows = 1
 
     @contextmanager
     def applied(self) -> Generator[None]:
-        with hooked(each.module.register_forward_hook(each.changed) for each in self.changes):
-            yield
+        try:
+            for each in self.replaced:
+                each.put(each.value)
+            with hooked(each.module.register_forward_hook(each.changed) for each in self.changes):
+                yield
+        finally:
+            for each in self.replaced:
+                each.put(each.own)
 
     def scaled(self, factor: float) -> Adapter:
-        return Adapter(
-            tuple(
-                replace(each, b=factor * each.b, bias=None if each.bias is None else factor * each.bias)
-                for each in self.changes
-            )
+        changes = (
+            replace(each, b=factor * each.b, bias=None if each.bias is None else factor * each.bias)
+            for each in self.changes
         )
+        return Adapter(tuple(changes), tuple(each.changed_by(factor * each.delta) for each in self.replaced))
 
     def in_random_directions(self, generator: torch.Generator) -> Adapter:
         """Other changes of the same maps, with the same ranks and singular values."""
 
         def drawn(change: LinearChange) -> LinearChange:
-            b, a = random_directions(change.b, change.a, generator) if change.rank else (change.b, change.a)
+            b, a = random_directions(change.b, change.a, generator)
             bias = None if change.bias is None else random_vector(change.bias, generator)
             return replace(change, a=a, b=b, bias=bias)
 
-        return Adapter(tuple(map(drawn, self.changes)))
+        def other(each: Replacement) -> Replacement:
+            delta = each.delta
+            if delta.dim() < 2:
+                return each.changed_by(random_vector(delta, generator))
+            b, a = random_directions(delta, torch.eye(delta.shape[1]).to(delta), generator)
+            return each.changed_by(b @ a)
+
+        return Adapter(tuple(map(drawn, self.changes)), tuple(map(other, self.replaced)))
 
     def summary(self) -> dict[str, Any]:
-        """What the result says of an adapter: its maps, ranks and size."""
-        own = math.hypot(*(each.norm for each in self.changes))
-        base = math.hypot(*(float(cast("Tensor", each.module.weight).double().norm()) for each in self.changes))
+        """What the result says of an adapter: its maps, the rank of the low-rank ones, and its size without biases."""
+        whole = [each for each in self.replaced if each.part == "weight"]
+        weights = {each.name: each.module.weight for each in (*self.changes, *whole)}
+        own = math.hypot(*(each.norm for each in self.changes), *(float(each.delta.double().norm()) for each in whole))
+        base = math.hypot(*(float(cast("Tensor", weight).double().norm()) for weight in weights.values()))
+        names = {each.name for each in (*self.changes, *self.replaced)}
         return {
-            "modules": len(self.changes),
-            "targets": sorted({each.name.rpartition(".")[2] for each in self.changes}),
-            "rank": max(each.rank for each in self.changes),
+            "modules": len(names),
+            "targets": sorted({name.rpartition(".")[2] for name in names}),
+            "rank": max((each.rank for each in self.changes), default=0),
             "norm": own,
             "relative_norm": own / base if base else None,
         }
@@ -135,160 +158,3 @@ def random_vector(x: Float[Tensor, " width"], generator: torch.Generator) -> Flo
     """A vector of the same length, in a random direction."""
     drawn = torch.randn(x.shape, generator=generator, dtype=torch.float64)
     return (drawn * (float(x.double().norm()) / float(drawn.norm()))).to(x)
-
-
-# --------------------------------------------------------------------------------------------------------- reading
-
-
-def adapter_names(folders: tuple[Path, ...]) -> dict[str, Path]:
-    """The name of each adapter's setting: `adapter`, or `adapter:FOLDER` where there are several."""
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise UserError("The same adapter is given twice; give every --adapter once.")
-    if len(folders) == 1:
-        return {"adapter": folders[0]}
-    found: dict[str, Path] = {}
-    for folder in folders:
-        # Names are parts of dotted keys and of tensors' names.
-        name = plain = f"adapter:{re.sub(r'[^A-Za-z0-9_-]+', '-', folder.resolve().name) or 'adapter'}"
-        number = 1
-        while name in found:
-            number += 1
-            name = f"{plain}-{number}"
-        found[name] = folder
-    return found
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """An adapter's configuration; what is not a plain LoRA is refused, without reading a weight."""
-    path = folder / CONFIG
-    if not path.is_file():
-        raise UserError(f"There is no LoRA adapter in {folder}: it has no {CONFIG}.")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); save the adapter again.") from None
-    if not isinstance(config, dict) or "peft_type" not in config:
-        raise UserError(f"{path} is not the configuration of a PEFT adapter.")
-    config = cast("dict[str, Any]", config)
-    if config["peft_type"] != "LORA":
-        raise UserError(f"The adapter {folder} is of the type {config['peft_type']}; dualview reads LoRA only.")
-    for field, what in _UNSUPPORTED.items():
-        if config.get(field):
-            raise UserError(f"The adapter {folder} uses {what} ({field}); dualview reads plain LoRA only.")
-    start = config.get("init_lora_weights", True)
-    if start not in _PLAIN_STARTS:
-        raise UserError(
-            f"The adapter {folder} was begun by {start}, which also changes the base weights; save it as plain LoRA "
-            "(PEFT: path_initial_model_for_weight_conversion)."
-        )
-    for rank in (config.get("r"), *(config.get("rank_pattern") or {}).values()):
-        if not isinstance(rank, int) or rank < 1:
-            raise UserError(f"The adapter {folder} has rank {rank}; a rank is a whole number of at least 1.")
-    if not (folder / WEIGHTS).is_file():
-        raise UserError(f"The adapter {folder} has no {WEIGHTS}; dualview reads safetensors only, never pickled files.")
-    return config
-
-
-def load_adapter(folder: Path, lm: LanguageModel) -> Adapter:
-    """A LoRA adapter of this model, ready to apply; one of another model is refused."""
-    config = read_config(folder)
-    _same_base(folder, config, lm)
-    tensors, metadata = _tensors(folder / WEIGHTS)
-    if metadata.get("dtype") == str(lm.dtype) and metadata.get("weights_hash") != lm.weights_hash:
-        raise UserError(f"The adapter {folder} was made for other weights than {lm.name} has here; make it again.")
-    parts: dict[str, dict[str, Tensor]] = {}
-    modules = dict(lm.model.named_modules())
-    for key, tensor in tensors.items():
-        if _is_base_weight(key, tensor, modules):
-            continue
-        match = re.fullmatch(r"(?:base_model\.model\.)?(.+?)\.(?:base_layer\.)?(lora_[AB]\.(?:weight|bias)|bias)", key)
-        if match is None:
-            raise UserError(f"The adapter {folder} holds {key}, which is not part of a plain LoRA of linear maps.")
-        parts.setdefault(match[1], {})[match[2]] = tensor
-    changes = [_change(folder, config, name, own, modules.get(name), lm) for name, own in parts.items()]
-    if not changes:
-        raise UserError(f"The adapter {folder} changes nothing: it holds no weights.")
-    return Adapter(tuple(changes))
-
-
-def _is_base_weight(key: str, tensor: Tensor, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether it is a weight of the model itself: PEFT saves embeddings whole next to their adapter."""
-    name = key.removeprefix(PREFIX).removesuffix(".weight").removesuffix(".base_layer")
-    own = getattr(modules.get(name), "weight", None) if key.endswith(".weight") else None
-    return (
-        isinstance(own, Tensor) and own.shape == tensor.shape and torch.equal(own.detach().cpu(), tensor.to(own.dtype))
-    )
-
-
-def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with cast("Any", safe_open(path, framework="pt")) as file:
-            tensors = {name: cast("Tensor", file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
-            return tensors, cast("dict[str, str]", file.metadata() or {})
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a readable safetensors file ({error}); save the adapter again.") from None
-
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-def _same_base(folder: Path, config: Mapping[str, Any], lm: LanguageModel) -> None:
-    """Refuse another model by name, where both names are hub ids (owners may differ: mirrors have the same weights)."""
-    given, own = str(config.get("base_model_name_or_path") or ""), lm.name.partition("@")[0]
-    if any(Path(name).exists() or not _HUB_ID.fullmatch(name) for name in (given, own)):
-        return
-    if given.rpartition("/")[2].lower() != own.rpartition("/")[2].lower():
-        raise UserError(
-            f"The adapter {folder} is of the model {given}, not of {own}; if these are the same weights, correct "
-            f"base_model_name_or_path in its {CONFIG}."
-        )
-
-
-def _change(
-    folder: Path,
-    config: Mapping[str, Any],
-    name: str,
-    parts: Mapping[str, Tensor],
-    module: nn.Module | None,
-    lm: LanguageModel,
-) -> LinearChange:
-    if module is None:
-        raise UserError(f"The adapter {folder} is of another model: {lm.name} has no module {name}.")
-    kept = torch.promote_types(lm.dtype, torch.float32)
-    own = getattr(module, "weight", None)
-    device = own.device if isinstance(own, Tensor) else lm.device
-    given = {part: tensor.to(device=device, dtype=kept) for part, tensor in parts.items()}
-    if any(not torch.isfinite(tensor).all() for tensor in given.values()):
-        raise UserError(f"The adapter {folder} holds numbers that are not finite, in {name}; train it again.")
-    bias, base = given.get("bias"), getattr(module, "bias", None)
-    if bias is not None:
-        if not isinstance(base, Tensor) or base.shape != bias.shape:
-            raise UserError(f"The adapter {folder} is of another model: the bias of {name} has another shape.")
-        bias = bias - base.detach().to(bias)
-    if "lora_A.weight" not in given and "lora_B.weight" not in given and bias is not None:  # a bias alone
-        none = bias.new_zeros
-        return LinearChange(name, module, none(0, 0), none(len(bias), 0), bias)
-    if not isinstance(module, nn.Linear | Conv1D):
-        raise UserError(f"The adapter {folder} changes {name}, which is no linear map ({type(module).__name__}).")
-    shape = (Projection(name, module, None).d_out, Projection(name, module, None).d_in)
-    a, b = given.get("lora_A.weight"), given.get("lora_B.weight")
-    if a is None or b is None:
-        raise UserError(f"The adapter {folder} lacks one of the two factors of {name}; save it again.")
-    if (b.shape[0], a.shape[1]) != shape or a.shape[0] != b.shape[1]:
-        found = f"{tuple(b.shape)} · {tuple(a.shape)}"
-        raise UserError(f"The adapter {folder} is of another model: {name} has shape {shape}, its change {found}.")
-    if a.shape[0] == 0:
-        raise UserError(f"The adapter {folder} has rank 0 in {name}; a rank is at least 1.")
-    alpha = _of_pattern(config.get("alpha_pattern"), name, config.get("lora_alpha", 8))
-    scale = alpha / (math.sqrt(a.shape[0]) if config.get("use_rslora") else a.shape[0])
-    if (added := given.get("lora_B.bias")) is not None:
-        bias = scale * added if bias is None else bias + scale * added
-    return LinearChange(name, module, a, scale * b, bias)
-
-
-def _of_pattern(pattern: Mapping[str, float] | None, name: str, otherwise: float) -> float:
-    """A value that some modules have of their own: patterns match the end of a module's name."""
-    matching = (value for key, value in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", name))
-    return next(matching, otherwise)

@@ -208,7 +208,7 @@ def how_tuned(result: Result) -> str:
 def adapter_line(about: AdapterPart) -> str:
     """Where an adapter is from, what it changes and by how much."""
     size = "" if about.relative_norm is None else f", {about.relative_norm:.2g} of the size of their weights"
-    return f"{about.path}: rank {about.rank} on {about.modules} linear maps ({', '.join(about.targets)}){size}"
+    return f"{about.path}: rank {about.rank} on {about.modules} modules ({', '.join(about.targets)}){size}"
 
 
 def run_lines(result: Result) -> list[str]:

@@ -12,7 +12,6 @@ from dualview.analyses.certificate.certificate import Certificate
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
 from dualview.io.assets import AssetStatus
-from dualview.io.doctor import Diagnosis
 from dualview.io.gguf.cache import Conversion
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.report import tables
@@ -121,24 +120,6 @@ def asset_table(statuses: Sequence[AssetStatus]) -> Table:
         state = status.state if status.problem is None else f"{status.state}: {status.problem}"
         size = f"{status.size / 1e6:.0f} MB"
         table.add_row(status.title, status.source, status.licence, size, state, str(status.path))
-    return table
-
-
-def doctor_table(found: Diagnosis) -> Table:
-    table = _columns("what", "found")
-    table.add_row("versions", ", ".join(f"{name} {number}" for name, number in found.versions.items()))
-    device = found.device
-    gpus = ", ".join(device["gpus"]) or "no GPU"
-    table.add_row("device", f"{device['auto']} ({gpus}; {device['cpu']}, {device['cores']} cores)")
-    cache = found.cache
-    state = ", ".join(f"{name} {state}" for name, state in cache["assets"].items())
-    writable = "" if cache["writable"] else "NOT WRITABLE, "
-    table.add_row("cache", f"{cache['folder']} ({writable}{cache['free_bytes'] / 1e9:.0f} GB free; {state})")
-    for what, works in found.offline.items():
-        table.add_row("works offline" if works else "needs a network", what)
-    for each in found.missing:
-        what = "MISSING" if each.required else "not installed"
-        table.add_row(what, f"{each.what}, for {each.needed_for}: {each.command}")
     return table
 
 

@@ -168,11 +168,16 @@ def tables_of(cell: KeyedResult) -> dict[TableName, ArrowTable]:
     }
 
 
+def _plain(value: Any) -> Any:
+    """A value of an option as a column holds it: paths are text."""
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
 def _cell(cell: KeyedResult) -> dict[str, Any]:
     content, options = cell.content, cell.options
     row: dict[str, Any] = {"asked": cell.asked, "code": cell.code}
     for name, value in vars(options).items():
-        row[name] = value if value is None or isinstance(value, bool | int | float | tuple) else str(value)
+        row[name] = [_plain(each) for each in value] if isinstance(value, tuple) else _plain(value)
     about = content["provenance"]
     row |= {
         "task": content["task"]["name"],

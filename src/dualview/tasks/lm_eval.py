@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 from dualview.io.errors import UserError, first_line
 
 PREFIX = "lm-eval:"
-_KEYS = ("output_type", "doc_to_text", "dataset_path")
+_KEYS = ("output_type", "doc_to_text", "dataset_path", "task", "include", "group")
+FUNCTION = "!function"
+"""The tag of their YAML files that names a Python function."""
 
 
 def is_theirs(document: Mapping[str, object]) -> bool:
@@ -28,7 +31,7 @@ def describe(name: str) -> dict[str, Any]:
     """The fields of the dualview task that asks what `name`, with its prefix, asks.
 
     Demonstrations are drawn from their few-shot documents and queries from those they evaluate. Their validation split
-    is for selection where it is neither of the two.
+    is for selection where it is neither of the two. Where their sampler is `first_n`, seed 1 shows what it shows.
     """
     task = _load(name)
     config, few = task.config, task.fewshot_cfg
@@ -36,7 +39,7 @@ def describe(name: str) -> dict[str, Any]:
     answers = config.doc_to_choice
     listed = list(answers.values()) if isinstance(answers, dict) else answers
     return {
-        "name": f"lm-eval.{task.task_name}",
+        "name": f"lm-eval.{re.sub(r'[^A-Za-z0-9._-]+', '-', task.task_name)}",
         "template": "{text}",
         **({"labels": listed} if isinstance(listed, list) else {"choices": "choices"}),
         "separator": few.fewshot_delimiter,
@@ -44,6 +47,7 @@ def describe(name: str) -> dict[str, Any]:
         "description": config.description or "",
         "tokens": "running",
         "scores": "sum",
+        "first_n": few.sampler == "first_n",
         "train": f"{name}:demonstrations",
         "validation": f"{name}:queries",
         "selection": f"{name}:selection" if selection else None,
@@ -54,13 +58,32 @@ def read_documents(source: str) -> Iterator[dict[str, Any]]:
     """The documents of `lm-eval:NAME:split` as rows: their text, their choices, and the index of the right one."""
     name, _, split = source.rpartition(":")
     task = _load(name)
-    few = task.fewshot_cfg if split == "demonstrations" else None
     documents: dict[str, Any] = {
         "demonstrations": task.fewshot_docs,
         "queries": lambda: task.eval_docs,
         "selection": task.validation_docs,
     }
-    for number, document in enumerate(documents[split](), start=1):
+    yield from _rows(source, name, task, split, documents[split]())
+
+
+def convert_documents(source: str, place: Path, documents: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Documents of a file as rows of `source`: processed and asked as the harness's own."""
+    name, _, split = source.rpartition(":")
+    task = _load(name)
+    process = (task.fewshot_cfg if split == "demonstrations" else task.config).process_docs
+    try:
+        table: Any = importlib.import_module("datasets").Dataset.from_list(list(documents))
+        ready = table if process is None else process(table)
+    except Exception as error:  # whatever their functions raise
+        raise UserError(
+            f"{place} does not hold documents of {name} ({first_line(error)}); give rows with the fields of its data."
+        ) from error
+    yield from _rows(str(place), name, task, split, ready)
+
+
+def _rows(source: str, name: str, task: Any, split: str, documents: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    few = task.fewshot_cfg if split == "demonstrations" else None
+    for number, document in enumerate(documents, start=1):
         try:
             text = task.doc_to_text(document, few and few.doc_to_text)
             choices = list(task.doc_to_choice(document, few and few.doc_to_choice))
@@ -74,10 +97,10 @@ def read_documents(source: str) -> Iterator[dict[str, Any]]:
             raise _refused(name, "puts the choices into the question (doc_to_text is an index)")
         if isinstance(target, str) and target in choices:
             target = choices.index(target)
-        if isinstance(target, bool) or not isinstance(target, int):
+        if not isinstance(target, int):  # a bool is an index to the harness too
             what = "has several right answers" if isinstance(target, list) else "has an answer that is not a choice"
             raise _refused(name, f"{what} (doc_to_target of row {number})")
-        yield {"text": text, "choices": choices, "label": target}
+        yield {"text": text, "choices": choices, "label": int(target)}
 
 
 def _load(name: str) -> Any:
@@ -142,7 +165,8 @@ def _must_be_single(name: str, document: Mapping[str, Any]) -> None:
 
 def _must_be_askable(name: str, task: Any) -> None:
     config, few = task.config, task.fewshot_cfg
-    if few.target_delimiter != config.target_delimiter or few.gen_prefix is not None:
+    listed = isinstance(config.doc_to_choice, list | dict) and few.doc_to_choice not in (None, config.doc_to_choice)
+    if few.target_delimiter != config.target_delimiter or few.gen_prefix is not None or listed:
         raise _refused(name, "asks its demonstrations in another way than its queries (fewshot_config)")
     if "{" in (config.description or ""):
         raise _refused(name, "has a description that changes from document to document")

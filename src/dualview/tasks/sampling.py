@@ -6,8 +6,9 @@ from pathlib import Path
 
 from dualview.io.errors import UserError
 from dualview.tasks.rows import Row
-from dualview.tasks.task import Task, shuffled
+from dualview.tasks.task import SplitName, Task, shuffled
 
+FIRST_SEED = 1
 QUERY_SEED = 1
 """The order of the queries does not depend on the seed, so every seed is scored on the same queries."""
 
@@ -16,7 +17,7 @@ def sample_demos(task: Task, seed: int, shots: int) -> list[Row]:
     """`shots` rows of the task's train split, drawn without replacement.
 
     They depend only on the task's name and rows, the seed and the number of shots. The draw is the start of a shuffle
-    keyed by all three, so 16 shots are not the first half of 32.
+    keyed by all three, so 16 shots are not the first half of 32. Seed 1 of a task with `first_n` takes its first rows.
     """
     if shots < 1:
         raise UserError(f"--shots is {shots}; in-context learning and fine-tuning need at least one demonstration.")
@@ -27,6 +28,8 @@ def sample_demos(task: Task, seed: int, shots: int) -> list[Row]:
             f"--shots is {shots} but task {task.name} has {len(pool)} demonstration rows in {task.source('train')}"
             f"{held}; ask for fewer, add rows, or name the demonstrations with --demos."
         )
+    if task.first_n and seed == FIRST_SEED:
+        return pool[:shots]
     order = shuffled(len(pool), f"demos of {task.name}, seed {seed}, shots {shots}")
     return [pool[index] for index in order[:shots]]
 
@@ -45,6 +48,6 @@ def selection_rows(task: Task, n: int = 64) -> list[Row]:
     return task.rows("selection")[:n]
 
 
-def read_rows(task: Task, path: str | Path) -> list[Row]:
-    """Exactly the rows of a file (`--demos`, `--queries`), in its order, validated as the task's."""
-    return task.read(Path(path))
+def read_rows(task: Task, path: str | Path, split: SplitName = "validation") -> list[Row]:
+    """Exactly the rows of a file (`--queries`, or with train `--demos`), in its order, validated as the task's."""
+    return task.read(Path(path), split)

@@ -30,11 +30,11 @@ from dualview.io.json_files import Place, check_place, save_json
 from dualview.options import Labels
 from dualview.tasks import lm_eval
 from dualview.tasks.rows import Row, RowShape, parse_row
-from dualview.tasks.sources import read_file, read_source
+from dualview.tasks.sources import RawRow, read_file, read_source
 
 SplitName = Literal["train", "selection", "validation"]
 SPLITS: tuple[SplitName, ...] = ("train", "selection", "validation")
-HELD_OUT_SHARE, HELD_OUT_MOST = 4, 512
+HELD_OUT_SHARE, HELD_OUT_MOST, FEW_FIRST = 4, 512, 32
 _MISSING = object()
 
 ABSTRACT_WORDS = (
@@ -73,6 +73,8 @@ class Task(BaseModel):
     """How prompts become tokens: piece by piece (see `prompts`), or as running text, as lm-evaluation-harness does."""
     scores: Literal["mean", "sum"] = "mean"
     """Whether an answer's score is the mean or the sum of its tokens' log-probabilities."""
+    first_n: bool = False
+    """Seed 1 takes the first train rows, as the sampler of lm-evaluation-harness with this name; other seeds draw."""
     train: str
     validation: str
     selection: str | None = None
@@ -163,7 +165,7 @@ class Task(BaseModel):
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the fields that came later, where they have their default: stored cells keep their keys."""
-        later = {"delimiter": " ", "description": "", "tokens": "pieces", "scores": "mean"}
+        later = {"delimiter": " ", "description": "", "tokens": "pieces", "scores": "mean", "first_n": False}
         return {key: value for key, value in handler(self).items() if later.get(key, _MISSING) != value}
 
     @property
@@ -187,7 +189,8 @@ class Task(BaseModel):
 
         `train` is the pool demonstrations are drawn from. Without a selection source of its own, the task holds out a
         quarter of its train rows for selection, at most 512 (none of a single row): the first ones of a shuffle seeded
-        by the task's name, less those with a text that the pool has too, so the two never share a text.
+        by the task's name, less those with a text that the pool has too, so the two never share a text. Where seed 1
+        shows the first rows (`first_n`), the last ones are held out, and none of 32 or fewer.
         """
         if split == "validation":
             return list(self._read(cast(str, self.source("validation"))))
@@ -197,7 +200,7 @@ class Task(BaseModel):
         if not held_out:
             raise UserError(
                 f"Task {self.name} has no selection rows: {self.source('train')} has too few different rows to hold "
-                "some out; add train rows or name a selection source."
+                "some out; add train rows, name a selection source, or give --lr and --seed as numbers."
             )
         return list(held_out)
 
@@ -208,9 +211,14 @@ class Task(BaseModel):
         path = self._data / self.name / f"{split}.jsonl"
         return None if split == "selection" and not path.exists() else str(path.absolute())
 
-    def read(self, path: Path) -> list[Row]:
-        """The rows of any row file, validated as this task's."""
-        return [parse_row(raw, self._shape) for raw in read_file(path)]
+    def read(self, path: Path, split: SplitName = "validation") -> list[Row]:
+        """The rows of any row file, validated as this task's; of lm-evaluation-harness's tasks, its documents."""
+        raws = read_file(path)
+        source = self.source(split)
+        if source is not None and source.startswith(lm_eval.PREFIX):
+            made = lm_eval.convert_documents(source, path, (raw.values for raw in raws))
+            raws = [RawRow(f"{path}, row {number}", values) for number, values in enumerate(made, start=1)]
+        return [parse_row(raw, self._shape) for raw in raws]
 
     @property
     def _shape(self) -> RowShape:
@@ -244,8 +252,9 @@ class Task(BaseModel):
         selection = self.source("selection")
         if selection is not None:
             return rows, self._read(selection)
-        count = min(HELD_OUT_MOST, max(1, len(rows) // HELD_OUT_SHARE)) if len(rows) > 1 else 0
-        order = shuffled(len(rows), f"selection of {self.name}")
+        fewest = FEW_FIRST if self.first_n else 1  # a handful of rows in a fixed order is all for showing
+        count = min(HELD_OUT_MOST, max(1, len(rows) // HELD_OUT_SHARE)) if len(rows) > fewest else 0
+        order = shuffled(len(rows), f"selection of {self.name}") if not self.first_n else [*range(len(rows))][::-1]
         pool = [rows[index] for index in sorted(order[count:])]
         pool_texts = {self.render(row) for row in pool}
         return pool, [rows[index] for index in order[:count] if self.render(rows[index]) not in pool_texts]
@@ -325,15 +334,18 @@ def _library() -> dict[str, str]:
 
 
 def _parse(text: str, where: str) -> Task:
+    theirs = f"Task file {where} is in lm-evaluation-harness's format; name it as --task lm-eval:{where}."
     try:
         document: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
+        if lm_eval.FUNCTION in reason:
+            raise UserError(theirs) from error
         raise UserError(f"Task file {where} is not valid YAML ({reason}); correct it.") from error
     if not isinstance(document, dict):
         raise UserError(f"Task file {where} is not a mapping; write name, template, labels, train and validation.")
     if lm_eval.is_theirs(cast(dict[str, object], document)):
-        raise UserError(f"Task file {where} is in lm-evaluation-harness's format; name it as --task lm-eval:{where}.")
+        raise UserError(theirs)
     return _validated(document, where)
 
 

@@ -18,7 +18,8 @@ from dualview.comparison.controls.training import Scalable, TrainedControls, as_
 from dualview.comparison.prepare import Prepared
 from dualview.duality.on_model.shared_patch import load_patch
 from dualview.io.progress import Progress
-from dualview.learning.adapters import Adapter, adapter_names, load_adapter
+from dualview.learning.adapter_reading import adapter_names, load_adapter
+from dualview.learning.adapters import Adapter
 from dualview.metrics.floors.controls import base_name
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, ask

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from dualview.metrics.verdict import Verdict
     from dualview.records import Records
 
+Learner = tuple[str, str, TextTable | None]
+"""The title, the verdict's sentence and the numbers of what is judged in fine-tuning's place."""
+
 
 def result_html(result: Result) -> str:
     """One run: what was run, the verdict, every number with its controls, accuracy and SimAOU by layer."""
@@ -32,7 +35,19 @@ def result_html(result: Result) -> str:
     sentence = "No verdict: this run has no controls." if result.verdict is None else result.verdict.sentence
     figures = [accuracies(result), *([] if result.sim_aou.raw_per_layer is None else [sim_aou(result)])]
     line = "; ".join(run_lines(result))
-    return _render(run_title(result), line, sentence, metrics_table(result), figures, result.warnings)
+    return _render(
+        run_title(result), line, sentence, metrics_table(result), figures, result.warnings, _learners(result)
+    )
+
+
+def _learners(measured: Measured) -> list[Learner]:
+    """Patches and adapters: each with its own verdict and numbers."""
+    found: list[Learner] = []
+    for name, learner in measured.learners.items():
+        title = name.replace(":", " ", 1)
+        sentence = "no verdict, without controls." if learner.verdict is None else learner.verdict.sentence
+        found.append((title, sentence, metrics_table(learner, learner=title)))
+    return found
 
 
 def seeds_html(several: SeedsResult) -> str:
@@ -48,13 +63,17 @@ def seeds_html(several: SeedsResult) -> str:
     line = f"seeds {', '.join(map(str, several.seeds))}"
     title = run_title(several.results[0])
     over = "" if several.verdict is None else f"{several.verdict.sentence} "
-    return _render(title, line, f"{over}Verdicts of the draws: {verdicts or 'none'}.", seeds_table(several), figures)
+    learners = [(name.replace(":", " ", 1), verdict.sentence, None) for name, verdict in several.learners.items()]
+    sentence = f"{over}Verdicts of the draws: {verdicts or 'none'}."
+    return _render(title, line, sentence, seeds_table(several), figures, learners=learners)
 
 
 def measured_html(measured: Measured) -> str:
     """What `dualview.metrics` recomputed: the verdict and every number with its controls."""
     sentence = "No verdict: these records have no controls." if measured.verdict is None else measured.verdict.sentence
-    return _render("Metrics", "from records", sentence, metrics_table(measured), [], measured.warnings)
+    return _render(
+        "Metrics", "from records", sentence, metrics_table(measured), [], measured.warnings, _learners(measured)
+    )
 
 
 def verdict_html(verdict: Verdict | VerdictPart) -> str:
@@ -86,10 +105,13 @@ def _render(
     table: TextTable | None,
     figures: Sequence[Figure],
     warnings: Sequence[str] = (),
+    learners: Sequence[Learner] = (),
 ) -> str:
     images = [{"source": _svg(figure), "title": figure.get_suptitle()} for figure in figures]
     template = TEMPLATES.get_template("notebook.html")
-    return template.render(title=title, line=line, sentence=sentence, warnings=warnings, table=table, images=images)
+    return template.render(
+        title=title, line=line, sentence=sentence, warnings=warnings, table=table, images=images, learners=learners
+    )
 
 
 def _svg(figure: Figure) -> str:
