@@ -34,14 +34,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from dualview.metrics._scipy import normal_quantile
 from dualview.metrics.arrays import NUMPY, Backend, as_type, library, put_like, to_numpy
 from dualview.metrics.cosine import Form, defined_mean, long_enough, ratio
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.null_rotations import BlockChunk, Rotations, UpdateSources, block_chunks
 from dualview.metrics.null_updates import BlockProducts, Compared, gaussian, random_directions
 from dualview.metrics.sim_aou import noise_floor
-from dualview.metrics.statistics import generator
+from dualview.metrics.statistics import found_at, generator
 from dualview.records import Records
 
 OUTPUT_BLOCK = 64
@@ -99,7 +98,7 @@ class RecordFloors:
         """The smallest similarity beyond its floors that is found at p < .01 with a probability of 80 %."""
         spreads = [test.spread for test in self.tests.values() if test.p is not None]
         spreads += [] if self.rotated is None else [self.rotated.specific]
-        return (normal_quantile(0.99) + normal_quantile(0.8)) * max(spreads) if spreads else None
+        return found_at(0.01) * max(spreads) if spreads else None
 
 
 def output_blocks(n_queries: int, seed: int) -> list[Int[np.ndarray, " _member"]]:
