@@ -12,6 +12,8 @@ History:
    at the size of fine-tuning's update.
 3. The rotations remove the span of the heads' own outputs, and the floor `head_span` replaces `zsl_direction`. Full
    controls have the ceiling `ft_distilled`.
+4. Agreement is also tested by the queries' signs and beyond their lengths, and levels have the p-values over queries
+   that a verdict over draws needs.
 """
 
-NUMERICS_VERSION = 3
+NUMERICS_VERSION = 4

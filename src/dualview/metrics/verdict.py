@@ -159,7 +159,8 @@ def judge_one(given: Records, options: ControlOptions, limit: float, tables: Rec
     if given.columns is not None and agreed.value is not None:
         beyond = agreement(given.gold, *scores, length=given.columns, seed=seed, draws=draws)
         if beyond.value is not None:
-            floors["length"] = FloorResult(agreed.value - beyond.value, max(beyond.tests.values()))
+            owed = agreed.value - beyond.value
+            floors["length"] = FloorResult(owed if owed >= 0.001 else 0.0, max(beyond.tests.values()))
     metrics = {
         **compute_controls(given, options, tables),
         "agreement": MetricControls(
