@@ -186,6 +186,17 @@ def test_another_draw_reaches_a_value_as_often_as_p_says() -> None:
     assert another_draw_p(0.5, [0.1, 0.1]) == 0 and another_draw_p(0.1, [0.1, 0.1]) == 1
 
 
+def test_no_draw_reaches_a_similarity_of_one() -> None:
+    """However widely few draws differ: on the scale of the cosine itself this p is .047."""
+    for value in (0.99999, 1.0, 1.0 + 1e-15):
+        p = another_draw_p(value, [0.112, 0.325, -0.199])
+        assert p is not None and p < 0.01
+    small = another_draw_p(0.03, [0.01, 0.0, -0.01])
+    plain = 1 - stats.t.cdf(0.03 / (0.01 * (4 / 3) ** 0.5), 2)
+    assert small == pytest.approx(plain, rel=1e-2), "near 0 the scales are one"
+    assert another_draw_p(-1.0, [0.1, 0.2]) == pytest.approx(1, abs=0.01)
+
+
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 1.0])
 def test_p_of_the_same_queries_holds_however_the_runs_depend(correlation: float) -> None:
     rng = np.random.default_rng(3)

@@ -171,6 +171,24 @@ def test_identical_updates_are_supported_over_draws_as_well() -> None:
         assert found.overall == "supported", found.sentence
 
 
+def test_short_updates_about_a_large_mean_do_not_hide_identical_ones() -> None:
+    """What is beyond the mean is many times the update of a query that hardly moves, more so in one draw."""
+    draws: list[Records] = []
+    for seed, least in enumerate((0.3, 0.02, 0.003)):
+        known = planted(seed, predictions=1.0, representations=1.0, labels=1.0, n=60, common=0.0, layers=1)
+        z, base = known["zsl"].h, known["icl"].h
+        assert z is not None and base is not None
+        shift = base[0] - z[0]  # the mean update is such that the first query's own is next to nothing
+        settings = dict(known.settings)
+        for name in settings.keys() - {"zsl"}:
+            h = settings[name].h
+            settings[name] = replace(settings[name], h=h - (1 - least) * shift)
+        draws.append(Records(known.gold, settings))
+    each = [judge(one, draws=199).levels["representations"] for one in draws]
+    assert all(-1 <= level.floors[name] <= 1 for level in each for name in ("mean_direction", "rotated"))
+    assert judge(draws, draws=199).levels["representations"].outcome == "supported"
+
+
 def test_draws_that_differ_in_sign_support_nothing() -> None:
     mixed = [planted(seed, predictions=0.5, representations=0.4 if seed % 2 else -0.4) for seed in range(8)]
     assert judge(mixed, draws=499).levels["representations"].outcome == "not supported"

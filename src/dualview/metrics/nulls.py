@@ -52,7 +52,11 @@ _LEAST_ORDERS = 100
 
 @dataclass(frozen=True)
 class Floor:
-    """One floor, per query and layer, and the similarity's excess over it on the same footing."""
+    """One floor, per query and layer, and the similarity's excess over it on the same footing.
+
+    What is beyond the mean update may be many times a query's own update, if that is short: its test weighs it as it
+    is, the floor takes it for no more than a similarity can be.
+    """
 
     per_query: Float[np.ndarray, "query layer"]
     excess: Float[np.ndarray, "query layer"]
@@ -304,7 +308,7 @@ def _finish(
     floors: dict[str, Floor] = {
         "gaussian": Floor(tables["gaussian"], value - tables["gaussian"]),
         "shuffled_query": Floor(others, value - others),
-        "mean_direction": Floor(value - specific, specific),
+        "mean_direction": Floor(value - specific.clip(-1.0, 1.0), specific),
         span: Floor(tables["shrinkage"], value - tables["shrinkage"]),
     }
     for own_floor in ("noise", "before"):
@@ -318,5 +322,5 @@ def _finish(
     if not whole > 0 or not rest > 0:
         return RecordFloors(value, floors, tests, None)
     left = tables["rest"]
-    floors["rotated"] = Floor(value - left, left)
+    floors["rotated"] = Floor(value - left.clip(-1.0, 1.0), left)
     return RecordFloors(value, floors, tests, Rotated(whole, rest))

@@ -240,14 +240,22 @@ def detectable_mean(values: Float[np.ndarray, " draw"], alpha: float, power: flo
 
 
 def another_draw_p(value: float, draws: Sequence[float]) -> float | None:
-    """P that another draw like these reaches `value`: Student's predictive distribution; None with fewer than two."""
+    """P that another similarity drawn like these reaches `value`; None with fewer than two.
+
+    Student's predictive distribution on Fisher's scale, artanh: on their own scale it would put draws beyond 1, and
+    few draws that differ widely would keep even a similarity of 1 from being told from them.
+    """
     n = len(draws)
     if n < 2:
         return None
-    mean, spread = float(np.mean(draws)), float(np.std(draws, ddof=1))
+    reached, *known = np.arctanh(np.clip([value, *draws], -_NEARLY_1, _NEARLY_1))
+    mean, spread = float(np.mean(known)), float(np.std(known, ddof=1))
     if spread <= 1e-12 * max(1.0, abs(mean)):
-        return 0.0 if value > mean else 1.0
-    return 1 - student_cdf((value - mean) / (spread * (1 + 1 / n) ** 0.5), n - 1)
+        return 0.0 if reached > mean else 1.0
+    return 1 - student_cdf((float(reached) - mean) / (spread * (1 + 1 / n) ** 0.5), n - 1)
+
+
+_NEARLY_1 = 1 - 1e-12
 
 
 def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | None:
