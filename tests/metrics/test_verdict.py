@@ -243,7 +243,7 @@ def test_agreement_by_length_alone_is_not_supported() -> None:
         known = planted(seed, length=1.0)
         level = judge(known, draws=499).levels["predictions"]
         assert (level.outcome, level.decided_by) == ("not supported", "length")
-        assert level.value is not None and level.value - level.floors["length"] < level.value
+        assert level.p is not None and level.p >= 0.01 and level.query_p == level.p
         unknown = judge(Records(known.gold, known.settings), draws=499).levels["predictions"]
         assert unknown.outcome == "supported", "lengths that are not recorded cannot be told"
     assert judge(planted(0, **ALL, length=1.0), draws=499).overall == "supported"

@@ -114,18 +114,21 @@ def _gain(records: Records, name: str, over: str, options: ControlOptions) -> tu
 
 
 def predictions_level(found: Agreement, floors: Mapping[str, FloorResult], alpha: float) -> Level:
-    """Agreement above 0 by permutations of the queries and by their signs, also beyond what their lengths explain."""
+    """Agreement above 0 by permutations of the queries and by their signs, also beyond what their lengths explain.
+
+    The p-value is that of the permutations, unless only another test fails.
+    """
     if found.value is None:
         return Level("not testable", f"agreement is undefined: {found.reason}")
     above, below = {test: 1.0 if floor.p is None else floor.p for test, floor in floors.items()}, found.below
-    decided = max(above, key=lambda test: above[test])
+    decided = next((test for test, p in above.items() if p >= alpha), "permuted")
     outcome: Outcome = "supported" if above[decided] < alpha else "not supported"
     if max(below.values()) < alpha:
-        outcome, decided = "contradicted", max(below, key=lambda test: below[test])
+        outcome, decided = "contradicted", "permuted"
     relation = {
         "supported": "the same way",
         "contradicted": "against each other",
-        "not supported": "no more than by chance",
+        "not supported": "no more than " + ("their lengths explain" if decided == "length" else "by chance"),
     }
     p = (below if outcome == "contradicted" else above)[decided]
     clause = f"the same queries move {relation[outcome]}, agreement {found.value:.3f} ({p_clause(p)})"

@@ -159,8 +159,7 @@ def judge_one(given: Records, options: ControlOptions, limit: float, tables: Rec
     if given.columns is not None and agreed.value is not None:
         beyond = agreement(given.gold, *scores, length=given.columns, seed=seed, draws=draws)
         if beyond.value is not None:
-            owed = agreed.value - beyond.value
-            floors["length"] = FloorResult(owed if owed >= 0.001 else 0.0, max(beyond.tests.values()))
+            floors["length"] = FloorResult(0.0, max(beyond.tests.values()))
     metrics = {
         **compute_controls(given, options, tables),
         "agreement": MetricControls(
@@ -252,10 +251,10 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
         own = np.array([each.floors[floor] for each in usable])
         gaps[floor] = own if name == "learning" else values - own  # learning's floors are the gains themselves
     tested = {floor: _above_zero_p(gap, usable) for floor, gap in gaps.items()}
-    shared_p = same_queries_p([each.query_p for each in usable if each.query_p is not None])
-    if shared_p is not None:
-        tested[QUERIES] = shared_p
     worst = max(tested, key=lambda floor: tested[floor])
+    shared_p = same_queries_p([each.query_p for each in usable if each.query_p is not None])
+    if shared_p is not None and tested[worst] < alpha <= shared_p:
+        worst, tested[QUERIES] = QUERIES, shared_p
     mean, interval = float(values.mean()), draw_interval([each.value for each in usable])
     floors = {floor: float(np.mean([each.floors[floor] for each in usable])) for floor in gaps}
     outcome: Outcome = "supported" if tested[worst] < alpha else "not supported"
@@ -271,7 +270,7 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
 
 
 QUERIES = "queries"
-"""What decides over draws where the chance that they share does, not a floor."""
+"""What decides over draws where every floor is exceeded, but no more than chance in their common queries explains."""
 
 
 def _detectable(gap: np.ndarray, draws: Sequence[Level], alpha: float) -> float | None:
