@@ -13,7 +13,7 @@ import dualview
 from dualview.analyses.certificate.calibration import Sizes, calibrate
 from dualview.analyses.certificate.certificate import Certificate, NullFamily, Positive, Power
 from dualview.analyses.certificate.mixtures import dosed, main_settings, reassigned, rotations, within_classes
-from dualview.analyses.certificate.plants import INDEPENDENT, planted
+from dualview.analyses.certificate.plants import INDEPENDENT, planted, same_queries
 from dualview.io.errors import UserError
 from dualview.metrics.statistics import clopper_pearson_upper
 from dualview.metrics.verdict import judge
@@ -78,6 +78,15 @@ def test_reassigned_queries_have_another_one_s_update() -> None:
     assert found["icl"] is records["icl"]
 
 
+def test_draws_of_the_same_queries_share_what_is_kept() -> None:
+    for kept, least, most in ((1.0, 0.999, 1.001), (0.8, 0.75, 0.85), (0.0, -0.1, 0.1)):
+        one, two = same_queries(3, 2, kept=kept, n=200)
+        assert (one.gold == two.gold).all() and (one["zsl"].h == two["zsl"].h).all()
+        updates = [each["icl"].h - each["zsl"].h for each in (one, two)]
+        assert least < cosines(*updates).mean() < most
+        assert judge(one, draws=99).levels["learning"].outcome == "supported"
+
+
 def test_only_what_decides_is_kept() -> None:
     found = main_settings(planted(0, maps=True), 30)
     assert set(found.settings) == {"zsl", "icl", "ft", "icl_flipped_labels", "ft_flipped_labels"}
@@ -136,6 +145,7 @@ def test_a_small_certificate(small: Certificate) -> None:
         "dose 0",
         "planted: shared features",
         "planted, over draws",
+        "planted, over draws of the same queries",
     }
     assert [p.overall for p in small.positives] == ["supported", "supported"]
     assert (small.positives[0].values["representations"] or 0) > 0.99

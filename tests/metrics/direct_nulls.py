@@ -378,7 +378,7 @@ def _finish(
     floors: dict[str, Floor] = {
         "gaussian": Floor(into.tables["gaussian"], value - into.tables["gaussian"]),
         "shuffled_query": Floor(others, value - others),
-        "mean_direction": Floor(value - specific, specific),
+        "mean_direction": Floor(value - specific.clip(-1.0, 1.0), specific),
         span: Floor(into.tables["shrinkage"], value - into.tables["shrinkage"]),
     }
     for own_floor in ("noise", "before"):
@@ -392,5 +392,5 @@ def _finish(
     if not whole > 0 or not rest > 0:
         return RecordFloors(value, floors, tests, None)
     left = into.tables["rest"]
-    floors["rotated"] = Floor(value - left, left)
+    floors["rotated"] = Floor(value - left.clip(-1.0, 1.0), left)
     return RecordFloors(value, floors, tests, Rotated(whole, rest))

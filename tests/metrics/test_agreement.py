@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,15 +32,16 @@ def planted(n: int, k: int, seed: int, shared: float) -> tuple[np.ndarray, ...]:
     return gold, log_softmax(zsl), log_softmax(icl), log_softmax(ft)
 
 
-def slow(gold: np.ndarray, zsl: np.ndarray, icl: np.ndarray, ft: np.ndarray) -> float:
+def residuals(gold: np.ndarray, zsl: np.ndarray, side: np.ndarray, more: Sequence[np.ndarray] = ()) -> np.ndarray:
     """The equation with one regression for each candidate, by numpy's least squares."""
     base = zsl - zsl.mean(1, keepdims=True)
-    design = np.column_stack([(gold == label).astype(float) for label in np.unique(gold)] + [base])
-    rest = []
-    for side in (icl, ft):
-        change = side - side.mean(1, keepdims=True) - base
-        columns = [c - design @ np.linalg.lstsq(design, c, rcond=None)[0] for c in change.T]
-        rest.append(np.stack(columns, 1))
+    design = np.column_stack([(gold == label).astype(float) for label in np.unique(gold)] + [base, *more])
+    change = side - side.mean(1, keepdims=True) - base
+    return np.stack([c - design @ np.linalg.lstsq(design, c, rcond=None)[0] for c in change.T], 1)
+
+
+def slow(gold: np.ndarray, zsl: np.ndarray, icl: np.ndarray, ft: np.ndarray) -> float:
+    rest = [residuals(gold, zsl, side) for side in (icl, ft)]
     return float((rest[0] * rest[1]).sum() / np.sqrt((rest[0] ** 2).sum() * (rest[1] ** 2).sum()))
 
 
@@ -59,6 +62,40 @@ def test_unrelated_changes_pass_as_often_as_p_says() -> None:
     """Shared shift, class effect and shrinking of zero-shot: none of them is agreement."""
     ps = np.array([agreement(*planted(48, 2, 100 + seed, 0.0), draws=199).p for seed in range(200)])
     assert (ps < 0.05).mean() < 0.1 and 0.4 < ps.mean() < 0.6
+
+
+def test_queries_that_move_far_in_both_settings_are_no_agreement() -> None:
+    """Unequally far, so that permutations of the queries say yes too often; their signs do not."""
+    by_test: dict[str, list[float]] = {"permuted": [], "signs": []}
+    for seed in range(150):
+        rng = RNG(seed)
+        gold, zsl = np.arange(60) % 2, rng.normal(size=(60, 2))
+        far = np.exp(rng.normal(size=(60, 1)))
+        icl, ft = (zsl + far * rng.normal(size=(60, 2)) for _ in range(2))
+        for test, p in agreement(gold, zsl, icl, ft, draws=199).tests.items():
+            by_test[test].append(p)
+    rates = {test: float(np.mean(np.array(ps) < 0.05)) for test, ps in by_test.items()}
+    assert rates["signs"] < 0.1 and rates["permuted"] > 0.15
+
+
+def test_signs_against_all_of_them() -> None:
+    gold, zsl, icl, ft = planted(12, 2, 4, 0.3)
+    found = agreement(gold, zsl, icl, ft, draws=4999)
+    products = (residuals(gold, zsl, icl) * residuals(gold, zsl, ft)).sum(1)
+    all_signs = np.array(np.meshgrid(*[[-1, 1]] * 12)).reshape(12, -1).T
+    exact = (all_signs @ products >= products.sum() - 1e-12).mean()
+    assert found.signs_p == pytest.approx(exact, abs=4 * (exact * (1 - exact) / 4999) ** 0.5 + 1 / 5000)
+
+
+def test_beyond_the_lengths_against_a_slow_one() -> None:
+    given, rng = planted(70, 3, 2, 0.4), RNG(0)
+    length = rng.integers(5, 40, size=70)
+    slopes = [(given[0] == label) * length for label in range(3)]
+    sides = [residuals(*given[:2], side, slopes) for side in given[2:]]
+    slow_one = (sides[0] * sides[1]).sum() / np.sqrt((sides[0] ** 2).sum() * (sides[1] ** 2).sum())
+    assert agreement(*given, length=length).value == pytest.approx(slow_one, abs=1e-9)
+    assert agreement(*given, length=np.full(70, 9)).value == pytest.approx(agreement(*given).value)
+    assert agreement(*planted(8, 3, 2, 0.4), length=np.arange(8)).value is None, "more slopes than queries"
 
 
 def test_identical_changes_agree_at_any_accuracy() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from dualview.metrics._scipy import normal_cdf
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.statistics import (
     above_zero_p,
@@ -21,6 +22,7 @@ from dualview.metrics.statistics import (
     holm,
     paired_interval,
     query_interval,
+    same_queries_p,
     sign_flip_p,
     wilson_interval,
 )
@@ -182,6 +184,35 @@ def test_another_draw_reaches_a_value_as_often_as_p_says() -> None:
     assert 0.035 < below / 2000 < 0.065
     assert another_draw_p(0.5, [0.1]) is None
     assert another_draw_p(0.5, [0.1, 0.1]) == 0 and another_draw_p(0.1, [0.1, 0.1]) == 1
+
+
+def test_no_draw_reaches_a_similarity_of_one() -> None:
+    """However widely few draws differ: on the scale of the cosine itself this p is .047."""
+    for value in (0.99999, 1.0, 1.0 + 1e-15):
+        p = another_draw_p(value, [0.112, 0.325, -0.199])
+        assert p is not None and p < 0.01
+    small = another_draw_p(0.03, [0.01, 0.0, -0.01])
+    plain = 1 - stats.t.cdf(0.03 / (0.01 * (4 / 3) ** 0.5), 2)
+    assert small == pytest.approx(plain, rel=1e-2), "near 0 the scales are one"
+    assert another_draw_p(-1.0, [0.1, 0.2]) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 1.0])
+def test_p_of_the_same_queries_holds_however_the_runs_depend(correlation: float) -> None:
+    rng = np.random.default_rng(3)
+    scores = correlation**0.5 * rng.normal(size=(4000, 1)) + (1 - correlation) ** 0.5 * rng.normal(size=(4000, 5))
+    ps = [same_queries_p([normal_cdf(-score) for score in row]) for row in scores]
+    rate = np.mean([p is not None and p < 0.05 for p in ps])
+    assert rate < 0.06 and (correlation < 1 or rate > 0.04)
+
+
+def test_p_of_the_same_queries_known_answers() -> None:
+    assert same_queries_p([]) is None
+    assert same_queries_p([0.03]) == pytest.approx(0.03) == same_queries_p([0.03] * 4)
+    assert same_queries_p([0.2, 0.8]) == pytest.approx(0.5)
+    for ends in ([0.0, 1.0], [0.0], [1.0]):
+        found = same_queries_p(ends)
+        assert found is not None and 0 <= found <= 1
 
 
 def test_what_a_mean_over_draws_could_have_shown() -> None:

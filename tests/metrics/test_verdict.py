@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dualview.analyses.certificate.plants import INDEPENDENT, planted
+from dualview.analyses.certificate.plants import INDEPENDENT, planted, same_queries
 from dualview.io.errors import UserError
-from dualview.metrics.verdict import LEVELS, Verdict, judge
+from dualview.metrics.verdict import LEVELS, Verdict, judge, over_draws
 from dualview.records import Records, Setting
 
 ALL = {"predictions": 0.7, "representations": 0.6, "labels": 0.6}
@@ -171,6 +171,24 @@ def test_identical_updates_are_supported_over_draws_as_well() -> None:
         assert found.overall == "supported", found.sentence
 
 
+def test_short_updates_about_a_large_mean_do_not_hide_identical_ones() -> None:
+    """What is beyond the mean is many times the update of a query that hardly moves, more so in one draw."""
+    draws: list[Records] = []
+    for seed, least in enumerate((0.3, 0.02, 0.003)):
+        known = planted(seed, predictions=1.0, representations=1.0, labels=1.0, n=60, common=0.0, layers=1)
+        z, base = known["zsl"].h, known["icl"].h
+        assert z is not None and base is not None
+        shift = base[0] - z[0]  # the mean update is such that the first query's own is next to nothing
+        settings = dict(known.settings)
+        for name in settings.keys() - {"zsl"}:
+            h = settings[name].h
+            settings[name] = replace(settings[name], h=h - (1 - least) * shift)
+        draws.append(Records(known.gold, settings))
+    each = [judge(one, draws=199).levels["representations"] for one in draws]
+    assert all(-1 <= level.floors[name] <= 1 for level in each for name in ("mean_direction", "rotated"))
+    assert judge(draws, draws=199).levels["representations"].outcome == "supported"
+
+
 def test_draws_that_differ_in_sign_support_nothing() -> None:
     mixed = [planted(seed, predictions=0.5, representations=0.4 if seed % 2 else -0.4) for seed in range(8)]
     assert judge(mixed, draws=499).levels["representations"].outcome == "not supported"
@@ -182,6 +200,53 @@ def test_over_draws_unrelated_ones_are_rarely_supported() -> None:
         found = judge([planted(1000 + start + i, features=2, n=60) for i in range(4)], draws=199)
         supported += found.overall == "supported"
     assert supported == 0
+
+
+def test_what_chance_gives_the_same_queries_in_every_draw_is_not_supported() -> None:
+    """The draws agree with one another, since the model moves each query its own way; the queries still are a sample.
+
+    Their own chance lets a level say yes in up to one case of twenty; the draws alone would in one of three.
+    """
+    found = [judge(same_queries(seed, 4, kept=0.95, n=60, layers=2), draws=199) for seed in range(12)]
+    said = Counter(
+        each.levels[level].outcome for each in found for level in ("predictions", "representations", "labels")
+    )
+    assert said["supported"] + said["contradicted"] <= 6 and said.total() == 36
+    assert not any(each.overall == "supported" for each in found)
+    decided = [
+        each.levels["representations"] for each in found if each.levels["representations"].decided_by == "queries"
+    ]
+    assert decided and all("chance in these queries" in level.clause for level in decided)
+
+
+def test_similar_updates_of_the_same_queries_are_supported() -> None:
+    for seed in range(3):
+        found = judge(same_queries(seed, 3, kept=0.9, **ALL), draws=199)
+        assert found.overall == "supported", found.sentence
+
+
+def test_nothing_learnt_is_not_testable_over_draws_of_the_same_queries() -> None:
+    found = [judge(same_queries(seed, 3, kept=0.95, able=False, n=60, layers=1), draws=99) for seed in range(8)]
+    assert {each.overall for each in found} == {"not testable"}
+
+
+def test_results_without_p_values_over_queries_are_judged_by_their_draws() -> None:
+    """As results of the second edition's first versions are."""
+    draws = [judge(planted(seed, **ALL), draws=199).levels for seed in range(3)]
+    older = [{name: replace(level, query_p=None, below_p=None) for name, level in each.items()} for each in draws]
+    assert over_draws(older).overall == "supported"
+
+
+def test_agreement_by_length_alone_is_not_supported() -> None:
+    """Long queries move further in both settings: that is agreement, and none of it is beyond their length."""
+    for seed in range(5):
+        known = planted(seed, length=1.0)
+        level = judge(known, draws=499).levels["predictions"]
+        assert (level.outcome, level.decided_by) == ("not supported", "length")
+        assert level.p is not None and level.p >= 0.01 and level.query_p == level.p
+        unknown = judge(Records(known.gold, known.settings), draws=499).levels["predictions"]
+        assert unknown.outcome == "supported", "lengths that are not recorded cannot be told"
+    assert judge(planted(0, **ALL, length=1.0), draws=499).overall == "supported"
 
 
 @pytest.mark.parametrize("wrong", [{"draws": 0}, {"level": 2}, {"level": 0}, {"seed": -1}, {"alpha": 0}])

@@ -12,6 +12,9 @@ History:
    at the size of fine-tuning's update.
 3. The rotations remove the span of the heads' own outputs, and the floor `head_span` replaces `zsl_direction`. Full
    controls have the ceiling `ft_distilled`.
+4. Agreement is also tested by the queries' signs and beyond their lengths, and levels have the p-values over queries
+   that a verdict over draws needs. What a query has beyond the mean update is at most 1 in a floor, and controls with
+   several draws are read on Fisher's scale.
 """
 
-NUMERICS_VERSION = 3
+NUMERICS_VERSION = 4

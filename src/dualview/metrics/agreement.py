@@ -10,41 +10,62 @@ query's log-odds moved, and only at what sets a query apart within its class:
 The fit removes what two unrelated settings share: a shift towards one label, the class itself, and a shrinking or
 stretching of the zero-shot log-odds. The test permutes FT's residuals among the queries of a class (Freedman and Lane
 1983: residuals of the reduced model are what is exchangeable).
+
+Queries that move far in both settings (long ones, those that zero-shot is unsure of) are not exchangeable with the
+rest, and permutations then find agreement where there is none. A second test has only the queries' signs to go by:
+whether r_icl·r_ft is above 0, each query keeping how far it moves. The verdict asks for both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from dualview.metrics._scipy import normal_quantile
-from dualview.metrics.statistics import DRAWS, Interval, correlation_interval, generator
+from dualview.metrics.statistics import DRAWS, Interval, correlation_interval, found_at, generator, sign_flip_p
 
 LEAST_ORDERS = 100
-"""With fewer orders of the queries within classes than this, no permutation test can reach p = .01."""
+"""With fewer orders of the queries within classes, or signs of them, no such test can reach p = .01."""
 _SAME = 1e-9
 _CHUNK = 4_000_000
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The correlation, −1 to 1, with its interval over queries and its permutation p-values; None with the `reason`."""
+    """The correlation, −1 to 1, with its interval over queries and its p-values; None with the `reason`."""
 
     value: float | None
     p: float | None = None
     below_p: float | None = None
+    """By permutations: that it is not above, and not below 0."""
+    signs_p: float | None = None
+    signs_below_p: float | None = None
+    """The same by the signs of the queries' products, which holds for queries that move unequally far."""
     interval: Interval | None = None
     detectable: float | None = None
     """The smallest agreement that a run of this size finds at p < .01 with a probability of 80 %."""
     reason: str | None = None
 
+    @property
+    def tests(self) -> dict[str, float]:
+        """The p-values that it is not above 0, by test; empty where it is undefined."""
+        return _known({"permuted": self.p, "signs": self.signs_p})
+
+    @property
+    def below(self) -> dict[str, float]:
+        """The same that it is not below 0."""
+        return _known({"permuted": self.below_p, "signs": self.signs_below_p})
+
     def to_json(self) -> dict[str, object]:
         interval = None if self.interval is None else self.interval.to_json()
         return {**vars(self), "interval": interval}
+
+
+def _known(tests: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: p for name, p in tests.items() if p is not None}
 
 
 def agreement(
@@ -53,12 +74,17 @@ def agreement(
     icl: Float[np.ndarray, "query candidate"],
     ft: Float[np.ndarray, "query candidate"],
     *,
+    length: Int[np.ndarray, " query"] | None = None,
     seed: int = 0,
     draws: int = DRAWS,
 ) -> Agreement:
-    """Agreement of the settings' candidate scores (mean log-probabilities); see the module for its equation."""
+    """Agreement of the settings' candidate scores (mean log-probabilities); see the module for its equation.
+
+    length   the queries' numbers of tokens, for what agrees beyond them: the fit then has a slope in each class
+    """
     base = centred_log_odds(zsl)
-    return _agreement(gold, base, [centred_log_odds(side) - base for side in (icl, ft)], "agreement", seed, draws)
+    moved = [centred_log_odds(side) - base for side in (icl, ft)]
+    return _agreement(gold, base, moved, "agreement", seed, draws, length)
 
 
 def label_agreement(
@@ -85,15 +111,19 @@ def _agreement(
     name: str,
     seed: int,
     draws: int,
+    length: Int[np.ndarray, " query"] | None = None,
 ) -> Agreement:
     """Agreement of two changes of log-odds; `name` names its random draws."""
     if not all(np.isfinite(side).all() for side in moved):
         return Agreement(None, reason="a score is not finite: fine-tuning diverged")
     classes, member = np.unique(gold, return_inverse=True)
-    basis = _column_basis(np.column_stack([np.eye(classes.size)[member], base]))
+    own = np.eye(classes.size)[member]
+    slopes = [] if length is None else [own * ((length - length.mean()) / max(float(length.std()), 1.0))[:, None]]
+    basis = _column_basis(np.column_stack([own, base, *slopes]))
     if gold.size < basis.shape[1] + 2:
         return Agreement(None, reason=f"{gold.size} queries are too few to tell them apart within classes")
-    if sum(math.lgamma(int(size) + 1) for size in np.bincount(member)) < math.log(LEAST_ORDERS):
+    orders = sum(math.lgamma(int(size) + 1) for size in np.bincount(member))
+    if min(orders, gold.size * math.log(2)) < math.log(LEAST_ORDERS):
         return Agreement(None, reason="too few queries of each class to permute")
     rest = [side - basis @ (basis.T @ side) for side in moved]
     for setting, side, whole in zip(("ICL", "FT"), rest, moved, strict=True):
@@ -102,13 +132,16 @@ def _agreement(
     ours, theirs = rest
     value = _correlation(ours, theirs)
     null = _permuted(ours, theirs, basis, member, generator(seed, name), draws)
-    slack = 1e-12
+    slack, products = 1e-12, (ours * theirs).sum(axis=1)
+    spread = float(np.linalg.norm(products) / (np.linalg.norm(ours) * np.linalg.norm(theirs)))
     return Agreement(
         value=value,
         p=(1 + int((null >= value - slack).sum())) / (draws + 1),
         below_p=(1 + int((null <= value + slack).sum())) / (draws + 1),
+        signs_p=sign_flip_p(products, seed=seed, name=f"signs/{name}", draws=draws),
+        signs_below_p=sign_flip_p(-products, seed=seed, name=f"signs/{name}", draws=draws),
         interval=correlation_interval(ours, theirs, seed=seed, name=f"ci/{name}", draws=draws),
-        detectable=min(1.0, (normal_quantile(0.99) + normal_quantile(0.8)) * float(null.std())),
+        detectable=min(1.0, found_at(0.01) * max(float(null.std()), spread)),
     )
 
 

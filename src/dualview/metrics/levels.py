@@ -23,10 +23,10 @@ from typing import Literal
 import numpy as np
 
 from dualview.metrics.agreement import Agreement
-from dualview.metrics.floors.controls import ControlOptions, MetricControls
+from dualview.metrics.floors.controls import ControlOptions, FloorResult, MetricControls
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.predictions import correct
-from dualview.metrics.statistics import Interval, p_clause, paired_interval
+from dualview.metrics.statistics import Interval, p_clause, paired_interval, query_interval, student_p
 from dualview.metrics.summary import NOT_RECORDED
 from dualview.records import Records
 
@@ -56,6 +56,10 @@ class Level:
     p: float | None = None
     detectable: float | None = None
     """The smallest value that this run would have found with a probability of 80 %."""
+    query_p: float | None = None
+    """One-sided p over this run's queries that the value is not above the floors made from its own records."""
+    below_p: float | None = None
+    """The same that it is not below 0."""
 
     @property
     def floor(self) -> float | None:
@@ -65,6 +69,7 @@ class Level:
     def to_json(self) -> dict[str, object]:
         return {
             **{name: getattr(self, name) for name in ("outcome", "clause", "value", "decided_by", "p", "detectable")},
+            **{name: getattr(self, name) for name in ("query_p", "below_p")},
             "interval": None if self.interval is None else self.interval.to_json(),
             "floor": self.floor,
             "floors": dict(self.floors),
@@ -76,21 +81,22 @@ def learning_level(records: Records, options: ControlOptions) -> Level:
     gains = {
         f"{name.upper()} over {over}": _gain(records, name, over, options) for name in ("icl", "ft") for over in BASES
     }
-    failing = next((name for name, (_, interval) in gains.items() if interval is None or interval.low <= 0), None)
-    values = {name: gain for name, (gain, _) in gains.items()}
+    failing = next((name for name, (_, interval, _) in gains.items() if interval is None or interval.low <= 0), None)
+    values = {name: gain for name, (gain, _, _) in gains.items()}
     least = min(values, key=lambda name: values[name])
     decided = failing or least
-    value, interval = gains[decided]
+    value, interval, _ = gains[decided]
     clause = "ICL and FT beat zero-shot and the best single answer"
     if failing:
         setting, _, over = decided.partition(" over ")
         span = "" if interval is None else f" ({interval.low:+.3f} to {interval.high:+.3f})"
         clause = f"{setting} does not reliably beat {BASES[over]}, {value:+.3f} in accuracy{span}"
-    return Level("not supported" if failing else "supported", clause, value, interval, values, decided)
+    outcome: Outcome = "not supported" if failing else "supported"
+    return Level(outcome, clause, value, interval, values, decided, query_p=max(p for _, _, p in gains.values()))
 
 
-def _gain(records: Records, name: str, over: str, options: ControlOptions) -> tuple[float, Interval | None]:
-    """How much more often a setting is right than zero-shot, or than the most frequent label."""
+def _gain(records: Records, name: str, over: str, options: ControlOptions) -> tuple[float, Interval | None, float]:
+    """How much more often a setting is right than zero-shot, or than the most frequent label; interval and p."""
     right = correct(records[name].log_probs, records.gold).astype(np.float64)
     if over == "zero-shot":
         base = correct(records["zsl"].log_probs, records.gold).astype(np.float64)
@@ -100,24 +106,44 @@ def _gain(records: Records, name: str, over: str, options: ControlOptions) -> tu
             base = np.zeros_like(right)
         else:
             base = (records.gold == labels[counts.argmax()]).astype(np.float64)
-    found = paired_interval(
-        right, base, seed=options.seed, name=f"gain/{name}/{over}", draws=options.draws, level=options.level
+    gain = right - base
+    found = query_interval(
+        gain, seed=options.seed, name=f"gain/{name}/{over}", draws=options.draws, level=options.level
     )
-    return float((right - base).mean()), found
+    return float(gain.mean()), found, student_p(gain)
 
 
-def predictions_level(found: Agreement, alpha: float) -> Level:
-    if found.value is None or found.p is None or found.below_p is None:
+def predictions_level(found: Agreement, floors: Mapping[str, FloorResult], alpha: float) -> Level:
+    """Agreement above 0 by permutations of the queries and by their signs, also beyond what their lengths explain.
+
+    The p-value is that of the permutations, unless only another test fails.
+    """
+    if found.value is None:
         return Level("not testable", f"agreement is undefined: {found.reason}")
-    outcome: Outcome = "supported" if found.p < alpha else "not supported"
-    if found.below_p < alpha:
-        outcome = "contradicted"
-    relation = {"supported": "", "contradicted": "against each other, ", "not supported": "no more than by chance, "}
-    clause = f"the same queries move {relation[outcome]}agreement {found.value:.3f} ({p_clause(found.p)})"
-    if outcome == "supported":
-        clause = f"the same queries move the same way, agreement {found.value:.3f} ({p_clause(found.p)})"
-    p = found.below_p if outcome == "contradicted" else found.p
-    return Level(outcome, clause, found.value, found.interval, {"permuted": 0.0}, "permuted", p, found.detectable)
+    above, below = {test: 1.0 if floor.p is None else floor.p for test, floor in floors.items()}, found.below
+    decided = next((test for test, p in above.items() if p >= alpha), "permuted")
+    outcome: Outcome = "supported" if above[decided] < alpha else "not supported"
+    if max(below.values()) < alpha:
+        outcome, decided = "contradicted", "permuted"
+    relation = {
+        "supported": "the same way",
+        "contradicted": "against each other",
+        "not supported": "no more than " + ("their lengths explain" if decided == "length" else "by chance"),
+    }
+    p = (below if outcome == "contradicted" else above)[decided]
+    clause = f"the same queries move {relation[outcome]}, agreement {found.value:.3f} ({p_clause(p)})"
+    return Level(
+        outcome,
+        clause,
+        found.value,
+        found.interval,
+        {test: floor.value or 0.0 for test, floor in floors.items()},
+        decided,
+        p,
+        found.detectable,
+        query_p=max(above.values()),
+        below_p=max(below.values()),
+    )
 
 
 def similarity_level(metric: MetricControls, alpha: float, level: float = 0.95) -> Level:
@@ -128,7 +154,17 @@ def similarity_level(metric: MetricControls, alpha: float, level: float = 0.95) 
         return Level("not testable", f"{title} was not recorded")
     if metric.value is None:
         return Level("not testable", f"{title} is undefined: {metric.reason}")
-    about = Level("not testable", "", metric.value, metric.ci, floors, detectable=metric.detectable)
+    own = [floor.p for floor in metric.floors.values() if floor.p is not None and not floor.draws]
+    about = Level(
+        "not testable",
+        "",
+        metric.value,
+        metric.ci,
+        floors,
+        detectable=metric.detectable,
+        query_p=max(own, default=None),
+        below_p=metric.below_p,
+    )
     below = metric.ci is not None and metric.ci.high < 0
     if below and metric.below_p is not None and metric.below_p < (1 - level) / 2:
         clause = f"{title} is {metric.value:.3f}: FT moves against ICL"

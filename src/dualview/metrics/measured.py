@@ -92,6 +92,8 @@ class AgreementPart(ResultPart):
     value: float | None
     p: float | None
     below_p: float | None = None
+    signs_p: float | None = None
+    signs_below_p: float | None = None
     interval: tuple[float, float] | None = None
     detectable: float | None = None
     reason: str | None = None
@@ -255,6 +257,9 @@ class LevelPart(ResultPart):
     decided_by: str | None
     p: float | None
     detectable: float | None
+    query_p: float | None = None
+    below_p: float | None = None
+    """Over the queries of the run alone; not in older results."""
 
 
 class VerdictPart(ResultPart):

@@ -196,10 +196,16 @@ def above_zero_p(values: Float[np.ndarray, " draw"]) -> float:
 
     Draws that are all equal and above 0 give the smallest p that so many draws can: 2⁻ⁿ.
     """
-    n, mean = values.size, float(values.mean())
+    n = values.size
     if _EXACT_FROM <= n <= _EXACT_TO:
         signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
         return float((signs @ values >= values.sum() - 1e-12 * np.abs(values).sum()).mean())
+    return student_p(values)
+
+
+def student_p(values: Float[np.ndarray, " unit"]) -> float:
+    """One-sided p that the mean is above 0, by Student's t; 2⁻ⁿ where all values are equal and above 0."""
+    n, mean = values.size, float(values.mean())
     spread = float(values.std(ddof=1)) if n > 1 else 0.0
     if spread <= 1e-12 * abs(mean):
         return 0.5**n if mean > 0 else 1.0
@@ -207,6 +213,21 @@ def above_zero_p(values: Float[np.ndarray, " draw"]) -> float:
 
 
 _EXACT_FROM, _EXACT_TO = 7, 16
+
+
+def same_queries_p(values: Sequence[float]) -> float | None:
+    """One p from those of several runs of the *same* queries, which chance may favour in all of them alike.
+
+    The mean of the normal scores of the p-values has a variance of at most 1 however they depend on one another; only
+    where they are independent is it less, and this p too large. None without a p-value.
+    """
+    scores = [normal_quantile(min(max(p, 1e-15), 1 - 1e-15)) for p in values]
+    return normal_cdf(float(np.mean(scores))) if scores else None
+
+
+def found_at(alpha: float, power: float = 0.8) -> float:
+    """How many standard deviations above its floor a value must be to be found at p < alpha with this probability."""
+    return normal_quantile(1 - alpha) + normal_quantile(power)
 
 
 def detectable_mean(values: Float[np.ndarray, " draw"], alpha: float, power: float = 0.8) -> float | None:
@@ -219,14 +240,22 @@ def detectable_mean(values: Float[np.ndarray, " draw"], alpha: float, power: flo
 
 
 def another_draw_p(value: float, draws: Sequence[float]) -> float | None:
-    """P that another draw like these reaches `value`: Student's predictive distribution; None with fewer than two."""
+    """P that another similarity drawn like these reaches `value`; None with fewer than two.
+
+    Student's predictive distribution on Fisher's scale, artanh: on their own scale it would put draws beyond 1, and
+    few draws that differ widely would keep even a similarity of 1 from being told from them.
+    """
     n = len(draws)
     if n < 2:
         return None
-    mean, spread = float(np.mean(draws)), float(np.std(draws, ddof=1))
+    reached, *known = np.arctanh(np.clip([value, *draws], -_NEARLY_1, _NEARLY_1))
+    mean, spread = float(np.mean(known)), float(np.std(known, ddof=1))
     if spread <= 1e-12 * max(1.0, abs(mean)):
-        return 0.0 if value > mean else 1.0
-    return 1 - student_cdf((value - mean) / (spread * (1 + 1 / n) ** 0.5), n - 1)
+        return 0.0 if reached > mean else 1.0
+    return 1 - student_cdf((float(reached) - mean) / (spread * (1 + 1 / n) ** 0.5), n - 1)
+
+
+_NEARLY_1 = 1 - 1e-12
 
 
 def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval | None:

@@ -11,7 +11,9 @@
 One run is one list of demonstrations and one fine-tuning: its verdict is about those. A claim about a model and a task
 needs several draws: `judge` of a list of records, `dualview run --seeds`, `dualview report STORE`. There the unit is
 the draw: each level's differences value − floor, one for each draw, must be above 0 by Student's t (from seven draws,
-by flipping their signs).
+by flipping their signs). But the draws ask the same queries of the same model: how ICL and how FT move a query
+may agree by chance, and then they agree in every draw. So the tests over queries, taken together, must hold as well (a
+claim about draws and queries needs both units: Clark 1973, "The language-as-fixed-effect fallacy").
 
 All floors of a level must be exceeded, and all three levels be supported (an intersection-union test), so testing many
 needs no correction: the verdict is wrong at most as often as its most telling test.
@@ -40,8 +42,17 @@ from dualview.metrics.levels import (
     similarity_level,
 )
 from dualview.metrics.measured import Measured, VerdictPart
-from dualview.metrics.statistics import DRAWS, Interval, above_zero_p, detectable_mean, draw_interval, p_clause
-from dualview.records import Records, as_records
+from dualview.metrics.statistics import (
+    DRAWS,
+    Interval,
+    above_zero_p,
+    detectable_mean,
+    draw_interval,
+    found_at,
+    p_clause,
+    same_queries_p,
+)
+from dualview.records import MAIN_SETTINGS, Records, as_records
 
 Overall = Literal["supported", "partial", "not supported", "contradicted", "not testable"]
 LEVELS = ("learning", "predictions", "representations", "attention", "labels")
@@ -142,9 +153,13 @@ def judge(
 def judge_one(given: Records, options: ControlOptions, limit: float, tables: RecordTables | None = None) -> Verdict:
     """The verdict on one run; `tables` are its similarities, where they are known already."""
     seed, draws, level = options.seed, options.draws, options.level
-    scores = (given[name].log_probs for name in ("zsl", "icl", "ft"))
+    scores = [given[name].log_probs for name in MAIN_SETTINGS]
     agreed = agreement(given.gold, *scores, seed=seed, draws=draws)
-    floors = {"permuted": FloorResult(0.0, agreed.p)} if agreed.value is not None else {}
+    floors = {test: FloorResult(0.0, p) for test, p in agreed.tests.items()}
+    if given.columns is not None and agreed.value is not None:
+        beyond = agreement(given.gold, *scores, length=given.columns, seed=seed, draws=draws)
+        if beyond.value is not None:
+            floors["length"] = FloorResult(0.0, max(beyond.tests.values()))
     metrics = {
         **compute_controls(given, options, tables),
         "agreement": MetricControls(
@@ -160,7 +175,7 @@ def judge_one(given: Records, options: ControlOptions, limit: float, tables: Rec
     }
     levels = {
         "learning": learning_level(given, options),
-        "predictions": predictions_level(agreed, limit),
+        "predictions": predictions_level(agreed, floors, limit),
         "representations": similarity_level(metrics["sim_aou"], limit, level),
         "attention": similarity_level(metrics["sim_am"], limit, level),
         "labels": labels_level(given, metrics["label_contrast"], options, limit),
@@ -216,13 +231,15 @@ def _levels_of(verdict: VerdictPart) -> dict[str, Level]:
             part.decided_by,
             part.p,
             part.detectable,
+            part.query_p,
+            part.below_p,
         )
         for name, part in verdict.levels.items()
     }
 
 
 def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
-    """One level over draws: every difference value − floor above 0."""
+    """One level over draws: every difference value − floor above 0, and not by a chance that all draws share."""
     usable = [each for each in draws if each.outcome != "not testable" and each.value is not None]
     if len(usable) < 2:
         why = draws[0].clause if draws else "it is not in the results"
@@ -235,16 +252,33 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
         gaps[floor] = own if name == "learning" else values - own  # learning's floors are the gains themselves
     tested = {floor: _above_zero_p(gap, usable) for floor, gap in gaps.items()}
     worst = max(tested, key=lambda floor: tested[floor])
+    shared_p = same_queries_p([each.query_p for each in usable if each.query_p is not None])
+    if shared_p is not None and tested[worst] < alpha <= shared_p:
+        worst, tested[QUERIES] = QUERIES, shared_p
     mean, interval = float(values.mean()), draw_interval([each.value for each in usable])
     floors = {floor: float(np.mean([each.floors[floor] for each in usable])) for floor in gaps}
     outcome: Outcome = "supported" if tested[worst] < alpha else "not supported"
     p = tested[worst]
-    if name != "learning" and above_zero_p(-values) < alpha / 2:
-        outcome, p, worst = "contradicted", above_zero_p(-values), "zero"
+    below = max(above_zero_p(-values), same_queries_p([b for each in usable if (b := each.below_p) is not None]) or 0.0)
+    if name != "learning" and below < alpha / 2:
+        outcome, p, worst = "contradicted", below, "zero"
     relation = {"supported": "above", "not supported": "not above", "contradicted": "below"}[outcome]
     what = "the gains in accuracy are" if name == "learning" else f"{mean:.3f} on average is"
-    clause = f"{name}: {what} {relation} {'0' if name == 'learning' else worst} ({p_clause(p)}, {len(usable)} draws)"
-    return Level(outcome, clause, mean, interval, floors, worst, p, detectable_mean(gaps.get(worst, values), alpha))
+    than = "chance in these queries" if worst == QUERIES else "0" if name == "learning" else worst
+    clause = f"{name}: {what} {relation} {than} ({p_clause(p)}, {len(usable)} draws)"
+    return Level(outcome, clause, mean, interval, floors, worst, p, _detectable(gaps.get(worst, values), usable, alpha))
+
+
+QUERIES = "queries"
+"""What decides over draws where every floor is exceeded, but no more than chance in their common queries explains."""
+
+
+def _detectable(gap: np.ndarray, draws: Sequence[Level], alpha: float) -> float | None:
+    """What the draws would have found, and what their queries would: the larger."""
+    spreads = [each.detectable / found_at(ALPHA) for each in draws if each.detectable is not None]
+    of_queries = found_at(alpha) * float(np.mean(spreads)) if spreads else 0.0
+    of_draws = detectable_mean(gap, alpha)
+    return None if of_draws is None else max(of_draws, of_queries)
 
 
 def _above_zero_p(gap: np.ndarray, draws: Sequence[Level]) -> float:

@@ -1,7 +1,8 @@
 """`dualview calibrate`: known things under the verdict, from made-up records to whole runs of a model.
 
 Nulls, of which the verdict may support at most 5 %:
-    planted      made-up records that share everything but what is claimed (`plants.INDEPENDENT`), alone and by fives
+    planted      made-up records that share everything but what is claimed (`plants.INDEPENDENT`), alone and by fives,
+                 of other queries and of the same ones
     untrained    small models of several architectures with random weights, each a whole run
     other task   FT on another task's demonstrations
     reassigned   FT of another list of demonstrations, every query with what happened to another one of its class
@@ -28,7 +29,7 @@ from jaxtyping import Float
 from dualview.analyses.certificate.architectures import ARCHITECTURES, random_model
 from dualview.analyses.certificate.certificate import Certificate, NullFamily, Positive, Power
 from dualview.analyses.certificate.mixtures import dosed, main_settings, reassigned, rotations, within_classes
-from dualview.analyses.certificate.plants import INDEPENDENT, planted
+from dualview.analyses.certificate.plants import INDEPENDENT, planted, same_queries
 from dualview.analyses.compile import best_patch
 from dualview.comparison.controls.settings import flipped, flipped_labels, other_demos, rebuilt
 from dualview.comparison.finetuning import recipe_of, training_of
@@ -49,8 +50,11 @@ from dualview.records import Records, Setting
 
 _FEW = 5
 """Made-up records that are judged together, as those of as many seeds would be."""
+_KEPT = 0.9
+"""How much of what a setting does to a query is the same in all draws, in made-up records of the same queries."""
+_SAME_QUERIES = f"{_FEW} records judged together, in which the model moves a query alike in all"
 _ANOTHER_TASK = "FT on another task's demonstrations"
-_REASSIGNED = "FT of another list of demonstrations, each query with another query's, of its class"
+_REASSIGNED = "FT of another list of demonstrations, each query with another query's, of its class; also over draws"
 _DOSE_0 = "FT's own update, rotated at random; its scores change as ICL changes those of another query of the class"
 
 
@@ -168,7 +172,9 @@ class _Work:
 
     def planted_families(self) -> Iterator[NullFamily]:
         together: list[Verdict] = []
-        with self.progress.part("made-up records", len(INDEPENDENT) * self.sizes.plants) as advance:
+        same: list[Verdict] = []
+        groups = -(-self.sizes.plants // (2 * _FEW))
+        with self.progress.part("made-up records", len(INDEPENDENT) * (self.sizes.plants + groups * _FEW)) as advance:
             for number, (name, options) in enumerate(INDEPENDENT.items()):
                 verdicts: list[Verdict] = []
                 for plant in range(self.sizes.plants):
@@ -178,7 +184,12 @@ class _Work:
                 yield NullFamily.of(f"planted: {name}", "made-up records", verdicts)
                 levels = [verdict.levels for verdict in verdicts]
                 together += [over_draws(levels[i : i + _FEW]) for i in range(0, len(levels) - _FEW + 1, _FEW)]
+                for group in range(groups):
+                    own = np.random.SeedSequence([self.seed, number, group, 1]).generate_state(1)[0]
+                    same.append(self.judge(same_queries(int(own), _FEW, kept=_KEPT, **options)))
+                    advance(_FEW)
         yield NullFamily.of("planted, over draws", f"each kind's records, {_FEW} judged together", together)
+        yield NullFamily.of("planted, over draws of the same queries", _SAME_QUERIES, same)
 
     def real_runs(self, options: RunOptions, lm: LanguageModel | None) -> list[RealRun]:
         """The comparison with each list of demonstrations."""
@@ -224,13 +235,15 @@ class _Work:
 
     def reassigned(self, runs: Sequence[RealRun]) -> NullFamily:
         rng, verdicts = self.rng("reassigned"), list[Verdict]()
-        pairs = [(a, b) for a in runs for b in runs if a is not b] or [(runs[0], runs[0])]
-        with self.progress.part("fine-tuning of other queries", len(pairs) * self.sizes.mixtures) as advance:
-            for own, others in pairs:
-                for _ in range(self.sizes.mixtures):
-                    order = within_classes(own.records.gold, rng)
-                    verdicts.append(self.judge(own.with_off_span(reassigned(own.records, others.records, order))))
+        shifts = [shift for _ in range(self.sizes.mixtures) for shift in range(1, len(runs))] or [0]
+        with self.progress.part("fine-tuning of other queries", len(shifts) * len(runs)) as advance:
+            for shift in shifts:
+                order = within_classes(runs[0].records.gold, rng)  # one for all lists: they ask the same queries
+                judged: list[Verdict] = []
+                for own, others in zip(runs, [*runs[shift:], *runs[:shift]], strict=True):
+                    judged.append(self.judge(own.with_off_span(reassigned(own.records, others.records, order))))
                     advance(1)
+                verdicts += [*judged, over_draws([each.levels for each in judged])] if shift else judged
         return NullFamily.of("reassigned", _REASSIGNED, verdicts)
 
     def power(self, runs: Sequence[RealRun]) -> tuple[list[Power], list[Verdict]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ def planted(
     tied: bool = False,
     shrink: bool = False,
     bias: float = 0.0,
+    shared: float = 0.0,
+    length: float = 0.0,
     able: bool = True,
     sharp: float = 1.0,
     flips: bool = True,
@@ -46,6 +49,8 @@ def planted(
                `tied`: the same ones in every layer
     shrink     both settings forget half of the zero-shot vector, and of its log-odds
     bias       both push this much towards label 0
+    shared     all settings have one mean direction in common, that many times a query's own part
+    length     how far a query moves grows with its length, which every setting writes in a direction of its own
     able       both learn the task; else neither moves towards the gold label
     sharp      how far beyond doubt: large values are right on every query
     flips      whether flipped labels change the answers
@@ -84,18 +89,73 @@ def planted(
         stacks = {"zsl": m, "icl": m + x, "ft": m + _mixed(rng, x, representations)}
         stacks |= {f"{name}_flipped_labels": stacks[name] for name in ("icl", "ft")}
         settings = {name: Setting(s.log_probs, s.h, stacks[name]) for name, s in settings.items()}
-    return Records(gold, settings)
+    return _stretched(Records(gold, settings), np.random.default_rng([seed, 1]), shared, length)
+
+
+def _stretched(records: Records, rng: np.random.Generator, shared: float, length: float) -> Records:
+    """Every update longer by `length` for a query of twice the tokens, and a direction of its own for the tokens."""
+    z, start = records["zsl"].h, records["zsl"].log_probs
+    if z is None or not (shared or length):
+        return records
+    tokens, both = rng.integers(10, 31, size=len(records.gold)), shared * rng.normal(size=z.shape[1:])
+    far, settings = 1 + length * (tokens / 20 - 1), dict(records.settings)
+    for name, setting in records.settings.items():
+        if name != "zsl" and setting.h is not None:
+            own = np.multiply.outer(far - 1, rng.normal(size=z.shape[1:]))
+            h = z + far[:, None, None] * (setting.h - z) + own + both
+            settings[name] = replace(setting, log_probs=start + far[:, None] * (setting.log_probs - start), h=h)
+    return Records(records.gold, settings, tokens if length else None)
+
+
+def _moves(records: Records, name: str) -> list[np.ndarray]:
+    """What a setting changes in the scores and in h."""
+    setting, zsl = records[name], records["zsl"]
+    assert setting.h is not None and zsl.h is not None
+    return [setting.log_probs - zsl.log_probs, setting.h - zsl.h]
+
+
+def same_queries(seed: int, draws: int, *, kept: float, **options: Any) -> list[Records]:
+    """Several draws of demonstrations for one set of queries.
+
+    What a setting does to a query is, to the share `kept` of its variance, the same in every draw: the model's way with
+    this query. If ICL's way and FT's are alike by chance, they are so in every draw.
+    """
+    first = planted(seed, **options)
+    z, start, place = first["zsl"].h, first["zsl"].log_probs, np.argsort(np.argsort(first.gold, kind="stable"))
+    assert z is not None
+    found: list[Records] = []
+    for draw in range(draws):
+        other = planted(seed + 1_000_003 * (draw + 1), **options)
+        row = np.argsort(other.gold, kind="stable")[place]  # another query of the same class
+        settings = {"zsl": first["zsl"]}
+        for name in (name for name in first.settings if name != "zsl"):
+            own, fresh = _moves(first, name), [part[row] for part in _moves(other, name)]
+            scores, h = (kept**0.5 * a + (1 - kept) ** 0.5 * b for a, b in zip(own, fresh, strict=True))
+            settings[name] = Setting(start + scores, z + h)
+        found.append(Records(first.gold, settings, first.columns))
+    return found
 
 
 INDEPENDENT: Mapping[str, Mapping[str, Any]] = {
     "nothing shared": {},
     "a mean direction each": {"common": 3.0},
+    "one mean direction": {"shared": 3.0},
     "shared features": {"features": 3},
     "shrinkage": {"shrink": True},
     "a label bias": {"bias": 2.0},
+    "length": {"length": 1.0},
     "shared features and shrinkage": {"features": 2, "shrink": True, "layers": 4},
     "layers tied by features": {"features": 2, "tied": True, "layers": 8},
-    "everything at once": {"features": 2, "common": 2.0, "shrink": True, "bias": 1.0},
+    "everything at once": {
+        "features": 2,
+        "common": 2.0,
+        "shrink": True,
+        "bias": 1.0,
+        "shared": 1.0,
+        "length": 1.0,
+        "tied": True,
+        "layers": 6,
+    },
     "four classes": {"classes": 4, "common": 1.0},
     "attention maps": {"maps": True, "common": 1.0},
 }

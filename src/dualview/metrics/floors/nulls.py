@@ -34,14 +34,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from dualview.metrics._scipy import normal_quantile
 from dualview.metrics.arrays import NUMPY, Backend, as_type, library, put_like, to_numpy
 from dualview.metrics.cosine import Form, defined_mean, long_enough, ratio
 from dualview.metrics.floors.rotations import BlockChunk, Rotations, UpdateSources, block_chunks
 from dualview.metrics.floors.updates import BlockProducts, Compared, gaussian, random_directions
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.sim_aou import noise_floor
-from dualview.metrics.statistics import generator
+from dualview.metrics.statistics import found_at, generator
 from dualview.records import Records
 
 OUTPUT_BLOCK = 64
@@ -53,7 +52,11 @@ _LEAST_ORDERS = 100
 
 @dataclass(frozen=True)
 class Floor:
-    """One floor, per query and layer, and the similarity's excess over it on the same footing."""
+    """One floor, per query and layer, and the similarity's excess over it on the same footing.
+
+    What is beyond the mean update may be many times a query's own update, if that is short: its test weighs it as it
+    is, the floor takes it for no more than a similarity can be.
+    """
 
     per_query: Float[np.ndarray, "query layer"]
     excess: Float[np.ndarray, "query layer"]
@@ -99,7 +102,7 @@ class RecordFloors:
         """The smallest similarity beyond its floors that is found at p < .01 with a probability of 80 %."""
         spreads = [test.spread for test in self.tests.values() if test.p is not None]
         spreads += [] if self.rotated is None else [self.rotated.specific]
-        return (normal_quantile(0.99) + normal_quantile(0.8)) * max(spreads) if spreads else None
+        return found_at(0.01) * max(spreads) if spreads else None
 
 
 def output_blocks(n_queries: int, seed: int) -> list[Int[np.ndarray, " _member"]]:
@@ -305,7 +308,7 @@ def _finish(
     floors: dict[str, Floor] = {
         "gaussian": Floor(tables["gaussian"], value - tables["gaussian"]),
         "shuffled_query": Floor(others, value - others),
-        "mean_direction": Floor(value - specific, specific),
+        "mean_direction": Floor(value - specific.clip(-1.0, 1.0), specific),
         span: Floor(tables["shrinkage"], value - tables["shrinkage"]),
     }
     for own_floor in ("noise", "before"):
@@ -319,5 +322,5 @@ def _finish(
     if not whole > 0 or not rest > 0:
         return RecordFloors(value, floors, tests, None)
     left = tables["rest"]
-    floors["rotated"] = Floor(value - left, left)
+    floors["rotated"] = Floor(value - left.clip(-1.0, 1.0), left)
     return RecordFloors(value, floors, tests, Rotated(whole, rest))
