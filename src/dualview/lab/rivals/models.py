@@ -141,11 +141,14 @@ class TokenModels(nn.Module):
 
 
 def positions(count: int, codes: int) -> Float[Tensor, "token code"]:
-    """Cosines and sines of `codes`/2 frequencies that share no period: a shift by one is a rotation of the code."""
+    """Twice the cosines and sines of `codes`/2 frequencies that share no period: a shift by one is a rotation.
+
+    Shorter codes leave the softmax so flat that the copying is learnt late.
+    """
     golden = (math.sqrt(5) - 1) / 2
     frequencies = torch.tensor([math.pi * ((number * golden) % 1) for number in range(1, codes // 2 + 1)])
     angles = torch.arange(count)[:, None] * frequencies
-    return torch.cat([angles.cos(), angles.sin()], -1)
+    return 2 * torch.cat([angles.cos(), angles.sin()], -1)
 
 
 Models = LinearModels | TokenModels

@@ -79,6 +79,20 @@ class Moments:
         basis = basis.movedim((-2, -1), (0, 1)).contiguous()
         return Spectrum(values.movedim(-1, 0).contiguous(), basis, (basis * self.labels[:, None]).sum(0))
 
+    def first(self, count: int) -> Moments:
+        """The first few problems of one model."""
+        second, x_query, y_query, truth = (
+            part[..., :count].contiguous() for part in (self.second, self.x_query, self.y_query, self.truth)
+        )
+        return Moments(second, x_query, y_query, truth, self.scale)
+
+    def with_inputs(self, factors: Float[Tensor, " n_x"]) -> Moments:
+        """The problems of one model with each input times a factor, and w divided by it: the same labels."""
+        each = factors[:, None]
+        both = torch.cat([each, torch.ones_like(each[:1])])
+        second = both[:, None] * self.second * both[None]
+        return Moments(second, each * self.x_query, self.y_query, self.truth / each, self.scale * each.square())
+
     def of_model(self, number: int) -> Moments:
         """One model's problems, in float64."""
         parts = (self.second, self.x_query, self.y_query, self.truth, self.scale)

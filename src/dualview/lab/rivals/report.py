@@ -42,8 +42,8 @@ def tables(result: LabResult) -> list[Table]:
         f"{s['eval_tasks']:,} problems of its own. Loss ½(ŷ − y)², mean over seeds; lowest of a rule: among those with "
         "as many steps as layers. Distances: mean (ŷ − ŷ')² over mean y², and mean ‖∂ŷ/∂x − ∂ŷ'/∂x‖² over mean ‖w‖²; 0 "
         "is equality. Closest: the smallest mean over seeds, with the rules that cannot be told apart from it. Next "
-        "minus closest: 95 % interval (Student over seeds, paired) of the next rule's distance minus the closest one's. "
-        "A rule is told apart if this interval of its own lies above 0. Cosine: of ∂ŷ/∂x with the closest rule's."
+        "minus closest: 95 % interval (Student over seeds, paired) of the next rule's distance minus the closest's; a "
+        "rule is told apart if its own interval lies above 0. Cosine: of ∂ŷ/∂x with the closest rule's."
     )
     return [Table("rivals: which rule the trained model is closest to", columns, rows, note)]
 

@@ -30,9 +30,16 @@ class RivalsSettings(SeveralSeeds):
     batch_size: AtLeastOne = option(64, "new problems a step, for each model")
     lr: Positive = option(0.01, "of Adam, after a warm-up decayed along a cosine")
     clip: Positive = option(0.1, "of each model's gradient")
-    tuning_tasks: Annotated[int, Ge(100)] = option(1000, "problems on which the rules are tuned")
+    tuning_tasks: Annotated[int, Ge(100)] = option(20_000, "problems on which the rules are tuned")
     eval_tasks: Annotated[int, Ge(2)] = option(4000, "problems for the measurement, new ones for each seed")
     seeds: AtLeastOne = option(5, "number of seeds to train, from --seed on")
+
+    ACROSS = ("seed", "seeds", "conditions", "depths", "variants", "variant_depths", "variant_condition")
+
+    @property
+    def rule_steps(self) -> list[int]:
+        """Steps of the rules: as many as any model has layers."""
+        return sorted({*self.depths, *self.variant_depths})
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.variants) - set(VARIANTS)):
