@@ -234,6 +234,19 @@ def test_separate_tokens_alternate():
     assert not tokens[1:16:2, :3].any() and not tokens[0::2, 3].any()
 
 
+def test_copying_is_the_weight_of_each_y():
+    given_ = problems(3, 2, 2)
+    models = TokenModels(3, 1, 1, True, [named_generator(at, "w") for at in range(2)]).double()
+    tokens, found = models.tokens(given_, given_.x_query).numpy(), models.copying(given_).detach().numpy()
+    for number in range(2):
+        m, seen = models.m.detach()[number, 0, 0].numpy(), []
+        for each in tokens[number]:
+            for i in range(8):
+                scores = np.exp([c @ m @ each[2 * i] for c in each[:-1]])
+                seen.append(scores[2 * i + 1] / scores.sum())
+        assert found[number] == pytest.approx(np.mean(seen), rel=1e-9)
+
+
 def test_one_trained_layer_is_the_best_preconditioned_step():
     """A training with a known answer: the loss and the rule of Ahn et al.'s closed form."""
     sources = [SOURCE] * 2
@@ -286,6 +299,16 @@ def test_distances():
     truth = distance(Answers(found, nothing, 2 * slope), rule)
     assert truth["slope"] == pytest.approx(float(slope.square().sum(0).mean() / found.truth.square().sum(0).mean()))
     assert truth["prediction"] == pytest.approx(1, abs=0.1) and truth["cosine"] == pytest.approx(1)
+
+
+def test_one_exploding_problem_in_a_thousand_does_not_decide():
+    found = one_model(1000)
+    rule = Rule("ols", None, [])
+    slope = rule(found)
+    slope[:, 7] = 1e100
+    assert distance(Answers(found, found.predicted(slope), slope), rule)["prediction"] == 0
+    slope[:, 8] += 1.0  # the second is not left out
+    assert distance(Answers(found, found.predicted(slope), slope), rule)["slope"] > 0
 
 
 def rows(**values: list[float]) -> dict[str, dict[str, list[float]]]:

@@ -12,7 +12,7 @@ import torch
 from dualview.lab.harness import Findings, Job
 from dualview.lab.problems import named_generator
 from dualview.lab.rivals.measure import MEASURES, Answers, answers, closest, distance, distances
-from dualview.lab.rivals.models import Models, made
+from dualview.lab.rivals.models import Models, TokenModels, made
 from dualview.lab.rivals.problems import Source, draw
 from dualview.lab.rivals.rules import Rule
 from dualview.lab.rivals.settings import RivalsSettings
@@ -124,12 +124,18 @@ def _tuned(settings: RivalsSettings, condition: float) -> dict[str, Any]:
 
 def _rows(trained: Trained, settings: RivalsSettings, tuned: Mapping[float, Rules]) -> list[dict[str, Any]]:
     """A row for each condition number."""
-    fresh = answers(trained.models, draw(trained.sources, trained.generators("evaluation"), settings.eval_tasks))
-    match = answers(trained.models, draw(trained.sources, trained.generators("matching"), MATCHING))
+    models, sources = trained.models, trained.sources
+    fresh = answers(models, draw(sources, trained.generators("evaluation"), settings.eval_tasks))
+    other = draw(sources, trained.generators("matching"), MATCHING)
+    match, copied = answers(models, other), None
+    if isinstance(models, TokenModels) and models.separate:
+        copied = models.copying(other).tolist()
     size, rows = len(trained.seeds), list[dict[str, Any]]()
     for number, condition in enumerate(trained.conditions):
         part = slice(number * size, (number + 1) * size)
         row = _compared(fresh[part], match[part], tuned[condition], trained.depth)
+        if copied is not None:
+            row["copied"] = copied[part]
         rows.append({"kind": trained.kind, "condition": condition, "depth": trained.depth, **row})
     return rows
 

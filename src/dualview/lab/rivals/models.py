@@ -89,7 +89,10 @@ class TokenModels(nn.Module):
         layers, width = depth + separate, n_x + 1 + self.codes
         self.softmax = [number == 0 or not separate for number in range(layers)]
         shape = (layers, 1 if separate else heads, width, width)
-        self.m = nn.Parameter(_start(shape, MIDDLE, SPREAD, generators))
+        start = _start(shape, MIDDLE, SPREAD, generators)
+        if separate:  # at half the identity each token would attend to itself, and the copying is not found
+            start[:, 0] -= MIDDLE * torch.eye(width, device=start.device)
+        self.m = nn.Parameter(start)
         self.u = nn.Parameter(_start(shape, 0.0, SPREAD if separate else SPREAD / depth, generators))
 
     def tokens(
@@ -128,6 +131,12 @@ class TokenModels(nn.Module):
             total = total + (weights @ context) @ u.mT
         return total
 
+    def copying(self, problems: Problems) -> Float[Tensor, " model"]:
+        """Separate tokens: the mean softmax weight of a demonstration's y in its x's attention, in the first layer."""
+        tokens = self.tokens(problems, problems.x_query)
+        weights = torch.softmax((tokens @ self.m[:, None, 0, 0].mT) @ tokens[..., :-1, :].mT, -1)
+        return weights[..., 0:-1:2, 1::2].diagonal(dim1=-2, dim2=-1).mean((1, 2))
+
     def losses(self, problems: Problems) -> Float[Tensor, " model"]:
         """½ (ŷ − y)²."""
         return 0.5 * (self.predicted(problems, problems.x_query) - problems.y_query).square().mean(-1)
@@ -141,14 +150,11 @@ class TokenModels(nn.Module):
 
 
 def positions(count: int, codes: int) -> Float[Tensor, "token code"]:
-    """Twice the cosines and sines of `codes`/2 frequencies that share no period: a shift by one is a rotation.
-
-    Shorter codes leave the softmax so flat that the copying is learnt late.
-    """
+    """Cosines and sines of `codes`/2 frequencies that share no period: a shift by one is a rotation of the code."""
     golden = (math.sqrt(5) - 1) / 2
     frequencies = torch.tensor([math.pi * ((number * golden) % 1) for number in range(1, codes // 2 + 1)])
     angles = torch.arange(count)[:, None] * frequencies
-    return 2 * torch.cat([angles.cos(), angles.sin()], -1)
+    return torch.cat([angles.cos(), angles.sin()], -1)
 
 
 Models = LinearModels | TokenModels
