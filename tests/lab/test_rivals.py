@@ -234,17 +234,19 @@ def test_separate_tokens_alternate():
     assert not tokens[1:16:2, :3].any() and not tokens[0::2, 3].any()
 
 
-def test_copying_is_the_weight_of_each_y():
+def test_copying_is_the_weight_of_each_partner():
     given_ = problems(3, 2, 2)
     models = TokenModels(3, 1, 1, True, [named_generator(at, "w") for at in range(2)]).double()
     tokens, found = models.tokens(given_, given_.x_query).numpy(), models.copying(given_).detach().numpy()
     for number in range(2):
-        m, seen = models.m.detach()[number, 0, 0].numpy(), []
-        for each in tokens[number]:
-            for i in range(8):
-                scores = np.exp([c @ m @ each[2 * i] for c in each[:-1]])
-                seen.append(scores[2 * i + 1] / scores.sum())
-        assert found[number] == pytest.approx(np.mean(seen), rel=1e-9)
+        m = models.m.detach()[number, 0, 0].numpy()
+        for way, (of, to) in enumerate([(0, 1), (1, 0)]):
+            seen: list[float] = []
+            for each in tokens[number]:
+                for i in range(8):
+                    scores = np.exp([c @ m @ each[2 * i + of] for c in each[:-1]])
+                    seen.append(scores[2 * i + to] / scores.sum())
+            assert found[way, number] == pytest.approx(np.mean(seen), rel=1e-9)
 
 
 def test_one_trained_layer_is_the_best_preconditioned_step():

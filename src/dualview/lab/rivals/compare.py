@@ -135,7 +135,7 @@ def _rows(trained: Trained, settings: RivalsSettings, tuned: Mapping[float, Rule
         part = slice(number * size, (number + 1) * size)
         row = _compared(fresh[part], match[part], tuned[condition], trained.depth)
         if copied is not None:
-            row["copied"] = copied[part]
+            row["copied"] = [way[part] for way in copied]
         rows.append({"kind": trained.kind, "condition": condition, "depth": trained.depth, **row})
     return rows
 

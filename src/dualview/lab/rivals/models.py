@@ -131,11 +131,15 @@ class TokenModels(nn.Module):
             total = total + (weights @ context) @ u.mT
         return total
 
-    def copying(self, problems: Problems) -> Float[Tensor, " model"]:
-        """Separate tokens: the mean softmax weight of a demonstration's y in its x's attention, in the first layer."""
+    def copying(self, problems: Problems) -> Float[Tensor, "way model"]:
+        """Separate tokens: the mean softmax weight, in the first layer, of each y for its x and of each x for its y.
+
+        Either way makes a token (x_i, y_i).
+        """
         tokens = self.tokens(problems, problems.x_query)
         weights = torch.softmax((tokens @ self.m[:, None, 0, 0].mT) @ tokens[..., :-1, :].mT, -1)
-        return weights[..., 0:-1:2, 1::2].diagonal(dim1=-2, dim2=-1).mean((1, 2))
+        ways = (weights[..., 0:-1:2, 1::2], weights[..., 1::2, 0::2])
+        return torch.stack([way.diagonal(dim1=-2, dim2=-1).mean((1, 2)) for way in ways])
 
     def losses(self, problems: Problems) -> Float[Tensor, " model"]:
         """½ (ŷ − y)²."""

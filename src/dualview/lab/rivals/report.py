@@ -123,12 +123,17 @@ def _copied(result: LabResult) -> str:
     rows = [row for row in _rows(result) if "copied" in row]
     if not rows:
         return ""
-    parts = [f"{_layers(row)}: {fmean(row['copied']):.2f} ({_range(row['copied'])})" for row in rows]
-    return f" Separate tokens: the first layer's attention of x_i to y_i is, with {'; '.join(parts)}; 1 is copying."
+    parts = [f"{_layers(row)}: {'; '.join(_ways(row['copied']))}" for row in rows]
+    said = "Separate tokens, the weight in the first layer's attention by seed (1 is copying), with"
+    return f" {said} {'. With '.join(parts)}."
+
+
+def _ways(copied: Sequence[Sequence[float]]) -> list[str]:
+    return [f"{name} {_range(values)}" for name, values in zip(("y_i for x_i", "x_i for y_i"), copied, strict=True)]
 
 
 def _range(values: Sequence[float]) -> str:
-    return f"{min(values):.2f} to {max(values):.2f} over seeds"
+    return ", ".join(f"{value:.2f}" for value in values)
 
 
 def _layers(row: Row) -> str:
