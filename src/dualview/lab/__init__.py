@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dualview.lab.modifications.run import modifications
     from dualview.lab.regression.run import regression
     from dualview.lab.retrofit.run import retrofit
+    from dualview.lab.rivals.run import rivals
     from dualview.lab.sign.run import sign
     from dualview.lab.task_vectors.run import task_vectors
     from dualview.lab.votes.run import votes
@@ -36,6 +37,7 @@ __all__ = [
     "modifications",
     "regression",
     "retrofit",
+    "rivals",
     "sign",
     "task_vectors",
     "votes",
@@ -43,6 +45,7 @@ __all__ = [
 
 LABS: dict[str, str] = {
     "regression": "Train linear self-attention on regression in context and compare it with gradient descent.",
+    "rivals": "Train linear attention by depth and condition number: is it gradient descent or something better?",
     "classifier": "Train a small language model to classify in context: is what it finds one gradient step?",
     "modifications": "Train the attentions that the dual view suggests against softmax attention, over seeds.",
     "language": "Train a small GPT with and without each attention variant on plain text.",

@@ -32,6 +32,13 @@ from dualview.duality.theory.regression import (
     squared_loss,
     uniform_optimum,
 )
+from dualview.duality.theory.separate_tokens import (
+    copying_layer,
+    gd_layer_on_separate,
+    merged,
+    prediction,
+    separate_tokens,
+)
 from dualview.duality.theory.toy_attention import relative_error, soft_attn
 from dualview.duality.verify.check import REVIEW, VON_OSWALD, Draws, Sides, identity
 
@@ -156,6 +163,58 @@ def _gd_plus_plus_sign(draws: Draws) -> Sides:
     layer = gd_plus_plus_layer(task.x.shape[0], task.y.shape[0], task.rate, -gamma, task.n_demos, task.x)
     found = run_layers(regression_tokens(task.x, task.y, task.x_query), [layer] * 2).prediction
     return found, gd_plus_plus(task.x, task.y, task.x_query, task.rate, gamma, 2)
+
+
+@dataclass(frozen=True)
+class Separate:
+    """A regression whose x and y are tokens of their own, and how many steps to take from W₀ = 0."""
+
+    task: RegressionTask
+    depth: int
+
+    def copied(self, shift: int) -> Regression:
+        """After a layer that copies the y of the token `shift` places further."""
+        task = self.task
+        tokens = separate_tokens(task.x, task.y, task.x_query)
+        return run_layers(tokens, [copying_layer(task.x.shape[0], self.n_y, task.n_demos, task.x, shift=shift)])
+
+    @property
+    def n_y(self) -> int:
+        return self.task.y.shape[0]
+
+    def answer(self, tokens: Regression) -> Sides:
+        """What layers of gradient descent make of these tokens, and what gradient descent makes of the data."""
+        task = self.task
+        layer = gd_layer_on_separate(task.x.shape[0], self.n_y, task.rate, task.n_demos, task.x)
+        weight = torch.zeros_like(task.weight0)
+        for _ in range(self.depth):
+            weight = task.step(weight)
+        return prediction(run_layers(tokens, [layer] * self.depth), self.n_y), weight @ task.x_query
+
+
+def separate_task(draws: Draws) -> Separate:
+    return Separate(regression_task(draws), draws.size(1, 4))
+
+
+@identity("copying layer: tokens (x_i), (y_i) → (x_i, y_i)", VON_OSWALD + ", §4", given=separate_task)
+def _copying(given: Separate) -> Sides:
+    return merged(given.copied(1), given.n_y).context, torch.cat([given.task.x, given.task.y])
+
+
+@identity("separate tokens: copying, then k layers = k gradient steps", VON_OSWALD + ", §4", given=separate_task)
+def _separate(given: Separate) -> Sides:
+    return given.answer(given.copied(1))
+
+
+@_separate.misprint("the copying layer reads the token before", "von Oswald et al. 2023")
+def _copies_before(given: Separate) -> Sides:
+    return given.answer(given.copied(-1))
+
+
+@_separate.misprint("separate tokens without the copying layer", "von Oswald et al. 2023")
+def _not_copied(given: Separate) -> Sides:
+    task = given.task
+    return given.answer(separate_tokens(task.x, task.y, task.x_query))
 
 
 def one_step_risk(inputs: Float[Tensor, "task demo d"], rate: float, draws: Draws) -> float:
