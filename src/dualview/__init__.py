@@ -6,12 +6,12 @@ Names are loaded on first use, so that `import dualview` costs nothing.
 
 from __future__ import annotations
 
-import gc
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualview.io import display
+from dualview.io.collector import collector_paused
 
 if TYPE_CHECKING:
     from dualview import lab, plot, store, variants
@@ -146,15 +146,8 @@ display.register("Records", _renderer("records_html"))
 
 
 def _import(module: str) -> Any:
-    """Import with the garbage collector off: nothing that torch and transformers define is garbage, and searching it
-    again and again takes a second."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with collector_paused():
         return importlib.import_module(f"dualview.{module}")
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dualview.anatomy.dispatch import Unsupported
 from dualview.anatomy.layers import dissect
+from dualview.io.collector import collector_paused
 from dualview.io.errors import UserError
 from dualview.io.gguf.reading import read_gguf
 from dualview.models.amx_workaround import mind_amx
@@ -53,7 +54,7 @@ def load_model(
     source = locate(name)
     hub = Snapshot(Path(name))
     conversion = None
-    with explained(name):
+    with collector_paused(), explained(name):
         if isinstance(source, Path):
             if where is None:
                 raise UserError(f"--device {BALANCED} takes a folder or a hub id, not a GGUF file: convert it first.")

@@ -18,6 +18,7 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer
 
 from dualview.io import assets
+from dualview.io.collector import collector_paused
 from dualview.io.errors import UserError, first_line
 from dualview.io.gguf import cache as gguf_cache
 from dualview.io.gguf.reading import read_gguf
@@ -56,7 +57,7 @@ def load_reader(name: str, *, dtype: str = "float32", trust_remote_code: bool = 
     as for a run, so that the next start is fast."""
     quiet()
     source = locate(name)
-    with explained(name):
+    with collector_paused(), explained(name):
         if isinstance(source, Path):
             found = from_conversion(source, dtype, lambda folder: _read(str(folder)))
             if found is not None:
