@@ -24,7 +24,7 @@ ROOMS = (
 """A room imports only rooms to its left; CONTRIBUTING.md has the same list."""
 MOST_TOP_LEVEL = 6
 MOST_LINES = 450
-MOST_FILES = 16
+MOST_FILES = 17
 
 
 @cache
