@@ -154,8 +154,8 @@ def test_another_converter_converts_again(gguf: Path, reads: list[str], monkeypa
 _START = """
 import sys
 from pathlib import Path
-from dualview.io import gguf
 from dualview.io.gguf import cache as gguf_cache
+from dualview.io.gguf.reading import read_gguf
 from dualview.models.loading import load_model
 
 path, log = Path(sys.argv[1]), Path(sys.argv[2])
@@ -163,7 +163,7 @@ path, log = Path(sys.argv[1]), Path(sys.argv[2])
 def counted(*args):
     with log.open("a") as file:
         file.write("read\\n")
-    return gguf.read_gguf(*args)
+    return read_gguf(*args)
 
 gguf_cache.read_gguf = counted
 print("ready", flush=True)

@@ -86,7 +86,7 @@ def test_a_cell_stored_when_there_were_fewer_options(
     old = as_before(cell_of(store, controls="none"))
     with_fewer_options(places.StorePaths(store).cell(old))
     with monkeypatch.context() as patched:  # that dualview
-        for room in ("folder", "compaction"):
+        for room in ("folder", "packs.compaction"):
             patched.setattr(f"dualview.store.{room}.OPTIONS_VERSION", 1)
         patched.setattr("dualview.store.cell.asked_now", lambda _, asked: asked)
         with Store(store) as opened:
