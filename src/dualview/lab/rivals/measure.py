@@ -88,7 +88,7 @@ def closest(by_rule: Mapping[str, Mapping[str, Any]], measure: str) -> dict[str,
     """The rule with the smallest mean distance over seeds, and those that the seeds cannot tell from it.
 
     Student's 95 % interval of the paired difference (another rule's distance minus this one's) over seeds: a rule is
-    told apart if its interval lies above 0. The closest rule wins if every other rule is told apart.
+    different if its interval lies above 0. The closest rule wins if every other rule is different.
     """
     sign = -1.0 if measure == "cosine" else 1.0
     values = {name: [sign * value for value in row[measure]] for name, row in by_rule.items()}

@@ -43,7 +43,7 @@ def tables(result: LabResult) -> list[Table]:
         "as many steps as layers. Distances: mean (ŷ − ŷ')² over mean y², and mean ‖∂ŷ/∂x − ∂ŷ'/∂x‖² over mean ‖w‖², "
         "without the largest 0.1 % of the differences; 0 is equality. Closest: the smallest mean over seeds, with the "
         "rules that cannot be told apart from it. Next minus closest: 95 % interval (Student over seeds, paired) of "
-        "the next rule's distance minus the closest's; a rule is told apart if its own interval lies above 0. Cosine: "
+        "the next rule's distance minus the closest's; a rule differs if its own interval lies above 0. Cosine: "
         "of ∂ŷ/∂x with the closest rule's."
     )
     return [Table("rivals: which rule the trained model is closest to", columns, rows, note)]
