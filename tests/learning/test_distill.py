@@ -68,10 +68,13 @@ def test_the_loss_is_the_share_not_reproduced(name: str, at: str, monkeypatch: p
     goal, patch, rows = _Goal.of(lm, cases.QUERIES, teacher(at)), some_change(lm), list(range(len(cases.QUERIES)))
     still = Deltas.zero(projections_of(lm, RECIPE), 1, torch.float64)
     with torch.no_grad():
-        assert float(goal.loss(lm, rows, still)) == pytest.approx(1.0, abs=1e-9)
-        packed = float(goal.loss(lm, rows, patch))
+        shown = goal.shown(lm, rows, padded=False)
+        assert float(goal.loss(lm, shown, still)) == pytest.approx(1.0, abs=1e-9)
+        packed = float(goal.loss(lm, shown, patch))
+        # As a recorded step shows them: all of one length.
+        assert float(goal.loss(lm, goal.shown(lm, rows, padded=True), patch)) == pytest.approx(packed, rel=1e-6)
         monkeypatch.setattr(LanguageModel, "shares_prefix", lambda *_: False)
-        whole = float(goal.loss(lm, rows, patch))
+        whole = float(goal.loss(lm, goal.shown(lm, rows, padded=False), patch))
     exact = 1e-6 if name in SINGLE else 1e-9
     assert packed == pytest.approx(slow_loss(lm, at, patch), abs=exact)
     assert whole == pytest.approx(packed, abs=exact)
@@ -82,14 +85,15 @@ def test_the_gradient_by_finite_differences(name: str) -> None:
     lm = cases.lm(name)
     goal, patch, rows = _Goal.of(lm, cases.QUERIES, teacher()), some_change(lm), [0, 1, 2, 3]
     weight = patch.weights[1].requires_grad_()
-    loss = goal.loss(lm, rows, patch)
+    shown = goal.shown(lm, rows, padded=False)
+    loss = goal.loss(lm, shown, patch)
     (gradient,) = torch.autograd.grad(loss, [weight])
     direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1), dtype=weight.dtype)
     sides: list[float] = []
     with torch.no_grad():
         for sign in (1, -1):
             weight.add_(sign * STEP * direction)
-            sides.append(float(goal.loss(lm, rows, patch)))
+            sides.append(float(goal.loss(lm, shown, patch)))
             weight.sub_(sign * STEP * direction)
     assert (sides[0] - sides[1]) / (2 * STEP) == pytest.approx(float((gradient * direction).sum()), rel=2e-3, abs=1e-3)
 

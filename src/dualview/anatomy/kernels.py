@@ -75,11 +75,13 @@ def attend(
     causal: bool = False,
     allowed: Bool[Tensor, "*batch_or_1 query key"] | None = None,
     key_at: Int[Tensor, "*batch_or_1 key"] | None = None,
+    sees_itself: bool = False,
 ) -> AttentionPart:
     """Softmax attention and its log-sum-exp; heads of a group share their key and value head.
 
-    A query that sees no key gets a zero output and a log-sum-exp of −∞, so that merging leaves it out.
-    Sinks are not applied here: they belong to the merged softmax, once.
+    A query that sees no key gets a zero output and a log-sum-exp of −∞, so that merging leaves it out; `sees_itself`
+    says that there is none, so that nobody needs to look. Sinks are not applied here: they belong to the merged
+    softmax, once.
     """
     if k.shape[0] != q.shape[0]:
         # A shared prefix has one row; expanding it copies nothing.
@@ -93,7 +95,7 @@ def attend(
     )
     kernel = _portable if portable else _kernel_for(q, k, v, bias)
     part = kernel(q, k, v, rule, bias, causal)
-    if allowed is None:
+    if allowed is None or sees_itself:
         return part
     blind = ~allowed.any(-1)  # [*batch_or_1, query]
     if not bool(blind.any()):
@@ -163,10 +165,11 @@ def _kernel_for(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Kernel:
         return _portable
     if q.device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
         return _cpu_flash
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    if q.device.type == "cuda" and bias is None and half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
+    if q.device.type != "cuda" or bias is not None or q.shape[-1] % 8:
+        return _portable
+    if q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= 256:
         return _cuda_flash
-    return _portable
+    return _cuda_efficient if q.dtype == torch.float32 else _portable
 
 
 def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> AttentionPart:
@@ -193,18 +196,36 @@ def _causal_slices(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor) ->
 
 
 def _cuda_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> AttentionPart:
+    def kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=rule.scale)[:2]
+
+    return _by_groups(kernel, q, k, v, causal)
+
+
+def _cuda_efficient(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> AttentionPart:
+    """For float32, which flash attention does not take."""
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, None, True, 0.0, causal, scale=rule.scale
+        )[:2]
+
+    return _by_groups(kernel, q, k, v, causal)
+
+
+def _by_groups(
+    kernel: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, causal: bool
+) -> AttentionPart:
+    """A kernel that wants as many heads of k and v as of q."""
     # Without causality the order of queries does not matter, so heads that share a key head become further queries of
     # it and k and v are not copied.
     groups = q.shape[1] // k.shape[1]
     if groups > 1 and causal:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     folded = q if groups == 1 or causal else q.reshape(q.shape[0], k.shape[1], groups * q.shape[2], q.shape[3])
-    found = torch.ops.aten._scaled_dot_product_flash_attention(  # pyright: ignore
-        folded, k, v, 0.0, causal, scale=rule.scale
-    )
-    # The kernel may pad its log-sum-exp to whole blocks.
-    out, lse = found[0], found[1][..., : folded.shape[2]]
-    return AttentionPart(out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3]))
+    # The kernels may pad their log-sum-exps to whole blocks.
+    out, lse = kernel(folded, k, v)
+    return AttentionPart(out.reshape(*q.shape[:3], v.shape[-1]), lse[..., : folded.shape[2]].reshape(q.shape[:3]))
 
 
 def _portable(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> AttentionPart:

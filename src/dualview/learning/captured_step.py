@@ -10,24 +10,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar
 
 import torch
 
 from dualview.anatomy.dispatch import is_spread
 from dualview.io.errors import first_line
-from dualview.learning.training_step import Shown
 from dualview.models.language_model import LanguageModel
 
+
+class Fillable(Protocol):
+    """What a step is shown: tensors whose contents can be replaced."""
+
+    def fill(self, other: Self) -> None: ...
+
+
+S = TypeVar("S", bound=Fillable)
 T = TypeVar("T")
 _WORTH = 8  # steps: recording one takes about as long as taking three
 _log = logging.getLogger("dualview.learning")
 
 
 @contextmanager
-def captured(
-    step: Callable[[Shown], T], still: Shown, steps: int, lm: LanguageModel
-) -> Generator[Callable[[Shown], T] | None]:
+def captured(step: Callable[[S], T], still: S, steps: int, lm: LanguageModel) -> Generator[Callable[[S], T] | None]:
     """`step` as something to replay with other contents of `still`'s shape; None where it must be taken as it is.
 
     `still` moves no training: trying and recording the step leaves them as they are.
@@ -51,7 +56,7 @@ def captured(
         yield None
         return
 
-    def replay(shown: Shown) -> T:
+    def replay(shown: S) -> T:
         still.fill(shown)
         graph.replay()
         return made

@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from dualview.anatomy.dispatch import run_forward
 from dualview.anatomy.hooks import hooked
 from dualview.io.errors import UserError
+from dualview.learning.captured_step import captured
 from dualview.learning.recipe import (
     DISTILLING_PASSES,
     DISTILLING_ROWS,
@@ -32,11 +33,10 @@ from dualview.learning.recipe import (
     TrainingRecipe,
     Tuned,
     projections_of,
-    step_count,
 )
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
-from dualview.models.packing.rows import At, grow, pack
+from dualview.models.packing.rows import At, Pack, Tree, grow, pack
 from dualview.models.prefix import Prefix, as_row
 from dualview.models.probe import Packed, Whole
 from dualview.models.scoring import PassPlan, ask, candidate_scores, token_log_probs
@@ -59,25 +59,36 @@ def distil(
         trained = [part.requires_grad_() for part in (weight, bias) if part is not None]
         size = float(projection.weight().detach().float().square().mean().sqrt())
         groups.append({"params": trained, "lr": training.rate * size})
-    optimiser = torch.optim.Adam(groups, betas=(0.9, 0.99))
-    steps = step_count(training, recipe)
-    falling = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, total_iters=steps)
-    losses: list[float] = []
-    for rows in _steps(len(recipe.rows), DISTILLING_PASSES * recipe.epochs):
+    parts: list[Tensor] = [part for group in groups for part in group["params"]]
+    for part in parts:
+        part.grad = torch.zeros_like(part)
+    optimiser = torch.optim.Adam(groups, betas=(0.9, 0.99), fused=True)
+    batches = _steps(len(recipe.rows), DISTILLING_PASSES * recipe.epochs)
+    falling = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, total_iters=len(batches))
+
+    def differentiate(shown: _ShownRows) -> Float[Tensor, ""]:
         with torch.enable_grad():
-            loss = goal.loss(lm, rows, deltas)
-        losses.append(float(loss.detach()))
-        if not np.isfinite(losses[-1]):
-            break
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        falling.step()
-        if progress is not None:
-            progress(1)
-    for group in groups:
-        for part in group["params"]:
-            part.requires_grad_(False).grad = None
+            loss = goal.loss(lm, shown, deltas)
+        # In place: a recorded step writes to the same memory each time.
+        torch._foreach_copy_([part.grad for part in parts], torch.autograd.grad(loss, parts))  # pyright: ignore
+        return loss.detach()
+
+    losses: list[float] = []
+    alike = [rows for rows in batches if goal.uniform and len(rows) == len(batches[0])]
+    with captured(differentiate, goal.shown(lm, batches[0], padded=True), len(alike), lm) as replay:
+        for rows in batches:
+            # A step of fewer rows (the last of a pass) has another shape than the recorded one.
+            recorded = replay if rows in alike else None
+            loss = (recorded or differentiate)(goal.shown(lm, rows, padded=recorded is not None))
+            losses.append(float(loss))
+            if not np.isfinite(losses[-1]):
+                break
+            optimiser.step()
+            falling.step()
+            if progress is not None:
+                progress(1)
+    for part in parts:
+        part.requires_grad_(False).grad = None
     return Tuned(training.rate, deltas, tuple(losses), "ok" if np.isfinite(losses[-1]) else "diverged")
 
 
@@ -88,17 +99,33 @@ def _steps(rows: int, passes: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
+class _ShownRows:
+    """The rows of one step; `pack` is None for models that cannot be packed."""
+
+    rows: Int[Tensor, " row"]
+    pack: Pack | None
+
+    def fill(self, other: _ShownRows) -> None:
+        """Take over the contents of another of the same shape, in place."""
+        self.rows.copy_(other.rows)
+        assert self.pack is not None and other.pack is not None
+        self.pack.fill(other.pack)
+
+
+@dataclass(frozen=True)
 class _Goal:
     """What the in-context model gives for each row, and how far zero-shot is from it."""
 
     queries: tuple[Query, ...]
     """The rows as they are read without demonstrations, BOS included."""
+    trees: tuple[Tree, ...]
     at: At
     known: Bool[Tensor, "row candidate"]
     scores: Float[Tensor, "row candidate"]
     h: Float[Tensor, "row layer d_model"]
     score_scale: float
-    h_scale: Float[Tensor, " layer"]
+    h_weight: Float[Tensor, " layer"]
+    """What a layer's squared error is multiplied by: the mean over the layers that demonstrations move."""
 
     @classmethod
     def of(cls, lm: LanguageModel, rows: Sequence[Query], teacher: PassPlan) -> _Goal:
@@ -112,28 +139,48 @@ class _Goal:
         scores, before = (torch.from_numpy(each.log_probs).to(lm.device) for each in (icl, zsl))
         known = torch.isfinite(scores)
         h, h_before = (torch.from_numpy(each).to(lm.device) for each in (icl.h, zsl.h))
+        scale = (h - h_before).square().sum(-1).mean(0)
+        moved = scale > 0  # a layer that no demonstration moves has nothing to reproduce
+        queries = tuple(replace(row, ids=(*bare, *row.ids)) for row in rows)
         return cls(
-            tuple(replace(row, ids=(*bare, *row.ids)) for row in rows),
+            queries,
+            tuple(grow(query, teacher.at) for query in queries),
             teacher.at,
             known,
             _centred(scores, known),
             h,
-            float((_centred(scores, known) - _centred(before, known)).square().sum(1).mean()),
-            (h - h_before).square().sum(-1).mean(0),
+            float((_centred(scores, known) - _centred(before, known)).square().sum(1).mean()) or 1.0,
+            torch.where(moved, 1 / scale / moved.sum(), 0.0) if bool(moved.any()) else torch.ones_like(scale),
         )
 
-    def loss(self, lm: LanguageModel, rows: list[int], patch: Deltas) -> Float[Tensor, ""]:
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows read as many logits for as many candidates, so that padding gives steps one shape."""
+        return len({(tree.chain, len(tree.read_nodes), sum(map(len, tree.reads))) for tree in self.trees}) == 1
+
+    def shown(self, lm: LanguageModel, rows: list[int], *, padded: bool) -> _ShownRows:
+        """These rows side by side; `padded` to the longest of all rows, for a shape that does not depend on them."""
+        widest = max(len(tree.ids) for tree in self.trees)
+        at = torch.tensor(rows, device=lm.device)
+        if not lm.shares_prefix(0, max(query.longest for query in self.queries)):
+            return _ShownRows(at, None)
+        trees = [self.trees[i].padded(widest) if padded else self.trees[i] for i in rows]
+        return _ShownRows(at, pack(trees, range(len(rows))).to(lm.device))
+
+    def loss(self, lm: LanguageModel, shown: _ShownRows, patch: Deltas) -> Float[Tensor, ""]:
         """The share of the in-context change of these rows that is not reproduced."""
+        candidates = self.scores.shape[1]
         with patch.applied():
-            scores, h = _answers(lm, [self.queries[i] for i in rows], self.at, self.scores.shape[1])
-        missed = (_centred(scores, self.known[rows]) - self.scores[rows]).square().sum(1).mean()
-        wide = self.h.new_zeros(len(rows), *self.h.shape[1:])
+            if shown.pack is not None:
+                scores, h = _answers(lm, shown.pack, candidates)
+            else:
+                scores, h = _answers_whole(lm, [self.queries[i] for i in shown.rows.tolist()], self.at, candidates)
+        missed = (_centred(scores, self.known[shown.rows]) - self.scores[shown.rows]).square().sum(1).mean()
+        wide = self.h.new_zeros(len(shown.rows), *self.h.shape[1:])
         for layer, found in enumerate(h):
             wide[:, layer, : found.shape[-1]] = found.to(wide)
-        lost = (wide - self.h[rows]).square().sum(-1).mean(0)
-        moved = self.h_scale > 0  # a layer that no demonstration moves has nothing to reproduce
-        of_h = (lost[moved] / self.h_scale[moved]).mean() if bool(moved.any()) else lost.sum()
-        return (missed / (self.score_scale or 1.0)).to(of_h) / 2 + of_h / 2
+        lost = ((wide - self.h[shown.rows]).square().sum(-1).mean(0) * self.h_weight).sum()
+        return (missed / self.score_scale).to(lost) / 2 + lost / 2
 
 
 def _centred(scores: Float[Tensor, "row candidate"], known: Bool[Tensor, "row candidate"]) -> Tensor:
@@ -143,15 +190,12 @@ def _centred(scores: Float[Tensor, "row candidate"], known: Bool[Tensor, "row ca
 
 
 def _answers(
-    lm: LanguageModel, queries: Sequence[Query], at: At, candidates: int
+    lm: LanguageModel, packed: Pack, candidates: int
 ) -> tuple[Float[Tensor, "row candidate"], list[Float[Tensor, "row d_model"]]]:
     """Every candidate's score, and each attention layer's output at the recorded token, with their gradients.
 
     `ask` without a prefix: the log-sum-exps by which it joins a prefix have no gradient.
     """
-    if not lm.shares_prefix(0, max(query.longest for query in queries)):
-        return _answers_whole(lm, queries, at, candidates)
-    packed = pack([grow(query, at) for query in queries], range(len(queries))).to(lm.device)
     strategy = Packed(packed, Prefix(0))
     h: list[Tensor] = []
 

@@ -242,20 +242,29 @@ def _train_parameters(
     patch = Parameters(lm.model, values)
     history: list[float] = []
     status: Status = "ok"
-    for sequence in steps_of(training.sequences, recipe):
-        shown = Shown.of([sequence], recipe.loss, lm)
+    steps = steps_of(training.sequences, recipe)
+    shape = Shown.widest([steps], recipe.loss)
+
+    def differentiate(shown: Shown) -> tuple[Float[Tensor, ""], tuple[Tensor, ...]]:
         with torch.enable_grad(), patch.applied():
             loss = shown.losses(step_logits(lm, shown, recipe.rule)).sum()
-        history.append(float(loss.detach()))
-        if not math.isfinite(history[-1]):
-            status = "diverged"
-            break
-        gradients = torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
-        with torch.no_grad():
-            for value, gradient in zip(values.values(), gradients, strict=True):
-                value.sub_(training.rate * gradient)
-        if progress is not None:
-            progress(1)
+        return loss.detach(), torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
+
+    with captured(differentiate, Shown.of([steps[0]], recipe.loss, lm, **shape), len(steps), lm) as replay:
+        for sequence in steps:
+            if replay is not None:
+                loss, gradients = replay(Shown.of([sequence], recipe.loss, lm, **shape))
+            else:
+                loss, gradients = differentiate(Shown.of([sequence], recipe.loss, lm))
+            history.append(float(loss))
+            if not math.isfinite(history[-1]):
+                status = "diverged"
+                break
+            with torch.no_grad():
+                for value, gradient in zip(values.values(), gradients, strict=True):
+                    value.sub_(gradient, alpha=training.rate)
+            if progress is not None:
+                progress(1)
     return Tuned(
         training.rate, Parameters(lm.model, {n: v.detach() for n, v in values.items()}), tuple(history), status
     )

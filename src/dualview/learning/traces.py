@@ -89,11 +89,13 @@ def _trace_batch(
 
     def on_step(step: Step) -> None:
         length = len(steps[step.number].ids)  # what follows is padding
+        # A list of rows would be sent to the GPU, which waits for it, once for every tensor.
+        each = slice(None) if step.rows == list(range(len(trainings))) else step.rows
         for (index, x, _), g in zip(step.tape.calls, step.signals, strict=True):
-            inputs.setdefault(index, []).append(x[step.rows, :length])
-            errors.setdefault(index, []).append(-scale.to(g.device) * g[step.rows, :length])
+            inputs.setdefault(index, []).append(x[each, :length].clone())
+            errors.setdefault(index, []).append(-scale.to(g.device) * g[each, :length])
         for tap in step.tape.tapped:
-            outputs[tap.projection.name].append(tap.y[step.rows, :length])
+            outputs[tap.projection.name].append(tap.y[each, :length].clone())
 
     tuned = train(lm, trainings, recipe, progress, Watch(on_step, taps))
     patch = tuned[0].patch

@@ -73,9 +73,9 @@ class Deltas:
             return several[0]
         return type(several[0])(
             several[0].projections,
-            tuple(torch.cat(weights) for weights in zip(*(d.weights for d in several), strict=True)),
+            tuple(_joined(weights) for weights in zip(*(d.weights for d in several), strict=True)),
             tuple(
-                None if biases[0] is None else torch.cat([b for b in biases if b is not None])
+                None if biases[0] is None else _joined([b for b in biases if b is not None])
                 for biases in zip(*(d.biases for d in several), strict=True)
             ),
         )
@@ -122,6 +122,22 @@ class Linearised(Deltas):
     def applied(self) -> Generator[None]:
         with forward_ad.dual_level(), super().applied():
             yield
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    """Rows side by side; those of one batch of trainings are so already, and large ones have no room for a copy."""
+    first, size = rows[0], rows[0].numel()
+    there = first.untyped_storage().data_ptr()
+    neighbours = all(
+        row.shape == first.shape
+        and row.is_contiguous()
+        and row.untyped_storage().data_ptr() == there
+        and row.storage_offset() == first.storage_offset() + i * size
+        for i, row in enumerate(rows)
+    )
+    if not neighbours or len(first) != 1:
+        return torch.cat(list(rows))
+    return first.as_strided((len(rows), *first.shape[1:]), (size, *first.stride()[1:]))
 
 
 def added(output: Tensor, change: Tensor, projection: Projection) -> Tensor:

@@ -58,7 +58,8 @@ def off_spans(
 
     Empty where an architecture's output projections do not read the heads side by side. Not finite updates stay so.
     """
-    found = {name: np.zeros_like(h) for name, h in settings.items()}
+    # Not `zeros_like`, which writes the zeros: these pages are touched when they are filled.
+    found = {name: np.zeros(h.shape, h.dtype) for name, h in settings.items()}
     for number, layer in enumerate(lm.anatomy.layers):
         by_head = layer.output_by_head()
         if by_head is None:

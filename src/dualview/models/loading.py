@@ -51,6 +51,13 @@ def load_model(
     quiet()
     if where is not None and where.type == "cpu" and dtype in ("bfloat16", "float16"):
         mind_amx()
+    placed: dict[str, Any] = {}
+    if where is None:
+        # `auto` would put what does not fit on the processor or the disk, where dualview cannot follow it.
+        placed = {"device_map": "balanced", "max_memory": room_on_gpus()}
+    elif where.type == "cuda":
+        gpu = torch.cuda.current_device() if where.index is None else where.index
+        placed = {"device_map": {"": gpu}}  # from the files to the GPU, without a copy in the processor's memory
     source = locate(name)
     hub = Snapshot(Path(name))
     conversion = None
@@ -58,18 +65,16 @@ def load_model(
         if isinstance(source, Path):
             if where is None:
                 raise UserError(f"--device {BALANCED} takes a folder or a hub id, not a GGUF file: convert it first.")
-            tokenizer, model, conversion = _from_gguf(source, dtype)
+            tokenizer, model, conversion = _from_gguf(source, dtype, placed)
         else:
             hub = snapshot(source, trust_remote_code)
             source = source if isinstance(source, str) else f"{hub.folder}/"
             options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-            # `auto` would put what does not fit on the processor or the disk, where dualview cannot follow it.
-            spread = {} if where is not None else {"device_map": "balanced", "max_memory": room_on_gpus()}
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             model = _with_variant(name, source, DTYPES[dtype], where)
             if model is None:
                 loaded: Any = AutoModelForCausalLM.from_pretrained(
-                    source, **options, **spread, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
+                    source, **options, **placed, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
                 )
                 model, info = loaded
                 _must_be_on_gpus(name, model)
@@ -92,13 +97,18 @@ def _weight_files(source: str | Path) -> tuple[Path, ...]:
     return (path,) if path.is_file() else tuple(sorted([*path.glob("*.safetensors"), path / "config.json"]))
 
 
-def _from_gguf(path: Path, dtype: str) -> tuple[Any, Any, Path | None]:
+def _from_gguf(path: Path, dtype: str, placed: dict[str, Any]) -> tuple[Any, Any, Path | None]:
     """Tokenizer and model of a GGUF file, and the folder of its cached conversion if they came from there."""
 
     def load(folder: Path) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(folder), local_files_only=True, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True
+            str(folder),
+            local_files_only=True,
+            dtype=DTYPES[dtype],
+            use_safetensors=True,
+            output_loading_info=True,
+            **placed,
         )
         _must_be_whole(path.name, loaded[1])
         return tokenizer, loaded[0]

@@ -122,7 +122,7 @@ class Packed:
         if batch > 1:
             at = at.repeat(batch, 1)
             allowed = None if allowed is None else allowed.repeat(batch, 1, 1)
-        part = attend(q, k, v, rule, causal=allowed is None, allowed=allowed, key_at=at)
+        part = attend(q, k, v, rule, causal=allowed is None, allowed=allowed, key_at=at, sees_itself=True)
 
         def in_row(x: Tensor) -> Tensor:
             tokens = x.transpose(1, 2).reshape(batch, n * width, *x.shape[1:2], *x.shape[3:])

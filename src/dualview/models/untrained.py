@@ -7,10 +7,15 @@ embeddings and the norms).
 from __future__ import annotations
 
 import copy
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import adopt
@@ -29,20 +34,70 @@ def redrawn(lm: LanguageModel, weights: Weights) -> LanguageModel:
 def untrained(lm: LanguageModel, *, keep_embeddings: bool, seed: int) -> LanguageModel:
     """A copy with weights drawn as the architecture initialises them, in the same precision and place."""
     # On the CPU and with a seed of its own, so that the weights are the same on every device and no other draw changes.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), _Draws(seed):
         torch.manual_seed(seed)
         config = copy.deepcopy(lm.model.config)
         fresh = type(lm.model)(config)
         # Drawn in float32 and then rounded: an initialiser draws other numbers in another precision.
         fresh.to(lm.dtype)  # pyright: ignore[reportArgumentType]
-    if keep_embeddings:
-        with torch.no_grad():
-            own = dict(fresh.named_parameters())
-            for name in _kept(lm.model):
-                own[name].copy_(lm.model.get_parameter(name))
-    name = f"{lm.name} ({'trained embeddings and norms' if keep_embeddings else 'untrained'}, seed {seed})"
     fresh.to(lm.device)  # pyright: ignore[reportArgumentType]
-    return replace(adopt(fresh, lm.tokenizer, name), commit=lm.commit, code_commits=lm.code_commits)
+    made = adopt(fresh, lm.tokenizer, f"{lm.name} (untrained, seed {seed})")
+    made = replace(made, commit=lm.commit, code_commits=lm.code_commits)
+    return with_trained_embeddings(made, lm) if keep_embeddings else made
+
+
+def with_trained_embeddings(fresh: LanguageModel, lm: LanguageModel) -> LanguageModel:
+    """An untrained model whose embeddings and norms become those of the trained one, in place."""
+    with torch.no_grad():
+        own = dict(fresh.model.named_parameters())
+        for name in _kept(lm.model):
+            own[name].copy_(lm.model.get_parameter(name))
+    return replace(fresh, name=fresh.name.replace("untrained", "trained embeddings and norms"))
+
+
+class _Draws(TorchDispatchMode):
+    """Draws initial weights with numpy, in blocks on several threads: torch's own draws take a single one."""
+
+    _BLOCK = 1 << 20
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self._seed, self._tensors = seed, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.normal_.default:
+            return self._fill(args[0], *_two(args, kwargs, mean=0.0, std=1.0), np.random.Generator.standard_normal)
+        if func is torch.ops.aten.uniform_.default:
+            low, high = _two(args, kwargs, **{"from": 0.0, "to": 1.0})
+            return self._fill(args[0], low, high - low, np.random.Generator.random)
+        return func(*args, **kwargs)
+
+    def _fill(self, tensor: Tensor, shift: float, scale: float, draw: Any) -> Tensor:
+        direct = tensor.is_contiguous() and tensor.dtype == torch.float32
+        flat = tensor.detach().numpy().reshape(-1) if direct else np.empty(tensor.numel(), np.float32)
+        starts, number = range(0, flat.size, self._BLOCK), self._tensors
+        self._tensors += 1
+
+        def block(start: int) -> None:
+            # Each block has a generator of its own, so that the numbers do not depend on the threads.
+            part = flat[start : start + self._BLOCK]
+            draw(np.random.Generator(np.random.SFC64([self._seed, number, start])), dtype=np.float32, out=part)
+            part *= scale
+            part += shift
+
+        if len(starts) == 1:
+            block(0)
+        elif starts:
+            with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+                list(pool.map(block, starts))
+        return tensor if direct else tensor.copy_(torch.from_numpy(flat).view(tensor.shape))
+
+
+def _two(args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: float) -> list[float]:
+    """The two numbers of a distribution, given by place or by name."""
+    given = dict(zip(defaults, args[1:], strict=False)) | kwargs
+    return [float(given.get(name, default)) for name, default in defaults.items()]
 
 
 def _kept(model: nn.Module) -> list[str]:

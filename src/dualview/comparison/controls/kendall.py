@@ -101,12 +101,11 @@ def _released(
     # Each epoch has its own q of a token; the released program reads the last.
     last = step > step.max() - len(shared.demo.unique())
     tokens = TrainingTokens(step[last], trace.tokens.demo[last], trace.tokens.position[last])
-    by_layer = [
-        tap.y.astype(np.float64)
-        @ _host(shared.from_training(trained[last.to(trained.device)], tokens)).T
-        / layer.d_head
-        for tap, trained, layer in zip(asked, trace.tapped, lm.anatomy.layers, strict=True)
-    ]
+    by_layer: list[np.ndarray] = []
+    for tap, trained, layer in zip(asked, trace.tapped, lm.anatomy.layers, strict=True):
+        q_train = shared.from_training(trained[last.to(trained.device)].double(), tokens)
+        q_test = torch.from_numpy(tap.y).to(q_train)
+        by_layer.append((q_test @ q_train.T / layer.d_head).cpu().numpy())
     return np.stack(by_layer, 1)
 
 
@@ -123,9 +122,6 @@ def _dual(
         # One projection at a time: all of them in double precision would not fit for a large model.
         wide = Factors(factors.projection, factors.inputs.double(), factors.errors.double())
         x = torch.from_numpy(asked).to(wide.errors)
-        by_layer.append(_host(shared.from_training(update_contributions(wide, x).T, trace.tokens)).T)
+        shares = shared.from_training(update_contributions(wide, x).T, trace.tokens)
+        by_layer.append(shares.T.cpu().numpy())
     return np.stack(by_layer, 1)
-
-
-def _host(x: Tensor) -> np.ndarray:
-    return x.double().cpu().numpy()

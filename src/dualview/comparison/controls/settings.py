@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -28,7 +28,7 @@ from dualview.metrics.cosine import UNDEFINED_BELOW
 from dualview.metrics.floors.controls import base_name
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
-from dualview.models.untrained import UNTRAINED_SEED, untrained
+from dualview.models.untrained import UNTRAINED_SEED, untrained, with_trained_embeddings
 from dualview.options import Labels
 from dualview.records import Setting
 from dualview.tasks.prompts import PromptSet, Query
@@ -177,15 +177,15 @@ def _controls(
         for rule, name in RULE_CONTROLS.items():
             if rule != recipe.rule:
                 yield name, lambda rule=rule, name=name: patched(name, _best(prepared, grid(rule)))
+    # One after the other: the second of a draw is the first with other embeddings, in the same memory.
+    fresh = lru_cache(maxsize=1)(lambda n: untrained(lm, keep_embeddings=False, seed=UNTRAINED_SEED + n))
     for n in range(UNTRAINED_DRAWS):
-        for stem, keep in (("untrained", False), ("untrained_but_embeddings", True)):
+        for stem, made in (
+            ("untrained", fresh),
+            ("untrained_but_embeddings", lambda n: with_trained_embeddings(fresh(n), lm)),
+        ):
             name = drawn(stem, n)
-            yield (
-                name,
-                lambda name=name, keep=keep, n=n: _untrained(
-                    prepared, lr, recipe, sizes, found, name, keep=keep, seed=UNTRAINED_SEED + n
-                ),
-            )
+            yield name, lambda name=name, made=made, n=n: _untrained(prepared, lr, recipe, sizes, found, name, made(n))
 
 
 def _stays(lm: LanguageModel, queries: Sequence[Query], moved: PassPlan, zsl: Asked) -> bool:
@@ -334,12 +334,10 @@ def _untrained(
     sizes: Mapping[str, float],
     found: Controls,
     name: str,
-    *,
-    keep: bool,
-    seed: int,
+    lm: LanguageModel,
 ) -> dict[str, Asked]:
     """The whole comparison with untrained weights, fine-tuned until its update is as large as FT's."""
-    lm, queries = untrained(prepared.lm, keep_embeddings=keep, seed=seed), prepared.prompts.queries
+    queries = prepared.prompts.queries
     wanted = {name: lambda: training_of(prepared, prepared.prompts, lr)}
     made = train_controls(prepared, wanted, recipe, Silent(), sized=[name], size=sizes["ft"], lm=lm)
     tuned = made.get(name)

@@ -39,6 +39,16 @@ class Tree:
     def chain(self) -> bool:
         return self.depth[-1] == len(self.depth) - 1
 
+    def padded(self, nodes: int) -> Tree:
+        """The same with a tail of nodes that nothing reads, `nodes` in all."""
+        more = range(len(self.ids), nodes)
+        return replace(
+            self,
+            ids=self.ids + self.ids[-1:] * len(more),
+            parents=self.parents + tuple(node - 1 for node in more),
+            depth=self.depth + tuple(self.depth[-1] + 1 + i for i in range(len(more))),
+        )
+
     @property
     def read_nodes(self) -> tuple[int, ...]:
         """The nodes whose logits are needed, each once; the last prompt token comes first."""
@@ -106,6 +116,12 @@ class Pack:
     def to(self, device: torch.device) -> Pack:
         moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **moved)
+
+    def fill(self, other: Pack) -> None:
+        """Take over the contents of another of the same shape, in place, but for what only records read."""
+        for name, x in vars(self).items():
+            if isinstance(x, Tensor) and name not in ("own", "columns"):
+                x.copy_(getattr(other, name))
 
 
 def pack(trees: Sequence[Tree], members: Sequence[int]) -> Pack:
