@@ -28,11 +28,12 @@ def test_every_stage_is_a_valid_grid() -> None:
     assert [stage.arm for stage in stages if stage.model == "embedded" and stage.seed in ("1", "auto")] == list(
         study["arms"]
     )
-    assert (stages[0].arm, stages[0].model, stages[4].seed) == ("draws", "qwen2.5-coder-1.5b", "5")
+    assert (stages[0].arm, stages[0].model, stages[4].seed) == ("comparison", "qwen2.5-coder-1.5b", "5")
     cells = {stage.arm: sum(len(Spec.make(grid).cells()) for grid in stage.grids) for stage in stages}
     expected = {
-        "draws": 44,
-        "comparison": 44,
+        "comparison": 22,
+        "draws": 22,
+        "label_loss": 44,
         "rates": 264,
         "epochs": 528,
         "matched": 44,

@@ -38,15 +38,16 @@ def fine_tune(prepared: Prepared, progress: Progress) -> FineTuning:
         trials = _judged(prepared, grid, progress)
         return FineTuning(grid[best(trials)], trials, grid)
     trials: list[SelectionTrial] = []
-    kept: dict[float, Tuned] = {}
+    kept: Tuned | None = None
     with progress.part(what, steps) as advance:
         for batch in _rate_batches(prepared, options.ft_rule):
             tuned = _train(prepared, batch, options.ft_rule, advance)
             trials += _judged(prepared, tuned, progress)
-            kept |= {each.lr: each for each in tuned}
             chosen = trials[best(trials)].value
-            kept = {chosen: kept[chosen].alone()}  # the others would only take memory
-    return FineTuning(next(iter(kept.values())), trials)
+            kept = next((each.alone() for each in tuned if each.lr == chosen), kept)
+            del tuned  # before the next batch: both together would only take memory
+    assert kept is not None
+    return FineTuning(kept, trials)
 
 
 def _judged(prepared: Prepared, tuned: Sequence[Tuned], progress: Progress) -> list[SelectionTrial]:

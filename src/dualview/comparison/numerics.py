@@ -15,6 +15,7 @@ History:
 4. Agreement is also tested by the queries' signs and beyond their lengths, and levels have the p-values over queries
    that a verdict over draws needs. What a query has beyond the mean update is at most 1 in a floor, and controls with
    several draws are read on Fisher's scale.
+5. Untrained weights are drawn by numpy.
 """
 
-NUMERICS_VERSION = 4
+NUMERICS_VERSION = 5

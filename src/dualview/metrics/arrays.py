@@ -53,8 +53,8 @@ class Backend:
         return [slice(start, min(start + step, layers)) for start in range(0, layers, step)]
 
     def threads(self, wanted: int = _THREADS) -> int:
-        """How many threads help: on a device a second one, which copies while the first computes."""
-        return min(wanted, os.cpu_count() or 1) if self.device is None else 2
+        """How many threads help: on a device a few, of which some copy while another computes."""
+        return min(wanted if self.device is None else 4, os.cpu_count() or 1)
 
     def each(self, work: Callable[[Any], T], items: list[Any] | range) -> list[T]:
         """`work` on every item, on several threads: nearly all of it is numpy's or torch's, which lets threads run."""

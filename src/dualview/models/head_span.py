@@ -18,6 +18,7 @@ times as much, exist for one layer and a few queries at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -58,12 +59,15 @@ def off_spans(
 
     Empty where an architecture's output projections do not read the heads side by side. Not finite updates stay so.
     """
+    layers = lm.anatomy.layers
+    if any(layer.output_by_head() is None for layer in layers):
+        return {}
     # Not `zeros_like`, which writes the zeros: these pages are touched when they are filled.
     found = {name: np.zeros(h.shape, h.dtype) for name, h in settings.items()}
-    for number, layer in enumerate(lm.anatomy.layers):
-        by_head = layer.output_by_head()
-        if by_head is None:
-            return {}
+
+    def fill(number: int) -> None:
+        by_head = layers[number].output_by_head()
+        assert by_head is not None
         where = by_head.device if by_head.device.type == "cuda" else torch.device("cpu")
         weight = by_head.to(where, torch.float64)
         d_model, heads, d_value = weight.shape
@@ -74,8 +78,13 @@ def off_spans(
             y, base = y[:, : heads * d_value].unflatten(1, (heads, d_value)), base[:, :d_model]
             span = torch.cat([torch.einsum("qhe,dhe->qhd", y, weight), base[:, None]], 1)
             updates = torch.stack([h[:, :d_model] - base for h in rest])
-            for into, kept in zip(found.values(), off_span(updates, span).cpu().numpy(), strict=True):
-                into[(*at, slice(d_model))] = kept
+            left = off_span(updates, span)
+            for into, kept in zip(found.values(), left, strict=True):
+                into[(*at, slice(d_model))] = kept.to(torch.from_numpy(into[:0]).dtype).cpu().numpy()
+
+    # On a GPU most of the time goes into copying, which threads share; on a processor torch has threads of its own.
+    with ThreadPoolExecutor(4 if lm.device.type == "cuda" else 1) as pool:
+        list(pool.map(fill, range(len(layers))))
     return found
 
 

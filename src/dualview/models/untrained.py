@@ -22,6 +22,7 @@ from dualview.models.loading import adopt
 from dualview.options import Weights
 
 UNTRAINED_SEED = 0
+_THREADS = min(16, os.cpu_count() or 1)
 
 
 def redrawn(lm: LanguageModel, weights: Weights) -> LanguageModel:
@@ -33,14 +34,16 @@ def redrawn(lm: LanguageModel, weights: Weights) -> LanguageModel:
 
 def untrained(lm: LanguageModel, *, keep_embeddings: bool, seed: int) -> LanguageModel:
     """A copy with weights drawn as the architecture initialises them, in the same precision and place."""
-    # On the CPU and with a seed of its own, so that the weights are the same on every device and no other draw changes.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"), _Draws(seed):
+    # Drawn in float32 and then rounded: an initialiser draws other numbers in another precision. A narrower model
+    # leaves no room for that on its GPU.
+    where = lm.device if lm.dtype == torch.float32 else torch.device("cpu")
+    gpus = [where] if where.type == "cuda" else []
+    # With a seed of its own, so that the weights are the same on every device and no other draw changes.
+    with torch.random.fork_rng(devices=gpus), where, ThreadPoolExecutor(_THREADS) as pool, _Draws(seed, pool):
         torch.manual_seed(seed)
         config = copy.deepcopy(lm.model.config)
         fresh = type(lm.model)(config)
-        # Drawn in float32 and then rounded: an initialiser draws other numbers in another precision.
-        fresh.to(lm.dtype)  # pyright: ignore[reportArgumentType]
-    fresh.to(lm.device)  # pyright: ignore[reportArgumentType]
+    fresh.to(lm.device, lm.dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
     made = adopt(fresh, lm.tokenizer, f"{lm.name} (untrained, seed {seed})")
     made = replace(made, commit=lm.commit, code_commits=lm.code_commits)
     return with_trained_embeddings(made, lm) if keep_embeddings else made
@@ -58,11 +61,11 @@ def with_trained_embeddings(fresh: LanguageModel, lm: LanguageModel) -> Language
 class _Draws(TorchDispatchMode):
     """Draws initial weights with numpy, in blocks on several threads: torch's own draws take a single one."""
 
-    _BLOCK = 1 << 20
+    _BLOCK = 1 << 17
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, pool: ThreadPoolExecutor):
         super().__init__()
-        self._seed, self._tensors = seed, 0
+        self._seed, self._pool, self._tensors = seed, pool, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,24 +77,25 @@ class _Draws(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _fill(self, tensor: Tensor, shift: float, scale: float, draw: Any) -> Tensor:
-        direct = tensor.is_contiguous() and tensor.dtype == torch.float32
-        flat = tensor.detach().numpy().reshape(-1) if direct else np.empty(tensor.numel(), np.float32)
-        starts, number = range(0, flat.size, self._BLOCK), self._tensors
+        number = self._tensors
         self._tensors += 1
+        flat = tensor.detach().reshape(-1)  # its own memory, unless it is no plain array
+        # torch would copy each block with threads of its own.
+        into = flat.numpy() if flat.device.type == "cpu" and flat.dtype == torch.float32 else None
 
         def block(start: int) -> None:
             # Each block has a generator of its own, so that the numbers do not depend on the threads.
-            part = flat[start : start + self._BLOCK]
-            draw(np.random.Generator(np.random.SFC64([self._seed, number, start])), dtype=np.float32, out=part)
+            generator = np.random.Generator(np.random.SFC64([self._seed, number, start]))
+            part = draw(generator, min(self._BLOCK, flat.numel() - start), dtype=np.float32)
             part *= scale
             part += shift
+            if into is not None:
+                into[start : start + self._BLOCK] = part
+            else:
+                flat[start : start + self._BLOCK].copy_(torch.from_numpy(part))
 
-        if len(starts) == 1:
-            block(0)
-        elif starts:
-            with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-                list(pool.map(block, starts))
-        return tensor if direct else tensor.copy_(torch.from_numpy(flat).view(tensor.shape))
+        list(self._pool.map(block, range(0, flat.numel(), self._BLOCK)))
+        return tensor if flat.data_ptr() == tensor.data_ptr() else tensor.copy_(flat.view(tensor.shape))
 
 
 def _two(args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: float) -> list[float]:
