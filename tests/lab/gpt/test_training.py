@@ -110,9 +110,9 @@ def test_the_time_limit_is_told():
 
 
 def test_stretches_that_warm_up_are_no_timing():
-    assert median_of([]) is median_of([9.0]) is median_of([9.0, 8.0]) is None
-    assert median_of([9.0, 8.0, 1.0]) == 1.0 and median_of([9.0, 8.0, 1.0, 3.0]) == 2.0
-    assert _train(recipe=replace(RECIPE, steps=40))[1].seconds_per_step is None
+    assert median_of([]) is median_of([9.0]) is None
+    assert median_of([9.0, 1.0]) == 1.0 and median_of([9.0, 1.0, 3.0]) == 2.0
+    assert _train(recipe=replace(RECIPE, steps=20))[1].seconds_per_step is None
     assert _train(recipe=replace(RECIPE, steps=60))[1].seconds_per_step is not None
 
 
