@@ -278,7 +278,7 @@ def test_differences_are_paired_by_seed_and_block():
     assert found["arms"]["momentum"]["learnt"] == [0.1, pytest.approx(0.15), 0.2]
 
 
-@pytest.mark.parametrize(("second", "word"), [(0.3, "worse"), (-0.1, "not distinguishable")])
+@pytest.mark.parametrize(("second", "word"), [(0.3, "worse"), (-0.2, "not distinguishable")])
 def test_a_difference_must_hold_over_seeds_and_over_blocks(second: float, word: str):
     """Seeds agree in both cases; half of the text does not in the second."""
     gaps = np.tile([0.3, second], 10)
@@ -287,7 +287,6 @@ def test_a_difference_must_hold_over_seeds_and_over_blocks(second: float, word: 
         for arm in ("plain", "momentum")
         for seed in (1, 2, 3)
     ]
-    rows[3]["held_out"]["16"]["blocks"][0] += 1e-3  # seeds that agree entirely would have no interval
     found = summarise(rows, {"plain": rows[0]}, [16])
     loss = found["differences"][0]["loss"]["16"]
     assert loss["ci"][0] > 0 and (loss["rows_ci"][0] > 0) == (second > 0)
