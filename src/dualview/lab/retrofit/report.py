@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Training = Mapping[str, Any]
 
 USABLE = 10.0
-"""Signed values count as usable where the interval of their change in perplexity ends below this many per cent."""
+"""Signed values count as usable where the intervals of their change in perplexity end below this many per cent."""
 LIMITS = (
     "Differences are paired: same seed, same blocks of text, same queries. 95 % intervals: Student over seeds, which "
     "differ in the order of the text, and bootstrap over blocks of text or queries of the mean over seeds, where 'and' "
@@ -110,7 +110,7 @@ def _sentence(difference: Mapping[str, Any], length: int) -> str:
     if difference["accuracy"] is not None:
         parts.append(f"in-context accuracy {_accuracy(difference)}, {_verdict(difference['accuracy'])}")
     if difference["arm"].startswith("sign"):
-        fine = loss["ci"] is not None and percent(loss["ci"][1]) < USABLE
+        fine = loss["ci"] is not None and percent(max(ci[1] for ci in (loss["ci"], loss["rows_ci"]) if ci)) < USABLE
         parts.append(f"usable: below +{USABLE:g} %" if fine else f"not shown usable: not below +{USABLE:g} %")
     limit = "over seeds" if loss["over"] == "seeds" else "one seed, so no more than a hint"
     return f"{title}: {'; '.join(parts)}; {limit}."
@@ -269,7 +269,8 @@ def figures(result: LabResult) -> dict[str, Figure]:
     left.set_ylim(len(differences) - 0.5, -0.5)
     note = (
         f"{result.provenance['model']}, {found['trainings'][0]['tokens']:,} tokens for each arm and seed. "
-        f"Left: below 0 is better, linear within ±1 %; right: above 0 is better. {LIMITS}"
+        "Left: below 0 is better, linear within ±1 %; right: above 0 is better. 95 % intervals of paired differences: "
+        "thick over seeds (with one seed over blocks or queries), thin over blocks or queries of the mean over seeds."
     )
     small_print(figure, "A pretrained model trained further: each change less the control", note)
     return {"retrofit": figure}
@@ -280,8 +281,8 @@ def _signed(value: float, _place: int) -> str:
 
 
 def _in_percent(loss: Mapping[str, Any]) -> dict[str, Any]:
-    ci = None if loss["ci"] is None else [percent(edge) for edge in loss["ci"]]
-    return {"mean": percent(loss["mean"]), "ci": ci}
+    edges = {key: loss[key] and [percent(edge) for edge in loss[key]] for key in ("ci", "rows_ci")}
+    return {"mean": percent(loss["mean"]), **edges}
 
 
 def _interval(axes: Any, at: int, found: Mapping[str, Any] | None) -> None:
@@ -289,5 +290,7 @@ def _interval(axes: Any, at: int, found: Mapping[str, Any] | None) -> None:
         return
     how = look(at)
     if found["ci"] is not None:
-        axes.plot(found["ci"], [at, at], color=how.colour, linewidth=1.6)
+        axes.plot(found["ci"], [at, at], color=how.colour, linewidth=2.4)
+    if found["rows_ci"] is not None:
+        axes.plot(found["rows_ci"], [at, at], color=how.colour, linewidth=0.9, marker="|", markersize=6)
     axes.plot([found["mean"]], [at], marker=how.marker, color=how.colour, markersize=5, linestyle="none")
