@@ -28,7 +28,7 @@ from dualview.lab.retrofit.arms import (
     variant_of,
 )
 from dualview.lab.retrofit.report import _right, figures, summarise, tables
-from dualview.lab.retrofit.run import retrofit
+from dualview.lab.retrofit.run import _Limit, retrofit
 from dualview.lab.retrofit.settings import PRESETS, RetrofitSettings
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
@@ -228,6 +228,33 @@ def test_killed_and_started_again_it_ends_in_the_same_numbers(place: Path, monke
     assert _numbers(again) == _numbers(once)
 
 
+def test_with_minutes_no_training_begins_too_late_and_a_later_call_continues(place: Path):
+    options = _options(place, seeds=2, n_queries=0)
+    short = retrofit(out=place / "short", minutes=1e-9, **options)
+    done, left_out = ([(t["arm"], t["seed"]) for t in short.results["trainings"]], short.results["left_out"])
+    assert done == [("plain", 1)] and left_out == [
+        f"{arm}/{seed}" for seed in (1, 2) for arm in ("plain", "momentum", "sign") if (arm, seed) != ("plain", 1)
+    ]
+    assert "for want of time: momentum/1, sign/1" in tables(short)[0].note
+    whole = retrofit(out=place / "short", minutes=60, **options)
+    assert len(whole.results["trainings"]) == 6 and whole.results["left_out"] == []
+    assert whole.results["trainings"][0] == short.results["trainings"][0]
+
+
+def test_the_time_of_a_training_is_expected_from_the_arms_last(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("dualview.lab.retrofit.run.time.monotonic", lambda: now[0])
+    limit = _Limit(1.0, 0.0)
+    for arm, seconds in (("plain", 20.0), ("momentum", 10.0), ("plain", 5.0)):
+        assert limit.allows(arm)
+        with limit.watched(arm):
+            now[0] += seconds
+    assert limit.allows("plain") and limit.allows("momentum") and limit.allows("sign")
+    now[0] = 51.0
+    assert limit.allows("plain") and not limit.allows("momentum") and not limit.allows("sign")
+    assert _Limit(None, 0.0, {"plain": 1e9}).allows("plain")
+
+
 # ------------------------------------------------------------------------------------------------------------- summary
 
 
@@ -249,6 +276,21 @@ def test_differences_are_paired_by_seed_and_block():
     assert sorted(difference["accuracy"]["values"]) == pytest.approx([0.0, 0.5])
     assert difference["loss"]["16"]["over"] == "seeds"
     assert found["arms"]["momentum"]["learnt"] == [0.1, pytest.approx(0.15), 0.2]
+
+
+@pytest.mark.parametrize(("second", "word"), [(0.3, "worse"), (-0.2, "not distinguishable")])
+def test_a_difference_must_hold_over_seeds_and_over_blocks(second: float, word: str):
+    """Seeds agree in both cases; half of the text does not in the second."""
+    gaps = np.tile([0.3, second], 10)
+    rows = [
+        _training(arm, seed, (2 + 0.001 * seed * (arm != "plain") + gaps * (arm != "plain")).tolist(), ["01"])
+        for arm in ("plain", "momentum")
+        for seed in (1, 2, 3)
+    ]
+    found = summarise(rows, {"plain": rows[0]}, [16])
+    loss = found["differences"][0]["loss"]["16"]
+    assert loss["ci"][0] > 0 and (loss["rows_ci"][0] > 0) == (second > 0)
+    assert f"%, {word}" in found["sentences"][0] and ") and (" in found["sentences"][0]
 
 
 def test_tasks_count_equally_whatever_their_number_of_queries():
@@ -283,6 +325,7 @@ def test_a_diverged_arm_is_said_to_be_so():
         ({"only": "momentum"}, "plain is the control"),
         ({"context": 4096}, "eval-tokens"),
         ({"warmup": 900}, "warmup"),
+        ({"only": "sign,plain", "minutes": 5}, "plain must come first"),
     ],
 )
 def test_mistakes_are_one_sentence(given: dict[str, Any], problem: str):

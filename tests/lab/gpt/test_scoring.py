@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dualview.lab.gpt.model import NAMES, variant_of
-from dualview.lab.gpt.scoring import few_shot, in_context, prompts_of, score
+from dualview.lab.gpt.scoring import _Room, few_shot, in_context, prompts_of, score
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import adopt, load_model
 from dualview.models.scoring import PassPlan, ask
@@ -55,8 +55,9 @@ def test_batches_do_not_change_the_scores(folder, monkeypatch):
     lm = replace(_model(folder, "momentum"), slow_because="on trial")
     prompts = _prompts(folder, lm)
     together = in_context(lm, prompts)
-    monkeypatch.setattr("dualview.lab.gpt.scoring._TOKENS", 1)
-    np.testing.assert_allclose(in_context(lm, prompts), together, atol=1e-12)
+    for room in (_Room(tokens=1), _Room(cache=1), _Room(logits=1)):
+        monkeypatch.setattr(_Room, "of", lambda _device, room=room: room)
+        np.testing.assert_allclose(in_context(lm, prompts), together, atol=1e-12)
 
 
 def test_candidates_that_begin_alike_or_differ_in_number(folder):

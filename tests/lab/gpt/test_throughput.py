@@ -100,6 +100,23 @@ def test_all_layers_share_one_compiled_graph(name: str):
     assert all(p.grad is None for p in model.parameters()), "the trial leaves no gradient"
 
 
+def test_a_second_training_of_a_kind_compiles_nothing():
+    """Models of several kinds in turn: each finds the graph of its kind again."""
+    import torch._dynamo as dynamo
+
+    rows, graphs = Blocks(TOKENS, 16, 3, 1).take(0), []
+    dynamo.reset()
+    for seed, name in ((1, "plain"), (1, "momentum"), (2, "plain"), (2, "momentum")):
+        model = build(SHAPE, seed, variant_of(name, learnable=True), 1)
+        loss = batch_loss(model, "float32", 7)
+        expected = float(loss(rows).detach())
+        dynamo.utils.counters.clear()
+        with compiled_layers(model, True, lambda loss=loss: loss(rows).backward(), backend="eager"):
+            assert float(loss(rows).detach()) == pytest.approx(expected, rel=1e-6)
+        graphs.append(dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs == [1, 1, 0, 0]
+
+
 def test_a_compiler_that_fails_is_a_warning_and_the_training_goes_on():
     model = build(SHAPE, 0, None, 1)
 

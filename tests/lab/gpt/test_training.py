@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dualview.lab.gpt.model import Shape, build, variant_of
-from dualview.lab.gpt.training import Blocks, CorpusRecipe, block_losses, median_of, saved_bytes, token_losses, train
+from dualview.lab.gpt.training import (
+    Blocks,
+    CorpusRecipe,
+    block_losses,
+    median_of,
+    perplexities,
+    saved_bytes,
+    token_losses,
+    train,
+)
 from dualview.lab.units import Unit
 
 SHAPE = Shape(vocab=50, d_model=16, layers=2, heads=2, context=32, d_ff=24)
@@ -110,10 +119,17 @@ def test_the_time_limit_is_told():
 
 
 def test_stretches_that_warm_up_are_no_timing():
-    assert median_of([]) is median_of([9.0]) is median_of([9.0, 8.0]) is None
-    assert median_of([9.0, 8.0, 1.0]) == 1.0 and median_of([9.0, 8.0, 1.0, 3.0]) == 2.0
-    assert _train(recipe=replace(RECIPE, steps=40))[1].seconds_per_step is None
+    assert median_of([]) is median_of([9.0]) is None
+    assert median_of([9.0, 1.0]) == 1.0 and median_of([9.0, 1.0, 3.0]) == 2.0
+    assert _train(recipe=replace(RECIPE, steps=20))[1].seconds_per_step is None
     assert _train(recipe=replace(RECIPE, steps=60))[1].seconds_per_step is not None
+
+
+def test_perplexity_in_bfloat16_is_near():
+    model, _ = _train()
+    one, other = (perplexities(model, TOKENS, [16], 32, 2, precision) for precision in ("float32", "bfloat16"))
+    assert one is not None and other is not None
+    assert one["16"]["loss"] != other["16"]["loss"] == pytest.approx(one["16"]["loss"], abs=1e-2)
 
 
 def test_lengths_predict_the_same_tokens():

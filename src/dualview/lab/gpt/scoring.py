@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -25,10 +25,22 @@ from dualview.tasks.prompts import PromptSet, Query, build_prompts
 from dualview.tasks.sampling import sample_demos, sample_queries
 from dualview.tasks.task import Task
 
-_LOGIT_BYTES = 1 << 27
-_CACHE_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
-_TOKENS = 1 << 14
-"""What one batch may hold: bytes of logits and of the prefix's keys and values, and tokens of queries."""
+
+@dataclass(frozen=True)
+class _Room:
+    """What one batch may hold: bytes of logits, bytes of the prefix's keys and values, and tokens of queries."""
+
+    logits: int = 1 << 27
+    cache: int = 1 << 28
+    tokens: int = 1 << 14
+
+    @classmethod
+    def of(cls, device: torch.device) -> Self:
+        """On a GPU a share of its memory: a batch of a few rows takes as long there as one of hundreds."""
+        if device.type != "cuda":
+            return cls()
+        memory = torch.cuda.get_device_properties(device).total_memory
+        return cls(logits=memory // 32, cache=memory // 8, tokens=1 << 17)
 
 
 @dataclass(frozen=True)
@@ -99,7 +111,7 @@ def score(
     rows = sorted(_rows(queries), key=lambda row: len(row.ids))
     with torch.no_grad():
         cached = _read(lm, prefix) if prefix else []
-        for batch in _batches(rows, _most_rows(lm, cached), lm.vocab):
+        for batch in _batches(rows, cached, lm.vocab, _Room.of(lm.device)):
             for row, log_probs in zip(batch, _ask_rows(lm, batch, len(prefix), cached), strict=True):
                 for candidate, value in zip(row.candidates, log_probs, strict=True):
                     found[row.query, candidate] = value
@@ -135,20 +147,15 @@ Layers = list[tuple[Tensor, Tensor]]
 """Keys and values of the prefix, by layer, of a batch of one."""
 
 
-def _most_rows(lm: LanguageModel, cached: Layers) -> int:
-    """How many rows may share a batch, each with its copy of the prefix."""
-    one = sum(x.nbytes for pair in cached for x in pair)
-    return max(1, _CACHE_BYTES.get(lm.device.type, 1 << 28) // max(1, one))
-
-
-def _batches(rows: Sequence[_Row], most: int, vocab: int) -> list[list[_Row]]:
-    """Rows of similar length, `most` of them at most, within a budget of logits and tokens (always at least one)."""
+def _batches(rows: Sequence[_Row], cached: Layers, vocab: int, room: _Room) -> list[list[_Row]]:
+    """Rows of similar length, each with its copy of the prefix, as many as there is room for (always at least one)."""
     batches: list[list[_Row]] = []
+    most = max(1, room.cache // max(1, sum(x.nbytes for pair in cached for x in pair)))
     for row in rows:
         if batches and len(batches[-1]) < most:
             grown = [*batches[-1], row]
             read = max(len(r.ids) for r in grown) - min(r.start for r in grown)
-            if 4 * vocab * len(grown) * read <= _LOGIT_BYTES and len(grown) * len(row.ids) <= _TOKENS:
+            if 4 * vocab * len(grown) * read <= room.logits and len(grown) * len(row.ids) <= room.tokens:
                 batches[-1] = grown
                 continue
         batches.append([row])

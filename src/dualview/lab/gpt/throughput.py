@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, cast
 
@@ -25,6 +25,8 @@ from dualview.variants.sums.context import CarryingVariant
 
 LOSS_ROWS = 8192
 """Tokens whose logits are held at once on a GPU: 1.6 GB for 49,152 tokens of vocabulary."""
+_GRAPHS = 64
+"""Compiled graphs of one layer's code that are kept."""
 _SIDE = {"cuda": 8192, "cpu": 1024}
 """The side of the square matrices whose product gives a device's rate."""
 
@@ -38,24 +40,29 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:  # type: ignore[override]
         to_hidden, count = torch.empty_like(hidden), len(targets)
-        to_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        total = torch.zeros((), dtype=to_weight.dtype, device=hidden.device)
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        to_weight = torch.zeros_like(weight, dtype=wide)
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        errors = weight.new_empty(min(rows, count), len(weight))
         for at in range(0, count, rows):
             part, own = hidden[at : at + rows], targets[at : at + rows, None]
-            logits = (part @ weight.T).to(to_weight.dtype)
-            spread = logits.logsumexp(-1, keepdim=True)
-            total += (spread - logits.gather(1, own)).sum()
-            errors = logits.sub_(spread).exp_().scatter_add_(1, own, -torch.ones_like(spread))
-            errors = errors.div_(count).to(weight.dtype)
-            to_hidden[at : at + rows] = errors @ weight
-            to_weight += errors.T @ part
-        ctx.save_for_backward(to_hidden, to_weight.to(weight.dtype))
+            # Logits are the bulk of the bytes: as few passes over them as separate kernels allow.
+            log_p = torch.log_softmax(part @ weight.T, -1, dtype=wide)
+            chosen = log_p.gather(1, own)
+            total -= chosen.sum()
+            error = torch.exp(log_p, out=errors[: len(part)])
+            error.scatter_(1, own, torch.expm1(chosen).to(error.dtype))
+            to_hidden[at : at + rows] = error @ weight
+            to_weight += error.T @ part
+        # The mean's 1 / count is applied to the gradients, which are smaller than the logits.
+        ctx.save_for_backward(to_hidden, to_weight.div_(count).to(weight.dtype))
+        ctx.count = count
         return total / count
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         to_hidden, to_weight = ctx.saved_tensors
-        return gradients[0] * to_hidden, gradients[0] * to_weight, None, None
+        return gradients[0] / ctx.count * to_hidden, gradients[0] * to_weight, None, None
 
 
 def chunked_loss(
@@ -112,17 +119,24 @@ def compiled_layers(
     # Their hooks only look for a cache, and have a number of their own on each layer, which would compile each apart.
     carriers = [m for m in model.modules() if wanted and isinstance(_variant(m), CarryingVariant)]
     try:
-        if wanted:
-            torch.compiler.reset()  # all models share the layer's code, and only so many graphs are kept for one code
         for module in carriers:
             cast(Any, module).dualview.remove()
         for layer in layers[0] if layers else ():
             cast(Any, layer).compile(dynamic=False, backend=backend)
-        yield bool(layers) and _works(model, trial, layers[0])
+        # All models share the layer's code, which keeps one graph for each kind of model: a later training of the same
+        # kind finds its own. The compiler's own limit is eight.
+        with _many_graphs() if layers else nullcontext():
+            yield bool(layers) and _works(model, trial, layers[0])
     finally:
         _plain_again(layers[0] if layers else ())
         for module in carriers:
             cast(Any, module).dualview.hook(module)
+
+
+def _many_graphs() -> AbstractContextManager[object]:
+    from torch._dynamo import config  # imported here: it takes seconds, and most trainings compile nothing
+
+    return cast(Any, config).patch(recompile_limit=_GRAPHS)
 
 
 def _variant(module: nn.Module) -> Any:
@@ -173,12 +187,12 @@ def flops_per_token(model: PreTrainedModel, context: int) -> float:
 
 @cache
 def matrix_rate(device: torch.device, precision: str) -> float:
-    """Operations a second of a product of two large square matrices, the best of five."""
+    """Operations a second of a product of two large square matrices, the best of twenty."""
     side, kind = _SIDE.get(device.type, 1024), torch.bfloat16 if precision == "bfloat16" else torch.float32
     draw = torch.Generator(device).manual_seed(0)  # not the global one: measuring must not change a training
     a, b = (torch.randn(side, side, device=device, generator=draw).to(kind) for _ in range(2))
     best = float("inf")
-    for _ in range(6):  # the first only warms up
+    for _ in range(21):  # the first ones warm up: an idle GPU's clock rises within milliseconds
         begun = time.perf_counter()
         c = a @ b
         if device.type == "cuda":

@@ -26,7 +26,7 @@ from dualview.variants import variant_parameters
 TrainingStatus = Literal["ok", "diverged", "time limit"]
 EVERY = 20
 """Steps between two checks of the losses, when the state may be saved. In between nothing waits for the GPU."""
-_WARM = 2
+_WARM = 1
 """Stretches of EVERY steps at the start that are not timed."""
 
 
@@ -68,7 +68,7 @@ class TrainingOutcome:
     losses: list[float]
     """The training loss before each step, in nats per token."""
     seconds_per_step: float | None
-    """The median over stretches of 20 steps, without the first two; None if there were no others."""
+    """The median over stretches of 20 steps, without the first; None if there were no others."""
     processor_seconds_per_step: float | None
     """The same in processor time of all threads, which other programs do not affect; None on a GPU."""
     peak_bytes: int | None
@@ -289,7 +289,12 @@ def saved_bytes(model: PreTrainedModel, tokens: Int[Tensor, "batch token"], prec
 
 @torch.no_grad()
 def block_losses(
-    model: PreTrainedModel, tokens: Int[Tensor, " token"], length: int, context: int, batch: int
+    model: PreTrainedModel,
+    tokens: Int[Tensor, " token"],
+    length: int,
+    context: int,
+    batch: int,
+    precision: str = "float32",
 ) -> Float[np.ndarray, " block"]:
     """The mean loss of each block of `context` tokens when they are read in pieces of `length`.
 
@@ -302,17 +307,22 @@ def block_losses(
     for at in range(0, count * pieces, rows):
         starts = torch.arange(at, min(at + rows, count * pieces), device=device) * length
         piece = tokens[starts[:, None] + torch.arange(length + 1, device=device)].long()
-        found.append(token_losses(model, piece).double().mean(1))
+        found.append(token_losses(model, piece, precision).double().mean(1))
     return torch.cat(found).view(count, pieces).mean(1).cpu().numpy()
 
 
 def perplexities(
-    model: PreTrainedModel, tokens: Int[Tensor, " token"], lengths: Sequence[int], context: int, batch: int
+    model: PreTrainedModel,
+    tokens: Int[Tensor, " token"],
+    lengths: Sequence[int],
+    context: int,
+    batch: int,
+    precision: str = "float32",
 ) -> dict[str, Any] | None:
     """By length: the loss of every held-out block, its mean in nats per token, and exp of that; None if not finite."""
     found: dict[str, Any] = {}
     for length in lengths:
-        losses = block_losses(model, tokens, length, context, batch)
+        losses = block_losses(model, tokens, length, context, batch, precision)
         mean = float(losses.mean())
         if not np.isfinite(mean):
             return None

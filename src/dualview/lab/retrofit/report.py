@@ -13,6 +13,7 @@ from dualview.lab.harness import LabResult, Table
 from dualview.lab.language.report import bracketed, change, percent, spread
 from dualview.lab.retrofit.arms import title_of
 from dualview.lab.summaries import mean, over_seeds, over_trainings_or_rows
+from dualview.metrics.statistics import query_interval
 from dualview.report.figures.style import dress, look, new_figure, small_print
 
 if TYPE_CHECKING:
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 Training = Mapping[str, Any]
 
 USABLE = 10.0
-"""Signed values count as usable where the interval of their change in perplexity ends below this many per cent."""
+"""Signed values count as usable where the intervals of their change in perplexity end below this many per cent."""
 LIMITS = (
-    "Differences are paired: same seed, same blocks of text, same queries. 95 % intervals: with several seeds Student "
-    "over seeds (they differ in the order of the text); with one seed bootstrap over blocks and over queries, which "
-    "does not cover another seed."
+    "Differences are paired: same seed, same blocks of text, same queries. 95 % intervals: Student over seeds, which "
+    "differ in the order of the text, and bootstrap over blocks of text or queries of the mean over seeds, where 'and' "
+    "stands between them; better or worse only where both exclude 0. With one seed the bootstrap alone, which does not "
+    "cover another seed."
 )
 
 
@@ -84,13 +86,19 @@ def _difference(
     def blocks(training: Training, length: str) -> np.ndarray:
         return np.array(training["held_out"][length]["blocks"])
 
-    loss = {
-        n: over_trainings_or_rows([blocks(a, n) - blocks(b, n) for a, b in usable], f"{name}/{n}")
-        for n in map(str, lengths)
-    }
+    loss = {n: _over_both([blocks(a, n) - blocks(b, n) for a, b in usable], f"{name}/{n}") for n in map(str, lengths)}
     asked = [(a, b) for a, b in usable if a["few_shot"]]
-    accuracy = over_trainings_or_rows([_right(a) - _right(b) for a, b in asked], f"{name}/accuracy")
+    accuracy = _over_both([_right(a) - _right(b) for a, b in asked], f"{name}/accuracy")
     return {"arm": name, "seeds": [a["seed"] for a, _ in usable], "loss": loss, "accuracy": accuracy}
+
+
+def _over_both(runs: Sequence[Float[np.ndarray, " row"]], name: str) -> dict[str, Any] | None:
+    """The interval over seeds and, as `rows_ci`, that over blocks or queries: seeds all read the same ones."""
+    found = over_trainings_or_rows(runs, name)
+    if found is None:
+        return None
+    rows = query_interval(np.mean(runs, axis=0), seed=0, name=f"{name}/rows") if len(runs) > 1 else None
+    return {**found, "rows_ci": None if rows is None else rows.to_json()}
 
 
 def _sentence(difference: Mapping[str, Any], length: int) -> str:
@@ -98,11 +106,11 @@ def _sentence(difference: Mapping[str, Any], length: int) -> str:
     title, loss = title_of(difference["arm"]), difference["loss"][str(length)]
     if loss is None:
         return f"{title}: cannot be compared, a training diverged."
-    parts = [f"perplexity at {length} tokens {change(loss)} %, {_verdict(loss, 'worse', 'better')}"]
+    parts = [f"perplexity at {length} tokens {_change(loss)} %, {_verdict(loss, 'worse', 'better')}"]
     if difference["accuracy"] is not None:
         parts.append(f"in-context accuracy {_accuracy(difference)}, {_verdict(difference['accuracy'])}")
     if difference["arm"].startswith("sign"):
-        fine = loss["ci"] is not None and percent(loss["ci"][1]) < USABLE
+        fine = loss["ci"] is not None and percent(max(ci[1] for ci in (loss["ci"], loss["rows_ci"]) if ci)) < USABLE
         parts.append(f"usable: below +{USABLE:g} %" if fine else f"not shown usable: not below +{USABLE:g} %")
     limit = "over seeds" if loss["over"] == "seeds" else "one seed, so no more than a hint"
     return f"{title}: {'; '.join(parts)}; {limit}."
@@ -111,10 +119,10 @@ def _sentence(difference: Mapping[str, Any], length: int) -> str:
 def _verdict(found: Mapping[str, Any], above: str = "better", below: str = "worse") -> str:
     if found["ci"] is None:
         return "without an interval"
-    low, high = found["ci"]
-    if low == high == 0:
+    if found["ci"][0] == found["ci"][1] == 0:
         return "the same in every pair"
-    return above if low > 0 else below if high < 0 else "not distinguishable from the control"
+    lows, highs = zip(found["ci"], *([found["rows_ci"]] if found["rows_ci"] else []), strict=True)
+    return above if min(lows) > 0 else below if max(highs) < 0 else "not distinguishable from the control"
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -138,7 +146,7 @@ def _arms_table(result: LabResult) -> Table:
                 title_of(name) + (f" ({', '.join(odd)})" if odd else ""),
                 _number(each["start_perplexity"], ".2f"),
                 *(spread(each["perplexity"].get(str(n)), 2) for n in lengths),
-                "" if own is None else change(own["loss"][str(lengths[-1])]),
+                "" if own is None else _change(own["loss"][str(lengths[-1])]),
                 "none" if each["accuracy"] is None else f"{each['accuracy']['mean']:.3f}",
                 "" if own is None else _accuracy(own),
                 "" if each["learnt"] is None else " / ".join(f"{x:.3f}" for x in each["learnt"]),
@@ -152,14 +160,30 @@ def _arms_table(result: LabResult) -> Table:
         f"{found['held_out_tokens']:,} held-out tokens. Seeds: {', '.join(map(str, result.seeds))}. ± is the standard "
         f"deviation over seeds. Learnt: lowest / median / highest coefficient over heads. {LIMITS}"
     )
+    if left_out := found.get("left_out"):
+        about += f" Not trained, for want of time: {', '.join(left_out)}."
     columns = ["added to the attention", "ppl before", *(f"ppl at {n}" for n in lengths), "change, %", "accuracy"]
     note = "\n".join([*found["sentences"], about])
     return Table("retrofit: arms and control", [*columns, "difference", "learnt"], rows, note)
 
 
+def _change(found: Mapping[str, Any] | None) -> str:
+    """A change of perplexity in per cent, with its intervals."""
+    if found is None:
+        return "none"
+    rows = found["rows_ci"] and [percent(edge) for edge in found["rows_ci"]]
+    return change(found) + _and(rows, "+.2f")
+
+
 def _accuracy(difference: Mapping[str, Any]) -> str:
     found = difference["accuracy"]
-    return "none" if found is None else f"{found['mean']:+.3f}{bracketed(found['ci'], '+.3f')}"
+    if found is None:
+        return "none"
+    return f"{found['mean']:+.3f}{bracketed(found['ci'], '+.3f')}{_and(found['rows_ci'], '+.3f')}"
+
+
+def _and(ci: Sequence[float] | None, style: str) -> str:
+    return "" if ci is None else f" and{bracketed(ci, style)}"
 
 
 def _tasks_table(result: LabResult) -> Table:
@@ -228,6 +252,8 @@ def figures(result: LabResult) -> dict[str, Figure]:
     """Every arm less the control: change of perplexity and of in-context accuracy, each with its interval."""
     found, length = result.results, result.results["lengths"][-1]
     differences = found["differences"]
+    if not differences:  # the control alone, where the time ended early
+        return {}
     figure = new_figure(6.4, 1.7 + 0.3 * len(differences))
     left, right = figure.subplots(1, 2, sharey=True)
     for axes, label in ((left, f"perplexity at {length}, change in %"), (right, "in-context accuracy, difference")):
@@ -243,7 +269,8 @@ def figures(result: LabResult) -> dict[str, Figure]:
     left.set_ylim(len(differences) - 0.5, -0.5)
     note = (
         f"{result.provenance['model']}, {found['trainings'][0]['tokens']:,} tokens for each arm and seed. "
-        f"Left: below 0 is better, linear within ±1 %; right: above 0 is better. {LIMITS}"
+        "Left: below 0 is better, linear within ±1 %; right: above 0 is better. 95 % intervals of paired differences: "
+        "thick over seeds (with one seed over blocks or queries), thin over blocks or queries of the mean over seeds."
     )
     small_print(figure, "A pretrained model trained further: each change less the control", note)
     return {"retrofit": figure}
@@ -254,8 +281,8 @@ def _signed(value: float, _place: int) -> str:
 
 
 def _in_percent(loss: Mapping[str, Any]) -> dict[str, Any]:
-    ci = None if loss["ci"] is None else [percent(edge) for edge in loss["ci"]]
-    return {"mean": percent(loss["mean"]), "ci": ci}
+    edges = {key: loss[key] and [percent(edge) for edge in loss[key]] for key in ("ci", "rows_ci")}
+    return {"mean": percent(loss["mean"]), **edges}
 
 
 def _interval(axes: Any, at: int, found: Mapping[str, Any] | None) -> None:
@@ -263,5 +290,7 @@ def _interval(axes: Any, at: int, found: Mapping[str, Any] | None) -> None:
         return
     how = look(at)
     if found["ci"] is not None:
-        axes.plot(found["ci"], [at, at], color=how.colour, linewidth=1.6)
+        axes.plot(found["ci"], [at, at], color=how.colour, linewidth=2.4)
+    if found["rows_ci"] is not None:
+        axes.plot(found["rows_ci"], [at, at], color=how.colour, linewidth=0.9, marker="|", markersize=6)
     axes.plot([found["mean"]], [at], marker=how.marker, color=how.colour, markersize=5, linestyle="none")

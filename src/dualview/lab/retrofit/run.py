@@ -5,12 +5,16 @@ in-context learning is not tested there. Here a pretrained model is the start. E
 (`lab.retrofit.arms`) and all weights are trained further: the same text in the same order, the same number of steps.
 The control adds nothing. Seeds differ in the order of the text alone.
 
-OUT keeps what every training found: a killed run continues, and a later one with more arms or seeds adds to it.
+OUT keeps what every training found: a killed run continues, and a later one with more arms or seeds adds to it. All
+arms of a seed come before the next seed, so that a run that ends early (--minutes) has compared all of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +26,7 @@ from transformers import PreTrainedModel
 from dualview.io.errors import UserError
 from dualview.lab.gpt.corpus import Corpus, prepare
 from dualview.lab.gpt.scoring import few_shot, prompts_of
+from dualview.lab.gpt.throughput import matrix_rate
 from dualview.lab.gpt.training import Blocks, cost_of, perplexities, train
 from dualview.lab.harness import Findings, Job, lab
 from dualview.lab.language.training import chosen_tasks, curve_of
@@ -35,7 +40,7 @@ from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
 from dualview.tasks.prompts import PromptSet
 
-_CALIBRATION, _ROWS = 4, 8
+_CALIBRATION, _ROWS = 4, 32
 """Rows of text for the mean |v| of each head, and rows of a batch when measuring."""
 
 
@@ -54,14 +59,50 @@ class _Bench:
     def measure(self, model: PreTrainedModel, lengths: list[int], *, ask: bool = True) -> dict[str, Any]:
         """Perplexity by length and, if asked for, which queries are right on each task."""
         model.eval()
-        batch = min(_ROWS, self.settings.batch)
-        found: dict[str, Any] = {"held_out": perplexities(model, self.held_out, lengths, self.settings.context, batch)}
+        settings, batch = self.settings, min(_ROWS, self.settings.batch)
+        losses = perplexities(model, self.held_out, lengths, settings.context, batch, settings.precision)
+        found: dict[str, Any] = {"held_out": losses}
         # All arms are asked in one way, behind a key-value cache, as the variants cannot share packed prompts.
         lm = replace(self.lm, model=model, slow_because="it is compared with variants")
-        tasks = [few_shot(lm, name, prompts) for name, prompts in self.prompts.items() if ask]
+        with _fast_products(settings.precision == "bfloat16"):
+            tasks = [few_shot(lm, name, prompts) for name, prompts in self.prompts.items() if ask]
         right = [["".join(map(str, draw.astype(int))) for draw in each.icl] for each in tasks]
         found["few_shot"] = [{**each.to_json(), "right": rows} for each, rows in zip(tasks, right, strict=True)]
         return found
+
+
+@contextmanager
+def _fast_products(wanted: bool) -> Generator[None]:
+    """float32 with products of TF32 on a GPU; bfloat16's logits, 0.1 apart, would tie many labels."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if wanted else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@dataclass
+class _Limit:
+    """Whether another training fits into the time that was given for all of them."""
+
+    minutes: float | None
+    begun: float
+    took: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of each arm's last training; its first one may have been compiled."""
+
+    def allows(self, arm: str) -> bool:
+        """The first training always, so that there is a result; another if the arm's last, or the longest, fits."""
+        if self.minutes is None or not self.took:
+            return True
+        expected = self.took.get(arm, max(self.took.values()))
+        return time.monotonic() - self.begun + expected <= 60 * self.minutes
+
+    @contextmanager
+    def watched(self, arm: str) -> Generator[None]:
+        begun = time.monotonic()
+        yield
+        self.took[arm] = time.monotonic() - begun
 
 
 @lab(RetrofitSettings, tables, figures)
@@ -71,7 +112,7 @@ def retrofit(job: Job[RetrofitSettings]) -> Findings:
     Equal text, order and steps for every arm. Perplexity on held-out text at several lengths, in-context accuracy, and
     the training's share of the device's matrix rate.
     """
-    settings = job.settings
+    settings, limit = job.settings, _Limit(job.settings.minutes, time.monotonic())
     bench = _set_up(job)
     lm = bench.lm
     job.clock.lap("prepare")
@@ -83,18 +124,21 @@ def retrofit(job: Job[RetrofitSettings]) -> Findings:
 
     starts: dict[str, Any] = {}
     trainings: list[dict[str, Any]] = []
+    left_out: list[str] = []
     with job.progress.part("before training", len(settings.only)) as advance:
         for arm in settings.only:
             if arm == "plain" or not starts_as_pretrained(arm):
                 starts[arm] = unit(0, start=arm).once(lambda _unit, arm=arm: _start(bench, arm))
             advance(1)
+    job.clock.lap("before training")
     for seed in settings.all_seeds:
         for arm in settings.only:
-            title = f"{arm}, seed {seed}"
-            with job.progress.part(title, settings.steps) as advance:
-                done = unit(seed, arm=arm).once(lambda own, a=arm, s=seed, go=advance: _training(bench, a, s, own, go))
-            trainings.append(done)
-            job.clock.lap("training")
+            own = unit(seed, arm=arm)
+            if own.finished() is None and (left_out or not limit.allows(arm)):
+                left_out.append(f"{arm}/{seed}")
+                continue
+            with limit.watched(arm):
+                trainings.append(own.once(lambda own, a=arm, s=seed: _training(bench, a, s, own, job)))
     found = [each["found"] for each in trainings]
     results = {
         "text": bench.corpus.about,
@@ -103,6 +147,7 @@ def retrofit(job: Job[RetrofitSettings]) -> Findings:
         "starts": starts,
         **summarise(found, starts, settings.lengths),
         "trainings": found,
+        "left_out": left_out,
     }
     facts = {"model": lm.name, "model_commit": lm.commit, "weights_hash": lm.weights_hash}
     costs = {f"{each['found']['arm']}/{each['found']['seed']}": each["cost"] for each in trainings}
@@ -115,13 +160,15 @@ def _set_up(job: Job[RetrofitSettings]) -> _Bench:
     tasks = chosen_tasks(settings.data, settings.tasks, settings.n_queries, both=False)
     if job.device.type == "cpu" and settings.precision == "bfloat16":
         mind_amx()
-    with job.progress.part("loading the model and the text", 2) as advance:
+    with job.progress.part("loading the model and the text", 3) as advance:
         lm = load_model(settings.model, device=settings.device)
         if lm.context is not None and settings.context > lm.context:
             raise UserError(f"--context is {settings.context}, but {lm.name} reads {lm.context} tokens at most.")
         advance(1)
         least, most = settings.context + 1, settings.eval_tokens + 1
         corpus = prepare(settings.text, job.out, max_text=settings.max_text, least=least, given=lm.tokenizer)
+        advance(1)
+        matrix_rate(lm.device, settings.precision)  # measured here, before anything else warms the device up
         advance(1)
     train, held_out = (
         torch.from_numpy(np.asarray(side, dtype=np.int32)).to(lm.device)
@@ -140,14 +187,21 @@ def _start(bench: _Bench, arm: str) -> dict[str, Any]:
     return bench.measure(fitted(bench.lm.model, arm, bench.sizes), lengths, ask=ask)
 
 
-def _training(bench: _Bench, arm: str, seed: int, unit: Unit, advance: Any) -> dict[str, Any]:
+def _training(bench: _Bench, arm: str, seed: int, unit: Unit, job: Job[RetrofitSettings]) -> dict[str, Any]:
     """Train one arm and measure it: `found` is the same on every run, `cost` depends on the machine."""
-    settings = bench.settings
-    model = fitted(bench.lm.model, arm, bench.sizes)
-    blocks = Blocks(bench.train, settings.context, settings.batch, seed)
-    trained = train(model, blocks, settings.recipe, unit, advance=advance)
-    diverged = trained.status == "diverged"
+    settings, title = bench.settings, f"{arm}, seed {seed}"
+    with job.progress.part(title, settings.steps) as advance:
+        model = fitted(bench.lm.model, arm, bench.sizes)
+        blocks = Blocks(bench.train, settings.context, settings.batch, seed)
+        trained = train(model, blocks, settings.recipe, unit, advance=advance)
+    job.clock.lap("training")
+    cost = cost_of(model, trained, settings.recipe)
     measured: dict[str, Any] = {"held_out": None, "few_shot": []}
+    if trained.status != "diverged":
+        with job.progress.part(f"{title}: {_pace(cost)}; measuring", 1) as advance:
+            measured = bench.measure(model, settings.lengths)
+            advance(1)
+    job.clock.lap("measuring")
     found = {
         "arm": arm,
         "seed": seed,
@@ -156,6 +210,14 @@ def _training(bench: _Bench, arm: str, seed: int, unit: Unit, advance: Any) -> d
         "tokens": trained.steps * settings.batch * settings.context,
         "curve": curve_of(trained.losses),
         "learnt": coefficients(model),
-        **(measured if diverged else bench.measure(model, settings.lengths)),
+        **measured,
     }
-    return {"found": found, "cost": cost_of(model, trained, settings.recipe)}
+    return {"found": found, "cost": cost}
+
+
+def _pace(cost: dict[str, Any]) -> str:
+    """How fast a training was, for the progress."""
+    if cost["matrix_share"] is None:
+        return "too few steps to time"
+    rates = f"{cost['flops_per_second'] / 1e12:.3g} of {cost['matrix_rate'] / 1e12:.3g} TFLOP/s"
+    return f"{cost['tokens_per_second']:,.0f} tokens/s, {rates} ({cost['matrix_share']:.0%})"

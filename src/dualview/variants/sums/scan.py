@@ -42,6 +42,8 @@ def moving_sum(
         if layout.own.shape[1] <= CHUNK:
             return _few_rows(v, base, layout).to(values.dtype)
         sums = _decayed(v, base, layout.before, layout.before)
+        if layout.plain and layout.own.shape[1] == v.shape[2]:
+            return sums.to(values.dtype)  # every key has its row: no gather, whose gradient would be a slow scatter
         out = take_rows(sums, layout.own)
         if not layout.plain:
             age = layout.before.gather(1, layout.own) - layout.before.gather(1, layout.first)
