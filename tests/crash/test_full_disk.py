@@ -1,4 +1,4 @@
-"""A disk that is full, or turns read-only, in the middle of a sweep: it goes on, says so, and is continued later."""
+"""A disk that is full, or turns read-only, in the middle of a sweep or a run: nothing that was finished is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+import dualview
+from dualview.comparison.result import Result
 from dualview.io.errors import UserError
+from dualview.io.saving import ExtraFailed
 from dualview.store import folder as store_module
 from dualview.store.cell import checked
 from dualview.store.paths import StorePaths
@@ -89,6 +92,26 @@ def test_a_folder_that_turns_read_only(
     subprocess.run(["umount", str(store)], check=True)
     assert sweep(spec, store).computed == 9
     assert rows_on_disk(store) == rows_on_disk(undisturbed)
+
+
+def test_a_run_whose_folder_turns_read_only_after_its_result(
+    spec: dict[str, Any], disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mount("-o", "remount,size=8m", str(disk))
+    out, save = disk / "out", Result.save
+
+    def save_and_lock(self: Result, path: Path) -> None:
+        save(self, path)
+        assert mount("--bind", str(out), str(out)) and mount("-o", "remount,bind,ro", str(out))
+
+    monkeypatch.setattr(Result, "save", save_and_lock)
+    with pytest.warns(ExtraFailed) as warned:
+        result = dualview.run(**{**spec, "seed": 1, "lr": 0.01}, out=out, save_records=True)
+    said = [str(each.message) for each in warned]
+    assert len(said) == 2 and all("Read-only file system" in line and "result.json" in line for line in said)
+    assert [path.name for path in out.iterdir()] == ["result.json"]  # neither report nor records, nor part of one
+    assert Result.load(out / "result.json").to_json() == result.to_json()
+    subprocess.run(["umount", str(out)], check=True)
 
 
 def test_a_write_cut_short(

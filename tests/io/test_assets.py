@@ -279,7 +279,6 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_converted_weights_are_the_files_blocks_unpacked(tmp_path: Path) -> None:
     """A tiny Q4_1 Llama through the conversion, against gguf's own unpacking and the rotary layout written out."""
-    pytest.importorskip("gguf")
     path = tmp_path / "tiny.gguf"
     expected = write_tiny_llama(path)
     folder = tmp_path / "out"

@@ -29,8 +29,6 @@ from dualview.store import cell_key as identity
 from dualview.store.fingerprint import tokenizer_hash
 from tiny_gguf import write_tiny_llama
 
-pytest.importorskip("gguf")
-
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
