@@ -13,7 +13,6 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -61,20 +60,6 @@ class Tasks:
     def with_query(self, x_query: Float[Tensor, "task n_x"]) -> Tasks:
         """The same demonstrations asked about other inputs."""
         return replace(self, x_query=x_query)
-
-
-class Distribution(Protocol):
-    """Where problems come from."""
-
-    @property
-    def n_x(self) -> int: ...
-
-    @property
-    def n_demos(self) -> int: ...
-
-    def draw(self, generator: torch.Generator, count: int) -> Tasks:
-        """`count` new problems, on the generator's device."""
-        ...
 
 
 def named_generator(seed: int, name: str, device: torch.device | str = "cpu") -> torch.Generator:

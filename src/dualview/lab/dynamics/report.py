@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualview.lab.formatting import between, number
-from dualview.lab.harness import LabResult, Table
+from dualview.lab.harness import LabResult, Table, between, number
 from dualview.lab.summaries import interval_curve, mean
 from dualview.report.figures.curves import Curve, curves
 

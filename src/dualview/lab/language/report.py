@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dualview.lab.formatting import between
-from dualview.lab.harness import LabResult, Table
+from dualview.lab.harness import LabResult, Table, between
 from dualview.lab.summaries import interval_curve, mean, over_seeds, over_trainings_or_rows, range_curve
 from dualview.report.figures.curves import Curve, curves
 

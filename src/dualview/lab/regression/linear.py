@@ -35,7 +35,8 @@ from dualview.lab.regression.models import (
     plus_plus_layers,
 )
 from dualview.lab.regression.settings import RegressionSettings
-from dualview.lab.regression.training import Schedule, train
+from dualview.lab.regression.training import train
+from dualview.lab.training import Curve, Schedule
 from dualview.lab.units import Unit
 
 CURVE_TASKS = 2_000
@@ -52,11 +53,11 @@ def run(job: Job[RegressionSettings]) -> Findings:
         against = references(settings, base, tasks)
         advance(1)
     job.clock.lap("references")
-    schedule = schedule_of(settings, base)
+    schedule = schedule_of(settings)
 
     def one_seed(seed: int, unit: Unit) -> dict[str, Any]:
         with job.progress.part(f"training, seed {seed}", schedule.steps) as advance:
-            model, curve = trained(settings, schedule, seed, tasks, against, unit, advance)
+            model, curve = trained(settings, base, schedule, seed, tasks, against, unit, advance)
         job.clock.lap("training")
         with job.progress.part(f"measuring, seed {seed}", 1) as advance:
             found = {**measured(settings, base, model, tasks, against), "curve": curve}
@@ -86,12 +87,13 @@ def by_seed(
     references: dict[str, Any],
 ) -> dict[str, Any]:
     """The part of the results that linear problems and sine waves share; every seed is a unit of its own."""
-    units = {seed: job.unit(seed, None, **schedule.to_json()) for seed in job.settings.all_seeds}
+    plan = {name: getattr(schedule, name) for name in ("steps", "batch_size", "lr", "clip")}  # the defaults filled in
+    units = {seed: job.unit(seed, **plan) for seed in job.settings.all_seeds}
     found = {str(seed): unit.once(lambda unit, seed=seed: one_seed(seed, unit)) for seed, unit in units.items()}
     return {
         "eval_tasks": len(tasks),
         "curve_tasks": len(tasks.first(CURVE_TASKS)),
-        "plan": schedule.to_json(),
+        "plan": plan,
         "references": references,
         "by_seed": found,
     }
@@ -153,14 +155,13 @@ def zero_loss(tasks: Tasks) -> float:
 # ---------------------------------------------------------------------------------------------------------- training
 
 
-def schedule_of(settings: RegressionSettings, base: LinearTasks) -> Schedule:
+def schedule_of(settings: RegressionSettings) -> Schedule:
     """Von Oswald et al.'s hyper-parameters where none are given; for softmax, some that train it well."""
     few, deep = settings.layers <= 2, settings.layers > 3
     lr, clip = 5e-4 if deep else 1e-3, 1e-3 if few else 10.0
     if settings.softmax:
         lr, clip = 3 * lr, 10.0
     return Schedule(
-        distribution=base,
         steps=settings.steps or default_steps(settings),
         batch_size=settings.batch_size or 2048,
         lr=settings.lr or lr,
@@ -177,23 +178,17 @@ def default_steps(settings: RegressionSettings) -> int:
 
 def trained(
     settings: RegressionSettings,
+    base: LinearTasks,
     schedule: Schedule,
     seed: int,
     tasks: Tasks,
     against: References,
     unit: Unit,
     advance: Advance,
-) -> tuple[InContext, dict[str, list[float]]]:
+) -> tuple[InContext, Curve]:
     """One seed's model, and its curves against the best reference."""
     device = tasks.x.device
-    model = InContext.fresh(
-        tasks.x.shape[-1] + 1,
-        settings.layers,
-        recurrent=settings.recurrent,
-        heads=settings.heads,
-        softmax=settings.softmax,
-        generator=named_generator(seed, "weights", device),
-    )
+    model = InContext.fresh(tasks.x.shape[-1] + 1, settings, named_generator(seed, "weights", device))
     few = tasks.first(CURVE_TASKS)
     expected = list(against.predictors.values())[-1]
 
@@ -201,7 +196,7 @@ def trained(
         return {"loss": mean_loss(model, few), **similarity(model, expected, few)}
 
     generator = named_generator(seed, "training", device)
-    curve = train(model, lambda batch: batch.loss(model(batch)), measure, schedule, unit, generator, advance)
+    curve = train(model, lambda batch: batch.loss(model(batch)), measure, base, schedule, unit, generator, advance)
     return model, curve
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from dualview.duality.theory.regression import uniform_optimum
 from dualview.lab.problems import LinearTasks, Tasks, named_generator
 from dualview.lab.regression.models import Predictor, gd_plus_plus, gradient_descent
-from dualview.metrics.statistics import draw_interval
+from dualview.lab.summaries import student_ci
 
 CHUNK = 10_000
 
@@ -73,13 +73,8 @@ def best_rate(tasks: Tasks, steps: int, guess: float) -> float:
     def loss(rate: float) -> float:
         return mean_loss(gradient_descent(float(rate), steps), tasks)
 
-    found = _optimize().minimize_scalar(
-        loss,
-        bounds=(0.0, 4 * guess),
-        method="bounded",
-        options={"xatol": 1e-4 * guess},
-    )
-    return float(found.x)
+    how = {"bounds": (0.0, 4 * guess), "method": "bounded", "options": {"xatol": 1e-4 * guess}}
+    return float(cast("Any", optimize).minimize_scalar(loss, **how).x)
 
 
 @dataclass(frozen=True)
@@ -152,15 +147,11 @@ def best_plus_plus(tasks: Tasks, steps: int, rate: float, *, shared: bool) -> Pl
         found = unpack(point)
         return problems.loss(found.rates, found.gammas)
 
-    close = {"xatol": 1e-4, "fatol": 1e-9}
-    together = _optimize().minimize(loss, np.array([1.0, 0.5]), method="Nelder-Mead", options=close).x
+    minimize, close = cast("Any", optimize).minimize, {"xatol": 1e-4, "fatol": 1e-9}
+    together = minimize(loss, np.array([1.0, 0.5]), method="Nelder-Mead", options=close).x
     if shared:
         return unpack(together)
-    return unpack(_optimize().minimize(loss, np.tile(together, steps), method="L-BFGS-B", options={"eps": 1e-6}).x)
-
-
-def _optimize() -> Any:
-    return cast("Any", optimize)
+    return unpack(minimize(loss, np.tile(together, steps), method="L-BFGS-B", options={"eps": 1e-6}).x)
 
 
 # ------------------------------------------------------------------------------------------------------------ shifts
@@ -214,10 +205,9 @@ def paired(one: Float[np.ndarray, " task"], other: Float[np.ndarray, " task"]) -
     Each task is a draw of its own, so the interval is Student's over draws.
     """
     gap = one - other
-    interval = draw_interval(gap.tolist())
     return {
         "loss": float(one.mean()),
         "ratio": float(one.mean() / other.mean()),
         "difference": float(gap.mean()),
-        "difference_ci": None if interval is None else interval.to_json(),
+        "difference_ci": student_ci(gap.tolist()),
     }

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from dualview.lab.formatting import between
-from dualview.lab.harness import LabResult, Table
+from dualview.lab.harness import LabResult, Table, between
 from dualview.lab.summaries import range_curve
 from dualview.report.figures.curves import Curve, curves
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from dualview.lab.summaries import mean_is_positive
+from dualview.lab.summaries import bootstrap_ci, is_positive
 
 INFLATING = ("sequence", "head", "constant")
 FAR = 5.0
@@ -129,4 +129,4 @@ def _nats(gains: Mapping[str, Gain]) -> str:
 
 
 def _positive(values: Gain) -> bool:
-    return mean_is_positive(values, "sink explanation")
+    return is_positive(bootstrap_ci(values, "sink explanation"))

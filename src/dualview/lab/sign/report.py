@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from dualview.lab.formatting import between, number
-from dualview.lab.harness import LabResult, Table
+from dualview.lab.harness import LabResult, Table, between, number
 from dualview.lab.sign.explanation import explain
-from dualview.lab.summaries import ratio_of_means
-from dualview.metrics.statistics import query_interval
+from dualview.lab.summaries import bootstrap_ci, ratio_of_means
 from dualview.report.figures.curves import Curve, curves
 from dualview.report.figures.style import dress, legend, look, new_figure, small_print
 
@@ -85,14 +83,13 @@ def tables(result: LabResult) -> list[Table]:
     found: Sequence[Measured] = result.results["conditions"]
     first = found[0]
     rows = [_row(each, result.results["recovered"]) for each in found]
-    chance = first["chance"]
     settings = result.settings
     note = (
         f"{result.provenance['model']}; {settings['rows']} pieces of {settings['length']} tokens of "
         f"{', '.join(result.results['text']['source'])}; {settings['task']}, {first['shots_used'][0]} demonstrations, "
-        f"{len(first['right'][0])} queries, {len(first['icl'])} draws, chance {chance:.3f}. 95 % intervals: bootstrap "
-        "over pieces of text, and over queries (averaged over draws). Recovered: the part of the loss due to signing "
-        f"at that scale that sparing the token undoes.\n{_explained(result)}"
+        f"{len(first['right'][0])} queries, {len(first['icl'])} draws, chance {first['chance']:.3f}. "
+        "95 % intervals: bootstrap over pieces of text, and over queries (averaged over draws). Recovered: the part of "
+        f"the loss due to signing at that scale that sparing the token undoes.\n{_explained(result)}"
     )
     columns = ["scale", "spared", "perplexity", "95 % interval", "recovered", "95 % interval"]
     columns += ["accuracy", "95 % interval", "zero-shot"]
@@ -100,21 +97,18 @@ def tables(result: LabResult) -> list[Table]:
 
 
 def _row(each: Measured, recovered: Mapping[str, Any]) -> list[str]:
-    inside = query_interval(_losses(each), seed=0, name="loss")
-    right = np.array(each["right"]).mean(0)
-    around = query_interval(right, seed=0, name="accuracy")
-    gain = (
-        recovered[each["scale"]][each["spared"]] if each["scale"] in recovered and each["spared"] != "nothing" else {}
-    )
+    inside = bootstrap_ci(_losses(each), "loss")
+    around = bootstrap_ci(np.array(each["right"]).mean(0), "accuracy")
+    gain = recovered.get(each["scale"], {}).get(each["spared"], {})
     return [
         SCALES[each["scale"]],
         each["spared"],
         _ppl(each["loss"]),
-        "" if inside is None else f"{_ppl(inside.low)} to {_ppl(inside.high)}",
+        "" if inside is None else f"{_ppl(inside[0])} to {_ppl(inside[1])}",
         number(gain.get("value"), ".0%", ""),
         between(gain.get("ci"), ".0%"),
         f"{statistics.fmean(each['icl']):.3f}",
-        "" if around is None else f"{max(0.0, around.low):.3f} to {min(1.0, around.high):.3f}",
+        "" if around is None else f"{max(0.0, around[0]):.3f} to {min(1.0, around[1]):.3f}",
         f"{each['zsl']:.3f}",
     ]
 
@@ -165,11 +159,8 @@ def _loss_figure(result: LabResult) -> Figure:
     for index, spared in enumerate(SPARED):
         shown = [(at, found[scale, spared]) for at, scale in enumerate(SCALES) if (scale, spared) in found]
         middle = [each["loss"] for _, each in shown]
-        bounds = [query_interval(_losses(each), seed=0, name="loss") for _, each in shown]
-        reach = [
-            [mean - (b.low if b else mean) for mean, b in zip(middle, bounds, strict=True)],
-            [(b.high if b else mean) - mean for mean, b in zip(middle, bounds, strict=True)],
-        ]
+        bounds = [bootstrap_ci(_losses(each), "loss") or (each["loss"], each["loss"]) for _, each in shown]
+        reach = [[abs(ends[at] - mean) for mean, ends in zip(middle, bounds, strict=True)] for at in (0, 1)]
         how = look(index)
         axes.bar(
             [at + 0.2 * (index - 1.5) for at, _ in shown],
