@@ -293,6 +293,15 @@ def between(ci: Sequence[float] | None, style: str, none: str = "") -> str:
     return none if ci is None else f"{ci[0]:{style}} to {ci[1]:{style}}"
 
 
+def power(log: float) -> str:
+    """A number by its decimal logarithm; a large one as a power of ten.
+
+    >>> power(2.0), power(7.3)
+    ('100', '10^7')
+    """
+    return f"{10**log:.0f}" if log < 4 else f"10^{log:.0f}"
+
+
 def markdown(result: LabResult, tables: Sequence[Table]) -> str:
     """The command and the tables it gave."""
     shown = "\n\n".join(table.markdown() for table in tables)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -38,10 +38,7 @@ class Tasks:
         yield from (Tasks(*part) for part in zip(*parts, strict=True))
 
     def first(self, count: int) -> Tasks:
-        return self.pick(slice(count))
-
-    def pick(self, index: Int[Tensor, " picked"] | slice) -> Tasks:
-        return Tasks(self.x[index], self.y[index], self.x_query[index], self.y_query[index])
+        return next(self.chunks(count))
 
     @property
     def context(self) -> Float[Tensor, "task demo d"]:

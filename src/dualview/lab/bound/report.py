@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualview.lab.charts import lines
-from dualview.lab.harness import LabResult, Table, between, number
+from dualview.lab.harness import LabResult, Table, between, number, power
 from dualview.lab.summaries import interval_curve, student
 from dualview.report.charts.spec import Axis
 from dualview.report.figures.curves import Curve
@@ -79,7 +79,7 @@ def sentence(result: LabResult) -> str:
     )
     loose = 10 ** _over(r["random"]["looseness"], last)["mean"]
     known = all(row[last] is not None for row in r["model"]["looseness"])
-    real = f"{_power(10 ** _over(r['model']['looseness'], last)['mean'])} times" if known else "beyond float64"
+    real = f"{power(_over(r['model']['looseness'], last)['mean'])} times" if known else "beyond float64"
     shares = {where: _mean(r[where]["share"], last, ".2g") for where in r if where.startswith(("random", "model"))}
     return (
         f"On random layers the median gap falls as N to the power {slopes(result, 'random', 'gap')}, the gap that 95 % "
@@ -91,10 +91,6 @@ def sentence(result: LabResult) -> str:
         f"does: {shares['random']} against {shares['random, shuffled']} shuffled; on real heads it is "
         f"{shares['model']} against {shares['model, shuffled']}."
     )
-
-
-def _power(value: float) -> str:
-    return f"{value:.0f}" if value < 1e4 else f"10^{math.log10(value):.0f}"
 
 
 def figures(result: LabResult) -> dict[str, Figure]:

@@ -29,11 +29,6 @@ def _cell(runs: Runs, of: Callable[[Mapping[str, Any]], float | None], style: st
     return number(found["mean"], style, "–") + ("" if found["ci"] is None else f" ({between(found['ci'], style)})")
 
 
-def _verdicts(runs: Runs) -> str:
-    counted = Counter(run["verdict"] for run in runs)
-    return ", ".join(f"{count} {name}" for name, count in counted.most_common())
-
-
 def tables(result: LabResult) -> list[Table]:
     arms: Mapping[str, Runs] = result.results["arms"]
     answers: list[list[str]] = []
@@ -48,7 +43,9 @@ def tables(result: LabResult) -> list[Table]:
         )
         numbers = [_cell(runs, lambda run, at=name: run[at]) for name in COMPARED]
         floor = number(mean([run["sim_aou floor"] for run in runs]), "+.2f", "–")
-        learning.append([arm, accuracy, numbers[0], floor, *numbers[1:], _verdicts(runs)])
+        verdicts = Counter(run["verdict"] for run in runs).most_common()
+        said = ", ".join(f"{count} {name}" for name, count in verdicts)
+        learning.append([arm, accuracy, numbers[0], floor, *numbers[1:], said])
     s, some = result.settings, arms.get("linear") or next(iter(arms.values()))
     of_rules = ", ".join(f"{rule} {number(mean([run['right'][rule] for run in some]), '.2f')}" for rule in RULES)
     rules_note = (

@@ -83,18 +83,14 @@ def classifier(job: Job[ClassifierSettings]) -> Findings:
     settings = job.settings
     place = job.out or Path(job.until_written.enter_context(tempfile.TemporaryDirectory()))
     found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in settings.only}
-    trained = sum(arm in ATTENTIONS for arm in settings.only)
-    total = settings.seeds * (trained * settings.train_steps + len(settings.only))
-    with job.progress.part("training and comparing", total) as advance:
+    steps = {arm: settings.train_steps if arm in ATTENTIONS else 0 for arm in settings.only}
+    with job.progress.part("training and comparing", settings.seeds * sum(n + 1 for n in steps.values())) as advance:
         for seed in settings.all_seeds:
             for arm in settings.only:
                 unit = job.unit(seed, arm=arm)
-                done = unit.finished()
-                if done is None:
-                    done = unit.finish(_one(settings, arm, seed, place, advance))
-                elif arm in ATTENTIONS:
-                    advance(settings.train_steps)
-                found[arm].append(done)
+                if (done := unit.finished()) is not None:
+                    advance(steps[arm])
+                found[arm].append(done or unit.finish(_one(settings, arm, seed, place, advance)))
                 advance(1)
     job.clock.lap("training and comparing")
     return Findings({"arms": found})

@@ -24,6 +24,7 @@ from dualview.lab.gpt.model import NAMES
 from dualview.lab.harness import Findings, Job, lab
 from dualview.lab.language.run import language
 from dualview.lab.settings import ComparisonSettings, Positive
+from dualview.lab.summaries import mean
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
 from dualview.options import AtLeastOne, option
@@ -145,14 +146,11 @@ def _measure(settings: DynamicsSettings, lm: LanguageModel, checkpoint: Checkpoi
 
 def _floors(results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
     """By metric and by name: each floor's mean over the draws."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for result in results:
-        for metric in ("sim_aou", "sim_am"):
-            for name, floor in (result.controls or {})[metric].floors.items():
-                values = found.setdefault(metric, {}).setdefault(name, [])
-                if floor is not None:
-                    values.append(floor)
-    return {m: {n: sum(v) / len(v) if v else None for n, v in floors.items()} for m, floors in found.items()}
+    found: dict[str, dict[str, float | None]] = {}
+    for metric in ("sim_aou", "sim_am"):
+        floors = [(result.controls or {})[metric].floors for result in results]
+        found[metric] = {name: mean([each.get(name) for each in floors]) for name in floors[0]}
+    return found
 
 
 def _draw(seed: int, result: Result) -> dict[str, Any]:

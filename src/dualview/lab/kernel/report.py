@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualview.lab.charts import lines
-from dualview.lab.harness import LabResult, Table, between
+from dualview.lab.harness import LabResult, Table, between, power
 from dualview.lab.summaries import student_ci
 from dualview.report.charts.spec import Axis
 from dualview.report.figures.curves import Curve
@@ -95,7 +95,7 @@ def _feature_row(found: dict[str, Any], name: str, label: str, at: int | None) -
     predicted = ""
     if name in found["needed"]:
         q = found["needed"][name]["heads"]
-        predicted = f"{_power(q[MIDDLE])} ({_power(q[LOW])} to {_power(q[HIGH])})"
+        predicted = f"{power(q[MIDDLE])} ({power(q[LOW])} to {power(q[HIGH])})"
     return [
         f"{label}{name}{'' if at is None else f', m = {at}'}",
         f"{last[MIDDLE]:.3g}",
@@ -106,10 +106,6 @@ def _feature_row(found: dict[str, Any], name: str, label: str, at: int | None) -
         _needed(reached),
         predicted,
     ]
-
-
-def _power(log: float) -> str:
-    return f"{10**log:.0f}" if log < 4 else f"10^{log:.0f}"
 
 
 def features_sentence(result: LabResult) -> str:
@@ -125,7 +121,7 @@ def features_sentence(result: LabResult) -> str:
     return (
         f"With {most} random features of the best kind, {got} of {found['heads']} heads are within {target:.0%} of "
         f"their output; the median head's error is {error:.2f}, where equal weights for all tokens give {even:.2f}, "
-        f"and it would need about {_power(found['needed'][best]['heads'][MIDDLE])} features ({best}). Exact features "
+        f"and it would need about {power(found['needed'][best]['heads'][MIDDLE])} features ({best}). Exact features "
         f"need one more than there are tokens; of tokens of largest weight alone the median head needs "
         f"{_needed(found['reached'][TOP])}. On random layers {most} {toy} features leave an error of "
         f"{r['random']['errors'][toy]['heads'][MIDDLE][-1]:.2g}."

@@ -100,9 +100,8 @@ def train_all(
 ) -> Losses:
     """The losses of every modification on every seed of a stage, those of one path together."""
     settings = job.settings
-    seeds = (
-        settings.all_seeds if stage == "confirm" else list(range(settings.seed, settings.seed + settings.search_seeds))
-    )
+    count = settings.seeds if stage == "confirm" else settings.search_seeds
+    seeds = list(range(settings.seed, settings.seed + count))
     found: Losses = {}
     for path in dict.fromkeys(each.path for each in chosen):
         together = [each for each in chosen if each.path == path]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from dualview.lab.regression.measure import (
 from dualview.lab.regression.models import (
     InContext,
     Predictor,
+    SelfAttention,
     gd_layers,
     gradient_descent,
     interpolated,
@@ -156,24 +157,15 @@ def zero_loss(tasks: Tasks) -> float:
 
 
 def schedule_of(settings: RegressionSettings) -> Schedule:
-    """Von Oswald et al.'s hyper-parameters where none are given; for softmax, some that train it well."""
-    few, deep = settings.layers <= 2, settings.layers > 3
-    lr, clip = 5e-4 if deep else 1e-3, 1e-3 if few else 10.0
+    """Von Oswald et al.'s hyper-parameters where none are given; for softmax, some that train it well.
+
+    Their 5,000 steps with shared weights and 50,000 without; one layer needs fewer, as the rate decays.
+    """
+    steps = 2_500 if settings.layers == 1 else 5_000 if settings.recurrent else 50_000
+    lr, clip = 5e-4 if settings.layers > 3 else 1e-3, 1e-3 if settings.layers <= 2 else 10.0
     if settings.softmax:
         lr, clip = 3 * lr, 10.0
-    return Schedule(
-        steps=settings.steps or default_steps(settings),
-        batch_size=settings.batch_size or 2048,
-        lr=settings.lr or lr,
-        clip=settings.clip or clip,
-    )
-
-
-def default_steps(settings: RegressionSettings) -> int:
-    """Their 5,000 with shared weights and 50,000 without; one layer needs fewer, as the rate decays."""
-    if settings.layers == 1:
-        return 2_500
-    return 5_000 if settings.recurrent else 50_000
+    return Schedule(settings.steps or steps, settings.batch_size or 2048, settings.lr or lr, settings.clip or clip)
 
 
 def trained(
@@ -229,6 +221,6 @@ def half_way(
         other = gd_layers(against.found["gd"]["rate"], 1, shape)[0]
     else:
         other = plus_plus_layers(better["rates"][:1], better["gammas"][:1], shape)[0]
-    middle = interpolated(model.first_layer(), other, len(shape))
+    middle = interpolated(cast(SelfAttention, model.layers[0]).weights(), other, len(shape))
     loss = mean_loss(InContext.constructed([middle] * settings.layers), tasks)
     return {"between": "gd" if better is None else "gd_plus_plus", "loss": loss}

@@ -94,12 +94,6 @@ class InContext(nn.Module):
         """Constructed weights, one layer each."""
         return cls([SelfAttention.of(layer) for layer in layers], len(layers))
 
-    def first_layer(self) -> LinearSelfAttention:
-        """The first layer's weights, if it is one linear head."""
-        first = self.layers[0]
-        assert isinstance(first, SelfAttention)
-        return first.weights()
-
     def forward(self, tasks: Tasks) -> Float[Tensor, " task"]:
         return self.transform(tasks.context, tasks.query)
 

@@ -88,12 +88,8 @@ def run(job: Job[RegressionSettings]) -> Findings:
     settings = job.settings
     base = SineTasks(settings.demos, noise=settings.noise)
     tasks = base.draw(named_generator(0, "evaluation/sine", job.device), settings.eval_tasks)
-    schedule = Schedule(
-        steps=settings.steps or 20_000,
-        batch_size=settings.batch_size or 512,
-        lr=settings.lr or 1e-3,
-        clip=settings.clip or 100.0,
-    )
+    steps, batch = settings.steps or 20_000, settings.batch_size or 512
+    schedule = Schedule(steps, batch, settings.lr or 1e-3, settings.clip or 100.0)
 
     def one_seed(seed: int, unit: Unit) -> dict[str, Any]:
         return both_trained(settings, base, schedule, seed, tasks, unit, job.progress)

@@ -104,10 +104,8 @@ def _both(found: Mapping[str, Any], style: str) -> list[str]:
 
 def _shares(draws: Draws, kind: str, band: int) -> list[str]:
     own = [cell for key in ("icl", "ft") for cell in _both(over(draws, f"{kind}/own", key, band), ".3f")]
-    floors = [
-        " / ".join(number(over(draws, f"{kind}/{name}", key, band)["mean"]) for key in ("icl", "ft")) for name in FLOORS
-    ]
-    return [*own, *floors]
+    floors = [[over(draws, f"{kind}/{name}", key, band)["mean"] for key in ("icl", "ft")] for name in FLOORS]
+    return [*own, *(" / ".join(map(number, both)) for both in floors)]
 
 
 def _similarity(draws: Draws, kind: str, band: int) -> list[str]:

@@ -37,18 +37,18 @@ def _of_classifier(runs: Sequence[Found]) -> list[dict[str, Any]]:
     def of(layer: int, rule: str, measure: str) -> list[float | None]:
         return [run["layers"][layer][rule][measure] for run in runs]
 
+    def gaps(layer: int, rule: str) -> list[float]:
+        pairs = zip(of(layer, rule, "output"), of(layer, classifier.RULES[2], "output"), strict=True)
+        return [own - untrained for own, untrained in pairs if own is not None and untrained is not None]
+
     return [
         {
             rule: {measure: student(of(layer, rule, measure), (0.0, 1.0)) for measure in MEASURES}
-            | {"over untrained": _difference(of(layer, rule, "output"), of(layer, classifier.RULES[2], "output"))}
+            | {"over untrained": student(gaps(layer, rule))}
             for rule in classifier.RULES
         }
         for layer in range(len(runs[0]["layers"]))
     ]
-
-
-def _difference(after: Sequence[float | None], before: Sequence[float | None]) -> dict[str, Any]:
-    return student([a - b for a, b in zip(after, before, strict=True) if a is not None and b is not None])
 
 
 def _of_model(draws: Sequence[Found], rule: str) -> dict[str, Any]:
