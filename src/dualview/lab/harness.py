@@ -78,6 +78,10 @@ class LabResult(BaseModel):
         return read_model(cls, path, "a lab's result")
 
 
+MakeTables = Callable[[LabResult], Sequence["Table"]]
+MakeFigures = Callable[[LabResult], Mapping[str, "Figure"]]
+
+
 @dataclass(frozen=True)
 class Findings:
     """What a lab's work returns."""
@@ -169,8 +173,8 @@ class Lab(Generic[SettingsT]):
         self,
         work: Callable[[Job[SettingsT]], Findings],
         kind: type[SettingsT],
-        tables: Callable[[LabResult], Sequence[Table]],
-        figures: Callable[[LabResult], Mapping[str, Figure]],
+        tables: MakeTables,
+        figures: MakeFigures,
         single_thread: bool,
     ) -> None:
         self.__name__, self.__module__, self.__doc__ = work.__name__, work.__module__, work.__doc__
@@ -195,11 +199,7 @@ class Lab(Generic[SettingsT]):
 
 
 def lab(
-    kind: type[SettingsT],
-    tables: Callable[[LabResult], Sequence[Table]],
-    figures: Callable[[LabResult], Mapping[str, Figure]],
-    *,
-    single_thread: bool = False,
+    kind: type[SettingsT], tables: MakeTables, figures: MakeFigures, *, single_thread: bool = False
 ) -> Callable[[Callable[[Job[SettingsT]], Findings]], Lab[SettingsT]]:
     """Make a lab of a function that does its work."""
     return lambda work: Lab(work, kind, tables, figures, single_thread)
@@ -327,8 +327,8 @@ def finish(
     *,
     out: Path | str | None,
     json: Path | str | None,
-    tables: Callable[[LabResult], Sequence[Table]],
-    figures: Callable[[LabResult], Mapping[str, Figure]],
+    tables: MakeTables,
+    figures: MakeFigures,
     units: Sequence[Unit] = (),
 ) -> LabResult:
     """Write OUT/<lab>.json, and the same to `json`; then the extras, OUT/<lab>.md and the figures.

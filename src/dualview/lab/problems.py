@@ -101,10 +101,6 @@ class SineTasks:
     half_width: float = 5.0
     noise: float = 0.0
 
-    @property
-    def n_x(self) -> int:
-        return 1
-
     def draw(self, generator: torch.Generator, count: int) -> Tasks:
         where = generator.device
         x = torch.rand(count, self.n_demos + 1, generator=generator, device=where).sub_(0.5) * (2 * self.half_width)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dualview.lab.gpt.model import NAMES
 from dualview.lab.harness import LabResult, Table, between, number
 from dualview.lab.summaries import interval_curve, mean, over_seeds, over_trainings_or_rows, range_curve
 from dualview.report.figures.curves import Curve, curves
@@ -19,17 +20,7 @@ if TYPE_CHECKING:
 Training = dict[str, Any]
 
 CONTROLS = ("token_shift", "alibi")
-TITLES = {
-    "plain": "plain softmax",
-    "momentum": "momentum",
-    "token_shift": "token shift",
-    "alibi": "ALiBi",
-    "sign": "sign",
-    "regularised": "regularised",
-    "augmented": "augmented",
-    "negative": "negative",
-    "linear": "linear",
-}
+TITLES = {name: name.replace("_", " ") for name in NAMES} | {"plain": "plain softmax", "alibi": "ALiBi"}
 LIMITS = (
     "Differences are paired: same seed, same blocks of text. 95 % intervals: with several seeds Student over "
     "draws; with one seed bootstrap over blocks, which does not cover another seed."

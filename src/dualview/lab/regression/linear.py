@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,13 +16,13 @@ from dualview.io.progress import Advance
 from dualview.lab.harness import Findings, Job
 from dualview.lab.problems import LinearTasks, Tasks, named_generator
 from dualview.lab.regression.measure import (
+    Shift,
     best_plus_plus,
     best_rate,
     first_guess,
     losses,
     mean_loss,
     paired,
-    shifted_losses,
     shifts_of,
     similarity,
 )
@@ -47,33 +47,29 @@ SHIFT_TASKS = 2_000
 
 def run(job: Job[RegressionSettings]) -> Findings:
     """Everything the lab reports on linear problems."""
-    settings, device = job.settings, job.device
+    settings = job.settings
     base = LinearTasks(settings.dims, settings.demos, settings.input_range, noise=settings.noise)
-    tasks = base.draw(named_generator(0, "evaluation", device), settings.eval_tasks)
+    tasks = base.draw(named_generator(0, "evaluation", job.device), settings.eval_tasks)
     with job.progress.part("finding gradient descent's best step", 1) as advance:
-        against = references(settings, base, tasks)
+        bench = Bench(settings, base, tasks, references(settings, base, tasks))
         advance(1)
     job.clock.lap("references")
     schedule = schedule_of(settings)
 
     def one_seed(seed: int, unit: Unit) -> dict[str, Any]:
         with job.progress.part(f"training, seed {seed}", schedule.steps) as advance:
-            model, curve = trained(settings, base, schedule, seed, tasks, against, unit, advance)
+            model, curve = bench.trained(schedule, seed, unit, advance)
         job.clock.lap("training")
         with job.progress.part(f"measuring, seed {seed}", 1) as advance:
-            found = {**measured(settings, base, model, tasks, against), "curve": curve}
+            found = {**bench.measured(model), "curve": curve}
             advance(1)
         job.clock.lap("measuring")
         return found
 
-    results = by_seed(job, schedule, one_seed, tasks, against.found)
+    results = by_seed(job, schedule, one_seed, tasks, bench.against.found)
     if settings.shifts:
         results["shifts"] = {
-            shift.name: {
-                "title": shift.title,
-                "at": shift.at,
-                "losses": shifted_losses(base, shift, against.predictors, SHIFT_TASKS, device),
-            }
+            shift.name: {"title": shift.title, "at": shift.at, "losses": bench.shifted(shift, bench.against.predictors)}
             for shift in shifts_of(base)
         }
         job.clock.lap("shifts")
@@ -168,59 +164,61 @@ def schedule_of(settings: RegressionSettings) -> Schedule:
     return Schedule(settings.steps or steps, settings.batch_size or 2048, settings.lr or lr, settings.clip or clip)
 
 
-def trained(
-    settings: RegressionSettings,
-    base: LinearTasks,
-    schedule: Schedule,
-    seed: int,
-    tasks: Tasks,
-    against: References,
-    unit: Unit,
-    advance: Advance,
-) -> tuple[InContext, Curve]:
-    """One seed's model, and its curves against the best reference."""
-    device = tasks.x.device
-    model = InContext.fresh(tasks.x.shape[-1] + 1, settings, named_generator(seed, "weights", device))
-    few = tasks.first(CURVE_TASKS)
-    expected = list(against.predictors.values())[-1]
+@dataclass(frozen=True)
+class Bench:
+    """What all trainings share: the problems and what the trained models are compared with."""
 
-    def measure() -> dict[str, float]:
-        return {"loss": mean_loss(model, few), **similarity(model, expected, few)}
+    settings: RegressionSettings
+    base: LinearTasks
+    tasks: Tasks
+    against: References
 
-    generator = named_generator(seed, "training", device)
-    curve = train(model, lambda batch: batch.loss(model(batch)), measure, base, schedule, unit, generator, advance)
-    return model, curve
+    def trained(self, schedule: Schedule, seed: int, unit: Unit, advance: Advance) -> tuple[InContext, Curve]:
+        """One seed's model, and its curves against the best reference."""
+        device, few = self.tasks.x.device, self.tasks.first(CURVE_TASKS)
+        model = InContext.fresh(self.base.n_x + 1, self.settings, named_generator(seed, "weights", device))
+        expected = list(self.against.predictors.values())[-1]
 
+        def measure() -> dict[str, float]:
+            return {"loss": mean_loss(model, few), **similarity(model, expected, few)}
 
-def measured(
-    settings: RegressionSettings, base: LinearTasks, model: InContext, tasks: Tasks, against: References
-) -> dict[str, Any]:
-    """The trained model on all evaluation problems, compared with every reference."""
-    own = losses(model, tasks)
-    found: dict[str, Any] = {"loss": float(own.mean())}
-    for name, predict in against.predictors.items():
-        found[name] = {**paired(own, against.losses[name]), **similarity(model, predict, tasks)}
-    found["interpolated"] = half_way(settings, model, tasks, against)
-    if settings.shifts:
-        device = tasks.x.device
-        found["shifts"] = {
-            shift.name: shifted_losses(base, shift, {"trained": model}, SHIFT_TASKS, device)["trained"]
-            for shift in shifts_of(base)
-        }
-    return found
+        generator = named_generator(seed, "training", device)
+        return model, train(
+            model, lambda batch: batch.loss(model(batch)), measure, self.base, schedule, unit, generator, advance
+        )
 
+    def measured(self, model: InContext) -> dict[str, Any]:
+        """The trained model on all evaluation problems, compared with every reference."""
+        own = losses(model, self.tasks)
+        found: dict[str, Any] = {"loss": float(own.mean())}
+        for name, predict in self.against.predictors.items():
+            found[name] = {**paired(own, self.against.losses[name]), **similarity(model, predict, self.tasks)}
+        found["interpolated"] = self.half_way(model)
+        if self.settings.shifts:
+            shifts = shifts_of(self.base)
+            found["shifts"] = {shift.name: self.shifted(shift, {"trained": model})["trained"] for shift in shifts}
+        return found
 
-def half_way(
-    settings: RegressionSettings, model: InContext, tasks: Tasks, against: References
-) -> dict[str, Any] | None:
-    """The loss half way between trained and constructed weights; it exists for one linear head only."""
-    if settings.softmax or settings.heads > 1 or (settings.layers > 1 and not settings.recurrent):
-        return None
-    shape, better = tasks.x[0].mT, against.found["gd_plus_plus"]
-    if better is None:
-        other = gd_layers(against.found["gd"]["rate"], 1, shape)[0]
-    else:
-        other = plus_plus_layers(better["rates"][:1], better["gammas"][:1], shape)[0]
-    middle = interpolated(cast(SelfAttention, model.layers[0]).weights(), other, len(shape))
-    loss = mean_loss(InContext.constructed([middle] * settings.layers), tasks)
-    return {"between": "gd" if better is None else "gd_plus_plus", "loss": loss}
+    def shifted(self, shift: Shift, predictors: Mapping[str, Predictor]) -> dict[str, list[float]]:
+        """Each predictor's loss at each value of a shift, all on the same problems."""
+        found: dict[str, list[float]] = {name: [] for name in predictors}
+        for value in shift.at:
+            generator = named_generator(0, f"shift/{shift.name}", self.tasks.x.device)
+            tasks = shift.moved(self.base, value).draw(generator, SHIFT_TASKS)
+            for name, predict in predictors.items():
+                found[name].append(mean_loss(predict, tasks))
+        return found
+
+    def half_way(self, model: InContext) -> dict[str, Any] | None:
+        """The loss half way between trained and constructed weights; it exists for one linear head only."""
+        settings = self.settings
+        if settings.softmax or settings.heads > 1 or (settings.layers > 1 and not settings.recurrent):
+            return None
+        shape, better = self.tasks.x[0].mT, self.against.found["gd_plus_plus"]
+        if better is None:
+            other = gd_layers(self.against.found["gd"]["rate"], 1, shape)[0]
+        else:
+            other = plus_plus_layers(better["rates"][:1], better["gammas"][:1], shape)[0]
+        middle = interpolated(cast(SelfAttention, model.layers[0]).weights(), other, len(shape))
+        loss = mean_loss(InContext.constructed([middle] * settings.layers), self.tasks)
+        return {"between": "gd" if better is None else "gd_plus_plus", "loss": loss}

@@ -5,7 +5,7 @@ Everything is summed in float64 over chunks of the same evaluation problems.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
 from dualview.duality.theory.regression import uniform_optimum
-from dualview.lab.problems import LinearTasks, Tasks, named_generator
+from dualview.lab.problems import LinearTasks, Tasks
 from dualview.lab.regression.models import Predictor, gd_plus_plus, gradient_descent
 from dualview.lab.summaries import student_ci
 
@@ -180,18 +180,6 @@ def shifts_of(base: LinearTasks) -> list[Shift]:
         Shift("weight_scale", "scale of the true weights", [round(v, 1) for v in np.arange(0.5, 5.001, 0.1)]),
         Shift("corrupted", "labels replaced by noise", [float(v) for v in range(0, base.n_demos, 2)]),
     ]
-
-
-def shifted_losses(
-    base: LinearTasks, shift: Shift, predictors: Mapping[str, Predictor], count: int, device: torch.device
-) -> dict[str, list[float]]:
-    """Each predictor's loss at each value of a shift, all on the same problems."""
-    found: dict[str, list[float]] = {name: [] for name in predictors}
-    for value in shift.at:
-        tasks = shift.moved(base, value).draw(named_generator(0, f"shift/{shift.name}", device), count)
-        for name, predict in predictors.items():
-            found[name].append(mean_loss(predict, tasks))
-    return found
 
 
 def first_guess(base: LinearTasks) -> float:
