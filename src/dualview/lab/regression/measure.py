@@ -18,6 +18,7 @@ from torch import Tensor
 from dualview.duality.theory.regression import uniform_optimum
 from dualview.lab.problems import LinearTasks, Tasks
 from dualview.lab.regression.models import Predictor, gd_plus_plus, gradient_descent
+from dualview.lab.rivals.rules import plus_plus_factor
 from dualview.lab.summaries import student_ci
 
 CHUNK = 10_000
@@ -93,42 +94,31 @@ class PlusPlus:
 class Spectrum:
     """Problems in the eigenbasis U of X Xᵀ, where a step of GD++ is a few products of numbers; float64.
 
-    A step reads only X Xᵀ, c = X yᵀ and x_q, and leaves U as it is. With eigenvalues λ, coefficients c and q in U,
-
-        ŷ ← ŷ + (η/N) Σ_i c_i q_i,    c ← (1 − ηλ/N) (1 − γλ) c,    q ← (1 − γλ) q,    λ ← (1 − γλ)² λ.
-
-    So a search over η and γ, which needs hundreds of losses, is cheap on all of the problems.
+    A step reads only X Xᵀ, c = X yᵀ and x_q, and leaves U as it is: ŷ = Σ_i f(λ_i) c_i q_i with the eigenvalues λ, and c
+    and q in U. So a search over η and γ, which needs hundreds of losses, is cheap on all of the problems.
     """
 
     eigenvalues: Float[Tensor, "task n_x"]
-    labels: Float[Tensor, "task n_x"]
-    query: Float[Tensor, "task n_x"]
+    products: Float[Tensor, "task n_x"]
+    """c_i q_i."""
     target: Float[Tensor, " task"]
     n_demos: int
 
     @classmethod
     def of(cls, tasks: Tasks) -> Spectrum:
-        found = [_eigenbasis(part) for part in tasks.chunks(CHUNK)]
-        values, labels, query = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return cls(values, labels, query, tasks.y_query.double(), tasks.x.shape[1])
+        values, products = list[Tensor](), list[Tensor]()
+        for part in tasks.chunks(CHUNK):
+            x = part.x.double()
+            size, basis = torch.linalg.eigh(x.mT @ x)
+            labels = torch.einsum("tdi,tnd,tn->ti", basis, x, part.y.double())
+            values.append(size)
+            products.append(labels * torch.einsum("tdi,td->ti", basis, part.x_query.double()))
+        return cls(torch.cat(values), torch.cat(products), tasks.y_query.double(), tasks.x.shape[1])
 
     def loss(self, rates: Sequence[float], gammas: Sequence[float]) -> float:
         """The mean of ½ (ŷ − y)² after GD++ with these rates and γ."""
-        size, labels, query = self.eigenvalues, self.labels, self.query
-        predicted = torch.zeros_like(self.target)
-        for rate, gamma in zip(rates, gammas, strict=True):
-            eta, shrunk = rate / self.n_demos, 1 - gamma * size
-            predicted = predicted + eta * (labels * query).sum(-1)
-            labels, query, size = (1 - eta * size) * shrunk * labels, shrunk * query, shrunk.square() * size
-        return float((predicted - self.target).square().mean() / 2)
-
-
-def _eigenbasis(tasks: Tasks) -> tuple[Tensor, Tensor, Tensor]:
-    """The eigenvalues of X Xᵀ, and Uᵀ X yᵀ and Uᵀ x_q."""
-    x = tasks.x.double()
-    values, basis = torch.linalg.eigh(x.mT @ x)
-    labels = torch.einsum("tdi,tnd,tn->ti", basis, x, tasks.y.double())
-    return values, labels, torch.einsum("tdi,td->ti", basis, tasks.x_query.double())
+        factor = plus_plus_factor(self.eigenvalues, [rate / self.n_demos for rate in rates], gammas)
+        return float(((factor * self.products).sum(-1) - self.target).square().mean() / 2)
 
 
 def best_plus_plus(tasks: Tasks, steps: int, rate: float, *, shared: bool) -> PlusPlus:
