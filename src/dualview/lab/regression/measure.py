@@ -94,8 +94,8 @@ class PlusPlus:
 class Spectrum:
     """Problems in the eigenbasis U of X Xᵀ, where a step of GD++ is a few products of numbers; float64.
 
-    A step reads only X Xᵀ, c = X yᵀ and x_q, and leaves U as it is: ŷ = Σ_i f(λ_i) c_i q_i with the eigenvalues λ, and c
-    and q in U. So a search over η and γ, which needs hundreds of losses, is cheap on all of the problems.
+    A step reads only X Xᵀ, c = X yᵀ and x_q, and leaves U as it is: ŷ = Σ_i f(λ_i) c_i q_i with the eigenvalues λ, and
+    c and q in U. So a search over η and γ, which needs hundreds of losses, is cheap on all of the problems.
     """
 
     eigenvalues: Float[Tensor, "task n_x"]

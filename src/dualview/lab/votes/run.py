@@ -8,6 +8,7 @@ lab repeats this on a small classifier (`classifier`) and on the fine-tuned keys
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from dualview.comparison.prepare import prepare
@@ -69,18 +70,14 @@ def votes(job: Job[VotesSettings]) -> Findings:
 def _classified(job: Job[VotesSettings], lm: LanguageModel, name: str) -> list[dict[str, Any]]:
     """One classifier for each seed."""
     settings = job.settings
-    made: list[classifier.Samples] = []  # the sentences' states are computed once, and not where all is resumed
 
-    def samples(seed: int) -> classifier.Samples:
-        if name == "gaussian":
-            return classifier.gaussian(settings.rows, seed)
-        if not made:
-            made.append(classifier.sentences(lm, settings.rows))
-        return made[0]
+    @cache
+    def sentences() -> classifier.Samples:  # their states are computed once, and not where all is resumed
+        return classifier.sentences(lm, settings.rows)
 
     def train(seed: int) -> dict[str, Any]:
         how = {"steps": settings.steps, "batch": settings.batch_size, "rate": settings.rate}
-        given = samples(seed)
+        given = classifier.gaussian(settings.rows, seed) if name == "gaussian" else sentences()
         with one_thread():  # so that the votes do not depend on the number of cores
             return classifier.measure(given, settings.trained_rows, settings.width, seed, **how)
 
