@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from aggregate import EMBEDDED, SIX, TASKS, Means, mean_of
 from papers import PAPER, Rows
 
-from dualview.lab.formatting import number
+from dualview.lab.harness import number
 from dualview.report.published import published_values
 
 Row = Sequence[str]

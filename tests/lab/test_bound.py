@@ -11,9 +11,8 @@ import torch
 from dualview.duality.theory.kernel import Head, generalisation_bound, kernel_model
 from dualview.io.errors import UserError
 from dualview.lab import harness as frame
-from dualview.lab.bound.measure import measured
 from dualview.lab.bound.report import figures, slope, tables
-from dualview.lab.bound.run import bound
+from dualview.lab.bound.run import bound, measured
 from dualview.lab.harness import LabResult
 from dualview.lab.kernel.heads import HeadGroup, random_groups
 from equivalence.tiny import save_model, save_task

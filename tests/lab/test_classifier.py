@@ -17,9 +17,10 @@ from dualview.lab import harness as frame
 from dualview.lab.classifier.report import closest, figures, tables
 from dualview.lab.classifier.rules import RULES, centred, class_means, closeness, measure, ridge, step
 from dualview.lab.classifier.run import ARMS, ClassifierSettings, classifier, folder_of, write
-from dualview.lab.classifier.training import ATTENTIONS, Problems, ProblemShape, Schedule, fresh_model, predict, train
+from dualview.lab.classifier.training import ATTENTIONS, WARM_UP, Problems, ProblemShape, fresh_model, predict, train
 from dualview.lab.harness import LabResult
 from dualview.lab.problems import named_generator
+from dualview.lab.training import Schedule
 from dualview.models.exact import MadeUp
 
 SHAPE = ProblemShape(features=5, classes=4, spread=0.7, words=9)
@@ -136,7 +137,7 @@ def test_training_is_seeded_and_leaves_the_rest_as_it_is():
 
 def test_it_learns_from_demonstrations():
     shape = ProblemShape(5, 4, 0.7, 17)
-    model = train(fresh_model(MADE, "linear", 1), shape, Schedule(350, 24, 0.01), 1, lambda _: None)
+    model = train(fresh_model(MADE, "linear", 1), shape, Schedule(350, 24, 0.01, warm_up=WARM_UP), 1, lambda _: None)
     problems = shape.draw(named_generator(5, "test"), 300)
     with torch.no_grad():
         right = (predict(model, problems, 4).argmax(-1) == problems.y).double().mean(0)

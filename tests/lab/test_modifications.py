@@ -18,9 +18,10 @@ from dualview.io.errors import UserError
 from dualview.lab.harness import Job, LabResult
 from dualview.lab.modifications.model import SOFTMAX, Modification, Rows, modifications_of
 from dualview.lab.modifications.report import figures, finding, sentence, tables
+from dualview.lab.modifications.run import best, compare, compared, draw, key, losses, train
 from dualview.lab.modifications.settings import FAMILIES, ModificationsSettings
-from dualview.lab.modifications.training import best, clip_rows, compare, compared, draw, key, losses, train
 from dualview.lab.problems import Tasks, named_generator
+from dualview.lab.training import clip_each
 
 TINY = {
     "dims": 2,
@@ -177,7 +178,7 @@ def test_training_lowers_the_loss():
 def test_gradients_are_clipped_row_by_row():
     weight = torch.zeros(2, 1, 1, 2, requires_grad=True)
     weight.grad = torch.tensor([[3.0, 4.0], [0.3, 0.4]]).reshape(2, 1, 1, 2)
-    clip_rows([weight])
+    clip_each([weight], 1.0)
     assert weight.grad.flatten().tolist() == pytest.approx([0.6, 0.8, 0.3, 0.4])
 
 
@@ -290,7 +291,7 @@ def test_the_lab_and_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_finished_trainings_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A run that fails in its last training resumes with the others done."""
-    from dualview.lab.modifications import training
+    from dualview.lab.modifications import run as training
 
     small = {**TINY, "only": "regularised", "layers": (1,), "problems": ("regression",)}
     whole = dualview.lab.modifications(**small).results

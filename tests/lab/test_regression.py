@@ -338,7 +338,7 @@ def test_seeds_differ_and_share_their_problems():
 
 def test_the_papers_hyper_parameters():
     def plan(**given):
-        return schedule_of(RegressionSettings.make(**given), LinearTasks())
+        return schedule_of(RegressionSettings.make(**given))
 
     assert plan().clip == plan(layers=2).clip == 1e-3 and plan(layers=3).clip == 10
     assert plan().lr == 1e-3 and plan(layers=4).lr == 5e-4 and plan().batch_size == 2048

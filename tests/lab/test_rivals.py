@@ -18,14 +18,14 @@ from dualview.lab.harness import LabResult
 from dualview.lab.problems import Tasks, named_generator
 from dualview.lab.regression.models import InContext
 from dualview.lab.rivals.measure import Answers, closest, distance
-from dualview.lab.rivals.models import LinearModels, TokenModels, made
+from dualview.lab.rivals.models import LinearModels, TokenModels, made, train
 from dualview.lab.rivals.problems import Moments, Problems, Source, draw, eigenvalues
 from dualview.lab.rivals.report import figures, tables
 from dualview.lab.rivals.rules import Rule
 from dualview.lab.rivals.run import rivals
 from dualview.lab.rivals.small_matrices import product
-from dualview.lab.rivals.training import Plan, train
 from dualview.lab.rivals.tuning import best, tuned_rules
+from dualview.lab.training import Schedule
 from dualview.lab.units import Unit
 
 PROPERTY = settings(max_examples=10, deadline=None)
@@ -254,7 +254,7 @@ def test_one_trained_layer_is_the_best_preconditioned_step():
     sources = [SOURCE] * 2
     models = made("linear", 3, 1, 1, [named_generator(seed, "w") for seed in (1, 2)])
     generators = [named_generator(seed, "t") for seed in (1, 2)]
-    train(models, sources, generators, Plan(250, 64, 0.03, 0.1), Unit(None, {}), lambda _: None)
+    train(models, sources, generators, Schedule(250, 64, 0.03, 0.1, warm_up=12), Unit(None, {}), lambda _: None)
     found = problems(9, 2, 2000)
     exact = lsa_optimum(torch.diag(SOURCE.scale), 8, noise=0.3)
     moments = found.moments()
@@ -274,7 +274,7 @@ def test_a_bad_step_is_left_out_for_its_model_alone():
         models.m[0] *= 1e30
     before = models.m.detach().clone()
     generators = [named_generator(seed, "t") for seed in (1, 2)]
-    train(models, [SOURCE] * 2, generators, Plan(2, 8, 0.01, 0.1), Unit(None, {}), lambda _: None)
+    train(models, [SOURCE] * 2, generators, Schedule(2, 8, 0.01, 0.1), Unit(None, {}), lambda _: None)
     assert torch.equal(models.m[0], before[0]) and not torch.equal(models.m[1], before[1])
 
 
@@ -282,7 +282,7 @@ def test_a_model_does_not_depend_on_its_neighbours():
     def trained(seeds: list[int]) -> torch.Tensor:
         models = made("linear", 3, 2, 1, [named_generator(seed, "w") for seed in seeds])
         generators = [named_generator(seed, "t") for seed in seeds]
-        train(models, [SOURCE] * len(seeds), generators, Plan(5, 8, 0.01, 0.1), Unit(None, {}), lambda _: None)
+        train(models, [SOURCE] * len(seeds), generators, Schedule(5, 8, 0.01, 0.1), Unit(None, {}), lambda _: None)
         return models.m.detach()[-1]
 
     torch.testing.assert_close(trained([1, 2]), trained([2]), rtol=1e-4, atol=1e-5)

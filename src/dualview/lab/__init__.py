@@ -2,6 +2,27 @@
 
     dualview lab regression --out out          or          dualview.lab.regression(out="out")
 
+A lab is a folder. A new one, `name`, needs
+
+    lab/name/run.py         its options (a dataclass derived from `settings.LabSettings`) and one function, decorated
+                            with `harness.lab`, that does the work and returns `Findings`
+    lab/name/report.py      `tables(result)` and `figures(result)`, made from its JSON alone
+    lab/name/__init__.py    five lines, as every lab has them, that let the folder be called
+    here                    its sentence in `LABS`, its import for type checkers, its name in `__all__`
+    docs/lab/name.md        its page; `docs_tables` fills in the tables
+    tests/lab/test_name.py
+
+and more modules where its mathematics needs them. The labs share
+
+    harness     settings to result: the job, its units over seeds or draws, tables, JSON, Markdown, figures
+    settings    options; several seeds; a comparison as `dualview run` makes it
+    units       what a killed training left, and what a finished one found
+    training    the loop of the small trainings: Adam, a cosine, resumed where it was killed
+    problems    regression problems to be solved in context, and named random generators
+    summaries   means, 95 % intervals and curves over seeds
+    charts      panels with lines or bars
+    gpt         text, small GPTs, their training and their few-shot accuracy
+
 Nothing here imports torch before a lab is used.
 """
 

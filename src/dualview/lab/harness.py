@@ -4,7 +4,7 @@ A lab is a package `dualview.lab.<name>`. Its module `run` holds the lab, a deco
 
     @lab(NameSettings, tables, figures)
     def name(job: Job[NameSettings]) -> Findings:
-        by_seed = {seed: job.unit(seed).once(lambda unit: train(unit, …)) for seed in job.settings.all_seeds}
+        by_seed = job.each("training", job.settings.all_seeds, train_one, lambda seed: {"seed": seed})
         return Findings({"by_seed": by_seed})
 
 It is called as `name(out=…, json=…, progress=…, **settings)` and returns a `LabResult`. Its settings are a frozen
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import shlex
 import socket
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -42,7 +42,10 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
+    from dualview.models.language_model import LanguageModel
+
 SettingsT = TypeVar("SettingsT", bound=LabSettings)
+Item = TypeVar("Item")
 
 
 # ------------------------------------------------------------------------------------------------------------ result
@@ -75,6 +78,10 @@ class LabResult(BaseModel):
         return read_model(cls, path, "a lab's result")
 
 
+MakeTables = Callable[[LabResult], Sequence["Table"]]
+MakeFigures = Callable[[LabResult], Mapping[str, "Figure"]]
+
+
 @dataclass(frozen=True)
 class Findings:
     """What a lab's work returns."""
@@ -85,7 +92,7 @@ class Findings:
     run_facts: dict[str, Any] = field(default_factory=dict[str, Any])
     """The same for `provenance.run`: what two equal runs may differ in."""
     device: object = None
-    """None: the job's."""
+    """None: that of the job's language model, or the job's."""
     settings: LabSettings | None = None
     """Where the results hold more trainings than this job's, the settings of all of them; None: the job's."""
     seeds: list[int] | None = None
@@ -101,6 +108,8 @@ class Job(Generic[SettingsT]):
         self.progress = progress or Silent()
         self.clock = Clock()
         self.units: list[Unit] = []
+        self.lm: LanguageModel | None = None
+        """The language model that the lab measures, if `load_model` loaded one."""
         self.until_written = ExitStack()
         """Contexts (a lock, a temporary folder) that stay open until the result is written."""
 
@@ -108,20 +117,48 @@ class Job(Generic[SettingsT]):
     def device(self) -> torch.device:
         from dualview.models.devices import pick_device
 
-        return pick_device(self.settings.device)
+        return pick_device(self.settings.device) if self.lm is None else self.lm.device
+
+    def load_model(self, name: str) -> LanguageModel:
+        """The language model that the lab measures: its device and weights are then part of every unit and result."""
+        from dualview.models.loading import load_model
+
+        with self.progress.part(f"loading {name}", 1) as advance:
+            self.lm = load_model(name, device=self.settings.device)
+            advance(1)
+        return self.lm
 
     def unit(self, seed: int, device: torch.device | None = None, **more: Any) -> Unit:
         """The training of one seed; `more` distinguishes several trainings of a seed.
 
         Its saved state is removed once the result is written.
         """
+        if self.lm is not None:
+            more["weights_hash"] = self.lm.weights_hash
         made = Unit.of(self.out, self.lab, self.settings, device or self.device, seed, **more)
         self.units.append(made)
         return made
 
+    def each(
+        self,
+        title: str,
+        items: Collection[Item],
+        work: Callable[[Item], dict[str, Any]],
+        key: Callable[[Item], dict[str, Any]],
+    ) -> list[dict[str, Any]]:
+        """What `work` finds of every item, in order; `key` has the arguments of the item's own unit."""
+        found: list[dict[str, Any]] = []
+        with self.progress.part(title, len(items)) as advance:
+            for item in items:
+                found.append(self.unit(**key(item)).once(lambda _unit, item=item: work(item)))
+                advance(1)
+        return found
+
     def result(self, found: Findings) -> LabResult:
-        settings = found.settings or self.settings
-        origin = provenance(self.lab, settings, self.clock, found.device or self.device, **found.facts)
+        settings, facts, lm = found.settings or self.settings, found.facts, self.lm
+        if lm is not None:
+            facts = {"model": lm.name, "model_commit": lm.commit, "weights_hash": lm.weights_hash, **facts}
+        origin = provenance(self.lab, settings, self.clock, found.device or self.device, **facts)
         origin["run"] |= found.run_facts
         seeds = settings.all_seeds if found.seeds is None else found.seeds
         return LabResult(
@@ -136,8 +173,8 @@ class Lab(Generic[SettingsT]):
         self,
         work: Callable[[Job[SettingsT]], Findings],
         kind: type[SettingsT],
-        tables: Callable[[LabResult], Sequence[Table]],
-        figures: Callable[[LabResult], Mapping[str, Figure]],
+        tables: MakeTables,
+        figures: MakeFigures,
         single_thread: bool,
     ) -> None:
         self.__name__, self.__module__, self.__doc__ = work.__name__, work.__module__, work.__doc__
@@ -153,9 +190,8 @@ class Lab(Generic[SettingsT]):
         **settings: Any,
     ) -> LabResult:
         job = Job(self.__name__.replace("_", "-"), self.settings.make(**settings), out, progress)
-        for place in (json, None if job.out is None else job.out / f"{job.lab}.json"):
-            if place is not None:
-                must_be_writable(Path(place))
+        for place in _places(job.lab, out, json):
+            must_be_writable(place)
         with job.until_written:
             with one_thread() if self._single_thread else nullcontext():
                 result = job.result(self._work(job))
@@ -163,11 +199,7 @@ class Lab(Generic[SettingsT]):
 
 
 def lab(
-    kind: type[SettingsT],
-    tables: Callable[[LabResult], Sequence[Table]],
-    figures: Callable[[LabResult], Mapping[str, Figure]],
-    *,
-    single_thread: bool = False,
+    kind: type[SettingsT], tables: MakeTables, figures: MakeFigures, *, single_thread: bool = False
 ) -> Callable[[Callable[[Job[SettingsT]], Findings]], Lab[SettingsT]]:
     """Make a lab of a function that does its work."""
     return lambda work: Lab(work, kind, tables, figures, single_thread)
@@ -243,6 +275,33 @@ class Table:
         return "\n\n".join(part for part in parts if part)
 
 
+def number(value: float | None, style: str = ".3f", none: str = "none") -> str:
+    """A number in a format; `none` where it is missing.
+
+    >>> number(0.25, "+.2f"), number(None, none="–")
+    ('+0.25', '–')
+    """
+    return none if value is None else format(value, style)
+
+
+def between(ci: Sequence[float] | None, style: str, none: str = "") -> str:
+    """An interval; `none` where it is missing.
+
+    >>> between([-0.1, 0.25], "+.2f"), between(None, "+.2f")
+    ('-0.10 to +0.25', '')
+    """
+    return none if ci is None else f"{ci[0]:{style}} to {ci[1]:{style}}"
+
+
+def power(log: float) -> str:
+    """A number by its decimal logarithm; a large one as a power of ten.
+
+    >>> power(2.0), power(7.3)
+    ('100', '10^7')
+    """
+    return f"{10**log:.0f}" if log < 4 else f"10^{log:.0f}"
+
+
 def markdown(result: LabResult, tables: Sequence[Table]) -> str:
     """The command and the tables it gave."""
     shown = "\n\n".join(table.markdown() for table in tables)
@@ -268,26 +327,31 @@ def finish(
     *,
     out: Path | str | None,
     json: Path | str | None,
-    tables: Callable[[LabResult], Sequence[Table]],
-    figures: Callable[[LabResult], Mapping[str, Figure]],
+    tables: MakeTables,
+    figures: MakeFigures,
     units: Sequence[Unit] = (),
 ) -> LabResult:
     """Write OUT/<lab>.json, and the same to `json`; then the extras, OUT/<lab>.md and the figures.
 
     An extra that fails is a warning. The units' saved states are removed once the JSON is written.
     """
-    folder = None if out is None else Path(out)
-    places = [None if json is None else Path(json), None if folder is None else folder / f"{result.lab}.json"]
-    wanted = [place for place in places if place is not None]
-    result.written.extend(save_somewhere(wanted, lambda place: write_json(place, result.to_json())))
+    places = _places(result.lab, out, json)
+    result.written.extend(save_somewhere(places, lambda place: write_json(place, result.to_json())))
     for unit in units:
         unit.remove()
-    if folder is not None:
+    if out is not None:
+        folder = Path(out)
         kept, page = result.written[0], folder / f"{result.lab}.md"
         written = extra(f"Writing {page}", lambda: _write_page(result, tables(result), page), kept)
         drawn = extra("Drawing the figures", lambda: _write_figures(figures(result), folder), kept)
         result.written.extend([*(written or []), *(drawn or [])])
     return result
+
+
+def _places(lab: str, out: Path | str | None, json: Path | str | None) -> list[Path]:
+    """Where the JSON goes."""
+    own = [] if out is None else [Path(out) / f"{lab}.json"]
+    return own if json is None else [Path(json), *own]
 
 
 def _write_page(result: LabResult, tables: Sequence[Table], page: Path) -> list[Path]:

@@ -13,10 +13,9 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -39,10 +38,7 @@ class Tasks:
         yield from (Tasks(*part) for part in zip(*parts, strict=True))
 
     def first(self, count: int) -> Tasks:
-        return self.pick(slice(count))
-
-    def pick(self, index: Int[Tensor, " picked"] | slice) -> Tasks:
-        return Tasks(self.x[index], self.y[index], self.x_query[index], self.y_query[index])
+        return next(self.chunks(count))
 
     @property
     def context(self) -> Float[Tensor, "task demo d"]:
@@ -61,20 +57,6 @@ class Tasks:
     def with_query(self, x_query: Float[Tensor, "task n_x"]) -> Tasks:
         """The same demonstrations asked about other inputs."""
         return replace(self, x_query=x_query)
-
-
-class Distribution(Protocol):
-    """Where problems come from."""
-
-    @property
-    def n_x(self) -> int: ...
-
-    @property
-    def n_demos(self) -> int: ...
-
-    def draw(self, generator: torch.Generator, count: int) -> Tasks:
-        """`count` new problems, on the generator's device."""
-        ...
 
 
 def named_generator(seed: int, name: str, device: torch.device | str = "cpu") -> torch.Generator:
@@ -118,10 +100,6 @@ class SineTasks:
     n_demos: int = 10
     half_width: float = 5.0
     noise: float = 0.0
-
-    @property
-    def n_x(self) -> int:
-        return 1
 
     def draw(self, generator: torch.Generator, count: int) -> Tasks:
         where = generator.device

@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt
 
 from dualview.io.errors import UserError
-from dualview.options import AtLeastOne, option, plain, split_list, validated
+from dualview.options import AtLeastOne, RunOptions, option, plain, split_list, validated
+
+if TYPE_CHECKING:
+    from dualview.models.language_model import LanguageModel
 
 Seed = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
@@ -67,6 +70,20 @@ class SeveralSeeds(LabSettings):
     seeds: AtLeastOne = option(1, "number of seeds to train, from --seed on")
 
     COUNT = "seeds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonSettings(LabSettings):
+    """Settings of a lab that prepares prompts and fine-tuning as `dualview run` does."""
+
+    data: Path | None = option(None, "read <task>/{train,validation}.jsonl from this folder")
+    shots: AtLeastOne = option(16, "demonstrations, as many as fit")
+    n_queries: AtLeastOne = option(30, "queries")
+    lr: Positive | Literal["auto"] = option(0.03, "fine-tuning's rate; auto: the best of the grid")
+
+    def run_options(self, lm: LanguageModel, task: str, seed: int) -> RunOptions:
+        shared = {name: getattr(self, name) for name in ("data", "shots", "n_queries", "lr")}
+        return RunOptions.make(model=lm.name, task=task, seed=seed, device=str(lm.device), **shared)
 
 
 def _listed(value: Any, hint: Any) -> Any:

@@ -42,10 +42,32 @@ def over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------- intervals
 
 
+def student_ci(values: Sequence[float | None], limits: tuple[float, float] | None = None) -> list[float] | None:
+    """Student's 95 % interval over draws, as JSON; `limits` are the bounds of what a value can be."""
+    found = draw_interval(values, limits)
+    return None if found is None else found.to_json()
+
+
+def student(values: Sequence[float | None], limits: tuple[float, float] | None = None) -> dict[str, Any]:
+    """The mean of the known values and Student's 95 % interval over draws."""
+    return {"mean": mean(values), "ci": student_ci(values, limits)}
+
+
+def bootstrap_ci(rows: Values, name: str) -> list[float] | None:
+    """The 95 % bootstrap interval of the mean over rows, as JSON."""
+    found = query_interval(rows, seed=0, name=name)
+    return None if found is None else found.to_json()
+
+
+def is_positive(ci: Sequence[float] | None) -> bool:
+    """Whether an interval lies above 0."""
+    return ci is not None and ci[0] > 0
+
+
 def student_over_draws(gap: Values) -> dict[str, Any]:
     """Student's 95 % interval and two-sided p of paired differences, one for each draw; null where all are equal."""
-    interval, p = draw_interval(gap.tolist()), draw_p(gap)
-    return {"ci": None if interval is None or p is None else interval.to_json(), "p": p}
+    p = draw_p(gap)
+    return {"ci": None if p is None else student_ci(gap.tolist()), "p": p}
 
 
 def over_trainings_or_rows(runs: Sequence[Values], name: str) -> dict[str, Any] | None:
@@ -56,10 +78,9 @@ def over_trainings_or_rows(runs: Sequence[Values], name: str) -> dict[str, Any] 
     if not runs:
         return None
     means = [float(run.mean()) for run in runs]
-    found = draw_interval(means) if len(runs) > 1 else query_interval(runs[0], seed=0, name=name)
     return {
         "mean": statistics.fmean(means),
-        "ci": None if found is None else found.to_json(),
+        "ci": student_ci(means) if len(runs) > 1 else bootstrap_ci(runs[0], name),
         "values": means,
         "over": "seeds" if len(runs) > 1 else "text alone",
     }
@@ -71,12 +92,6 @@ def ratio_of_means(part: Values, whole: Values, name: str) -> dict[str, Any]:
         return {"value": None, "ci": None}
     found = ratio_interval(part, whole, name=name)
     return {"value": float(part.mean() / whole.mean()), "ci": None if found is None else found.to_json()}
-
-
-def mean_is_positive(values: Values, name: str) -> bool:
-    """Whether the 95 % bootstrap interval of the mean over rows lies above 0."""
-    found = query_interval(values, seed=0, name=name)
-    return found is not None and found.low > 0
 
 
 # ------------------------------------------------------------------------------------------------------------- curves

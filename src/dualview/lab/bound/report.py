@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualview.lab.formatting import between
-from dualview.lab.harness import LabResult, Table
-from dualview.metrics.statistics import draw_interval
-from dualview.report.charts.spec import Chart, Series, Spec
+from dualview.lab.charts import lines
+from dualview.lab.harness import LabResult, Table, between, number, power
+from dualview.lab.summaries import interval_curve, student
+from dualview.report.charts.spec import Axis
+from dualview.report.figures.curves import Curve
 from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
@@ -20,10 +21,8 @@ Draws = Sequence[Sequence[float | None]]
 """One row for each draw, over N; None where float64 cannot hold it."""
 
 
-def _over(draws: Draws, at: int) -> tuple[float, Sequence[float] | None]:
-    values = [value for row in draws if (value := row[at]) is not None]
-    found = draw_interval(values)
-    return statistics.fmean(values) if values else math.nan, None if found is None else found.to_json()
+def _over(draws: Draws, at: int) -> dict[str, Any]:
+    return student([row[at] for row in draws])
 
 
 def slope(x: Sequence[int], values: Sequence[float | None]) -> float | None:
@@ -35,15 +34,14 @@ def slope(x: Sequence[int], values: Sequence[float | None]) -> float | None:
 def slopes(result: LabResult, where: str, name: str) -> str:
     """The mean over draws and its interval."""
     found = [slope(result.results["sizes"], row) for row in result.results[where][name]]
-    known = [value for value in found if value is not None]
-    if len(known) < len(found):
+    if None in found:
         return "nothing (a gap is not above 0)"
-    ci = draw_interval(known)
-    return f"{statistics.fmean(known):.2f} ({between(None if ci is None else ci.to_json(), '.2f')})"
+    over = student(found)
+    return f"{over['mean']:.2f} ({between(over['ci'], '.2f')})"
 
 
 def _mean(draws: Draws, at: int, style: str) -> str:
-    return format(_over(draws, at)[0], style)
+    return number(_over(draws, at)["mean"], style, "nan")
 
 
 def tables(result: LabResult) -> list[Table]:
@@ -51,10 +49,10 @@ def tables(result: LabResult) -> list[Table]:
     rows: list[list[str]] = []
     plain, control, real = (r[where] for where in ("random", "random, shuffled", "model"))
     for at, n in enumerate(r["sizes"]):
-        row = [str(n), _mean(plain["gap"], at, ".3f"), between(_over(plain["gap"], at)[1], ".3f")]
+        row = [str(n), _mean(plain["gap"], at, ".3f"), between(_over(plain["gap"], at)["ci"], ".3f")]
         row += [_mean(plain["high"], at, ".2f"), _mean(plain["slack"], at, ".1f"), _mean(control["gap"], at, ".3f")]
         row += [_mean(each["share"], at, ".2f") for each in (plain, control)]
-        row += [_mean(real["share"], at, ".1e"), between(_over(real["share"], at)[1], ".1e")]
+        row += [_mean(real["share"], at, ".1e"), between(_over(real["share"], at)["ci"], ".1e")]
         rows.append([*row, _mean(r["model, shuffled"]["share"], at, ".1e")])
     columns = ["N", "L − L̂", "95 % interval", "95 % of layers below", "bound", "L − L̂, shuffled"]
     columns += ["L/L̂", "L/L̂, shuffled", "L/L̂, real heads", "95 % interval", "L/L̂, real, shuffled"]
@@ -79,9 +77,9 @@ def sentence(result: LabResult) -> str:
     held = (
         "never exceeds the bound" if worst == 0 else f"exceeds the bound in up to {worst:.0%} of the layers of a draw"
     )
-    loose = 10 ** _over(r["random"]["looseness"], last)[0]
+    loose = 10 ** _over(r["random"]["looseness"], last)["mean"]
     known = all(row[last] is not None for row in r["model"]["looseness"])
-    real = f"{_power(10 ** _over(r['model']['looseness'], last)[0])} times" if known else "beyond float64"
+    real = f"{power(_over(r['model']['looseness'], last)['mean'])} times" if known else "beyond float64"
     shares = {where: _mean(r[where]["share"], last, ".2g") for where in r if where.startswith(("random", "model"))}
     return (
         f"On random layers the median gap falls as N to the power {slopes(result, 'random', 'gap')}, the gap that 95 % "
@@ -95,48 +93,31 @@ def sentence(result: LabResult) -> str:
     )
 
 
-def _power(value: float) -> str:
-    return f"{value:.0f}" if value < 1e4 else f"10^{math.log10(value):.0f}"
-
-
 def figures(result: LabResult) -> dict[str, Figure]:
     """The gap and the bound over N, and what holds for the population."""
     r, x = result.results, result.results["sizes"]
 
-    def series(label: str, where: str, name: str) -> Series:
-        over: list[tuple[float, Any]] = [_over(r[where][name], at) for at in range(len(x))]
-        made: Series = {"name": label, "x": x, "values": [mean for mean, _ in over]}
-        if all(ci for _, ci in over):
-            made["lo"], made["hi"] = [ci[0] for _, ci in over], [ci[1] for _, ci in over]
-        return made
+    def curve(where: str, name: str) -> Curve:
+        return interval_curve(x, [_over(r[where][name], at) for at in range(len(x))])
 
-    axis: Any = {"label": "N, tokens the dual model has seen", "log": True}
-    gaps: Spec = {
-        "title": "gap",
-        "x": axis,
-        "y": {"label": "L − L̂", "log": True},
-        "series": [
-            series("bound", "random", "slack"),
-            series("its complexity term", "random", "complexity"),
-            series("95 % of layers below", "random", "high"),
-            series("median gap", "random", "gap"),
-            series("median gap, shuffled values", "random, shuffled", "gap"),
-        ],
+    axis: Axis = {"label": "N, tokens the dual model has seen", "log": True}
+    gaps = {
+        "bound": curve("random", "slack"),
+        "its complexity term": curve("random", "complexity"),
+        "95 % of layers below": curve("random", "high"),
+        "median gap": curve("random", "gap"),
+        "median gap, shuffled values": curve("random, shuffled", "gap"),
     }
-    shares: Spec = {
-        "title": "share",
-        "x": axis,
-        "y": {"label": "L / L̂"},
-        "series": [
-            series("random layers", "random", "share"),
-            series("random layers, shuffled values", "random, shuffled", "share"),
-            series("real heads", "model", "share"),
-            series("real heads, shuffled values", "model, shuffled", "share"),
-        ],
+    shares = {
+        "random layers": curve("random", "share"),
+        "random layers, shuffled values": curve("random, shuffled", "share"),
+        "real heads": curve("model", "share"),
+        "real heads, shuffled values": curve("model, shuffled", "share"),
     }
+    panels = [lines(gaps, axis, {"label": "L − L̂", "log": True}), lines(shares, axis, {"label": "L / L̂"})]
     title = "Does the bound say how the dual model generalises?"
     note = (
         "Above: random layers. Below: the part of the training loss that holds on fresh tokens, median; real heads: "
         f"{result.provenance['model']}, {result.settings['task']}. Bands: 95 % over {result.settings['draws']} draws."
     )
-    return {"bound": draw([Chart("lines", gaps), Chart("lines", shares)], title, note, (6.4, 6.4))}
+    return {"bound": draw(panels, title, note, (6.4, 6.4))}

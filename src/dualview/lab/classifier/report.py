@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualview.lab.formatting import between, number
-from dualview.lab.harness import LabResult, Table
-from dualview.lab.summaries import mean
-from dualview.metrics.statistics import draw_interval
-from dualview.report.charts.spec import Chart, Series
+from dualview.lab.charts import bars
+from dualview.lab.harness import LabResult, Table, between, number
+from dualview.lab.summaries import is_positive, mean, student, student_ci
 from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
@@ -21,22 +19,14 @@ RULES = ("one step", "balanced step", "class means", "ridge")
 COMPARED = ("sim_aou", "agreement", "label contrast")
 
 
-def over(runs: Runs, of: Callable[[Mapping[str, Any]], float | None]) -> tuple[float | None, Sequence[float] | None]:
+def over(runs: Runs, of: Callable[[Mapping[str, Any]], float | None]) -> dict[str, Any]:
     """The mean over trainings and Student's 95 % interval."""
-    values = [of(run) for run in runs]
-    known = [value for value in values if value is not None]
-    found = draw_interval(known, (-1.0, 1.0)) if len(known) > 1 else None
-    return mean(values), None if found is None else found.to_json()
+    return student([of(run) for run in runs], (-1.0, 1.0))
 
 
 def _cell(runs: Runs, of: Callable[[Mapping[str, Any]], float | None], style: str = "+.2f") -> str:
-    value, ci = over(runs, of)
-    return number(value, style, "–") + ("" if ci is None else f" ({between(ci, style)})")
-
-
-def _verdicts(runs: Runs) -> str:
-    counted = Counter(run["verdict"] for run in runs)
-    return ", ".join(f"{count} {name}" for name, count in counted.most_common())
+    found = over(runs, of)
+    return number(found["mean"], style, "–") + ("" if found["ci"] is None else f" ({between(found['ci'], style)})")
 
 
 def tables(result: LabResult) -> list[Table]:
@@ -53,7 +43,9 @@ def tables(result: LabResult) -> list[Table]:
         )
         numbers = [_cell(runs, lambda run, at=name: run[at]) for name in COMPARED]
         floor = number(mean([run["sim_aou floor"] for run in runs]), "+.2f", "–")
-        learning.append([arm, accuracy, numbers[0], floor, *numbers[1:], _verdicts(runs)])
+        verdicts = Counter(run["verdict"] for run in runs).most_common()
+        said = ", ".join(f"{count} {name}" for name, count in verdicts)
+        learning.append([arm, accuracy, numbers[0], floor, *numbers[1:], said])
     s, some = result.settings, arms.get("linear") or next(iter(arms.values()))
     of_rules = ", ".join(f"{rule} {number(mean([run['right'][rule] for run in some]), '.2f')}" for rule in RULES)
     rules_note = (
@@ -83,8 +75,7 @@ def closest(runs: Runs) -> tuple[str, str, list[float] | None]:
     means = {rule: mean([run["closeness"][rule] for run in runs]) or 0.0 for rule in RULES}
     first, second = sorted(RULES, key=lambda rule: -means[rule])[:2]
     gaps = [run["closeness"][first] - run["closeness"][second] for run in runs if run["closeness"][first] is not None]
-    found = draw_interval(gaps)
-    return first, second, None if found is None else list(found.to_json())
+    return first, second, student_ci(gaps)
 
 
 def _sentence_answers(arms: Mapping[str, Runs]) -> str:
@@ -94,7 +85,7 @@ def _sentence_answers(arms: Mapping[str, Runs]) -> str:
             continue
         first, second, ci = closest(runs)
         step = mean([run["closeness"]["one step"] for run in runs])
-        clear = "closest to" if ci is not None and ci[0] > 0 else "not clearly closest to"
+        clear = "closest to" if is_positive(ci) else "not clearly closest to"
         gap = "" if ci is None else f" (ahead of {second} by {between(ci, '+.3f')})"
         shifts = sorted({run["parameter"]["balanced step"] for run in runs})
         said.append(
@@ -126,14 +117,7 @@ def figures(result: LabResult) -> dict[str, Figure]:
         "agreement": lambda run: run["agreement"],
         "label contrast": lambda run: run["label contrast"],
     }
-    series: list[Series] = []
-    for name, of in shown.items():
-        found = [over(runs, of) for runs in arms.values()]
-        one: Series = {"name": name, "values": [value for value, _ in found]}
-        one["lo"], one["hi"] = ([None if ci is None else ci[end] for _, ci in found] for end in (0, 1))
-        series.append(one)
-    chart = Chart(
-        "bars", {"title": "", "series": series, "groups": list(arms), "y": {"label": "similarity", "zero": True}}
-    )
+    series = {name: [over(runs, of) for runs in arms.values()] for name, of in shown.items()}
+    chart = bars(series, list(arms), {"label": "similarity", "zero": True})
     note = f"Means over {len(result.seeds)} trainings, each with its own task; bars: 95 % over trainings."
     return {"classifier": draw([chart], "Is what training finds one gradient step?", note, (8.6, 3.8))}

@@ -78,7 +78,7 @@ RULES: dict[str, tuple[Callable[[Problems, int, float], Answers], Sequence[float
 def measure(answers: Answers, problems: Problems, classes: int, held_out: int) -> dict[str, Any]:
     """Closeness to every rule, its accuracy and its parameter, which the first `held_out` problems choose."""
     answers = centred(answers)
-    first, rest = problems.first(held_out), problems.rest(held_out)
+    first, rest = problems[:held_out], problems[held_out:]
     gold = rest.y[:, -1]
 
     def right(said: Answers) -> float:

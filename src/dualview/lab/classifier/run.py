@@ -8,17 +8,34 @@ model on the same task, and the untrained weights.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from annotated_types import Ge, MinLen
 
+from dualview.comparison.run import run
 from dualview.io.progress import Advance
 from dualview.lab.classifier.report import figures, tables
+from dualview.lab.classifier.rules import measure
+from dualview.lab.classifier.training import (
+    ATTENTIONS,
+    WARM_UP,
+    AttentionName,
+    ProblemShape,
+    fresh_model,
+    predict,
+    train,
+)
 from dualview.lab.harness import Findings, Job, lab
+from dualview.lab.problems import named_generator
 from dualview.lab.settings import Positive, SeveralSeeds
+from dualview.lab.training import Schedule
+from dualview.models.exact import RATE, MadeUp, exact
+from dualview.models.loading import load_model
 from dualview.options import AtLeastOne, RunOptions, option
 
 ARMS = ("exact", "linear", "softmax", "untrained linear", "untrained softmax")
@@ -45,6 +62,10 @@ class ClassifierSettings(SeveralSeeds):
 
     ACROSS = ("seed", "seeds", "only")
 
+    @property
+    def shape(self) -> ProblemShape:
+        return ProblemShape(self.features, self.classes, self.spread, self.shots + 1)
+
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.only) - set(ARMS)):
             raise ValueError(f"option --only: there is no model {unknown[0]!r}; there are {', '.join(ARMS)}")
@@ -59,23 +80,17 @@ def classifier(job: Job[ClassifierSettings]) -> Findings:
     Its answers against one step, class means and ridge regression; its in-context learning against its fine-tuning, by
     `dualview run`. With --out the models stay there, each with its task, for `dualview run --model`.
     """
-    from dualview.lab.classifier.training import ATTENTIONS
-
     settings = job.settings
     place = job.out or Path(job.until_written.enter_context(tempfile.TemporaryDirectory()))
     found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in settings.only}
-    trained = sum(arm in ATTENTIONS for arm in settings.only)
-    total = settings.seeds * (trained * settings.train_steps + len(settings.only))
-    with job.progress.part("training and comparing", total) as advance:
+    steps = {arm: settings.train_steps if arm in ATTENTIONS else 0 for arm in settings.only}
+    with job.progress.part("training and comparing", settings.seeds * sum(n + 1 for n in steps.values())) as advance:
         for seed in settings.all_seeds:
             for arm in settings.only:
                 unit = job.unit(seed, arm=arm)
-                done = unit.finished()
-                if done is None:
-                    done = unit.finish(_one(settings, arm, seed, place, advance))
-                elif arm in ATTENTIONS:
-                    advance(settings.train_steps)
-                found[arm].append(done)
+                if (done := unit.finished()) is not None:
+                    advance(steps[arm])
+                found[arm].append(done or unit.finish(_one(settings, arm, seed, place, advance)))
                 advance(1)
     job.clock.lap("training and comparing")
     return Findings({"arms": found})
@@ -88,23 +103,11 @@ def folder_of(place: Path, arm: str, seed: int) -> Path:
 
 def _one(settings: ClassifierSettings, arm: str, seed: int, place: Path, advance: Advance) -> dict[str, Any]:
     """Write the model, measure it against the rules, and compare its in-context learning with its fine-tuning."""
-    import shutil
-
-    import torch
-
-    from dualview.comparison.run import run
-    from dualview.lab.classifier.rules import measure
-    from dualview.lab.classifier.training import ProblemShape, predict
-    from dualview.lab.problems import named_generator
-    from dualview.models.exact import RATE
-    from dualview.models.loading import load_model
-
     folder = folder_of(place, arm, seed)
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     task = write(folder, settings, arm, seed, advance)
     lm = load_model(str(folder), device=settings.device)
-    shape = ProblemShape(settings.features, settings.classes, settings.spread, settings.shots + 1)
-    problems = shape.draw(named_generator(seed, "test problems"), 2 * _TEST)
+    problems = settings.shape.draw(named_generator(seed, "test problems"), 2 * _TEST)
     with torch.no_grad():
         model: Any = lm.model
         answers = predict(model.cpu(), problems, settings.classes)[:, -1]
@@ -125,9 +128,6 @@ def _one(settings: ClassifierSettings, arm: str, seed: int, place: Path, advance
 
 def write(folder: Path, settings: ClassifierSettings, arm: str, seed: int, advance: Advance) -> Path:
     """One model and its task; returns the task's file."""
-    from dualview.lab.classifier.training import AttentionName, ProblemShape, Schedule, fresh_model, train
-    from dualview.models.exact import MadeUp, exact
-
     given: Any = {"features": settings.features, "classes": settings.classes, "spread": settings.spread, "seed": seed}
     if arm == "exact":
         return exact(folder, **given).task
@@ -135,8 +135,8 @@ def write(folder: Path, settings: ClassifierSettings, arm: str, seed: int, advan
     attention: AttentionName = "linear" if arm.endswith("linear") else "softmax"
     model = fresh_model(made, attention, seed)
     if arm == attention:
-        shape = ProblemShape(settings.features, settings.classes, settings.spread, settings.shots + 1)
-        train(model, shape, Schedule(settings.train_steps, settings.train_batch, settings.train_lr), seed, advance)
+        schedule = Schedule(settings.train_steps, settings.train_batch, settings.train_lr, warm_up=WARM_UP)
+        train(model, settings.shape, schedule, seed, advance)
     return made.save(folder, model, "classifier")
 
 

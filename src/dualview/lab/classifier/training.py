@@ -23,6 +23,7 @@ from transformers import SmolLM3ForCausalLM
 from dualview.io.errors import UserError
 from dualview.io.progress import Advance
 from dualview.lab.problems import named_generator
+from dualview.lab.training import Schedule, training_steps
 from dualview.models.exact import CONSTANT, SPECIAL, MadeUp, skeleton
 from dualview.variants.linear import Linear
 from dualview.variants.registry import attach
@@ -30,7 +31,8 @@ from dualview.variants.registry import attach
 AttentionName = Literal["linear", "softmax"]
 ATTENTIONS: tuple[AttentionName, ...] = get_args(AttentionName)
 _LABEL_SPREAD = 0.3  # of the labels' first embeddings: with 1 the search for the copying layer takes twice as long
-_WARM_UP = 50
+WARM_UP = 50
+"""Steps over which the learning rate rises."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,8 @@ class Problems:
     u: Float[Tensor, "problem word feature"]
     y: Int[Tensor, "problem word"]
 
-    def first(self, count: int) -> Problems:
-        return Problems(self.u[:count], self.y[:count])
-
-    def rest(self, count: int) -> Problems:
-        return Problems(self.u[count:], self.y[count:])
+    def __getitem__(self, some: slice) -> Problems:
+        return Problems(self.u[some], self.y[some])
 
 
 @dataclass(frozen=True)
@@ -67,19 +66,6 @@ class ProblemShape:
         near = centres.gather(1, y[..., None].expand(-1, -1, self.features))
         near = near + self.spread * normal(count, self.words, self.features) / math.sqrt(self.features)
         return Problems(near / near.norm(dim=-1, keepdim=True) * math.sqrt(0.5), y)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The hyper-parameters of a training: Adam, a short warm-up, then a cosine to 0; the gradient's norm clipped."""
-
-    steps: int
-    batch_size: int
-    lr: float
-    clip: float = 1.0
-
-    def rate(self, step: int) -> float:
-        return self.lr * min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
 
 def predict(model: SmolLM3ForCausalLM, problems: Problems, classes: int) -> Float[Tensor, "problem word class"]:
@@ -123,17 +109,11 @@ def train(
     Rows of the embedding and of the output that no problem reads have no gradient, so Adam leaves them as they are.
     """
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.Adam(weights, lr=schedule.lr, betas=(0.9, 0.98))
     draw = named_generator(seed, "problems")
-    for step in range(schedule.steps):
-        optimiser.param_groups[0]["lr"] = schedule.rate(step)
+    for step in training_steps(model, schedule, advance):
         problems = shape.draw(draw, schedule.batch_size)
         predicted = predict(model, problems, shape.classes)
-        loss = nn.functional.cross_entropy(predicted.flatten(0, 1), problems.y.flatten())
-        optimiser.zero_grad()
-        loss.backward()
+        nn.functional.cross_entropy(predicted.flatten(0, 1), problems.y.flatten()).backward()
         if not math.isfinite(float(nn.utils.clip_grad_norm_(weights, schedule.clip))):
             raise UserError(f"The training diverged at step {step + 1}; give a lower --train-lr.")
-        optimiser.step()
-        advance(1)
     return model

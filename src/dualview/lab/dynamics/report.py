@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualview.lab.formatting import between, number
-from dualview.lab.harness import LabResult, Table
+from dualview.lab.harness import LabResult, Table, between, number
 from dualview.lab.summaries import interval_curve, mean
 from dualview.report.figures.curves import Curve, curves
 
@@ -32,11 +31,15 @@ def is_above(point: Point) -> bool:
     return all(draw["sim_aou"]["above_every_floor"] for draw in point["draws"])
 
 
+def by_training(points: Sequence[Point]) -> dict[str, list[Point]]:
+    names = dict.fromkeys(point["training"] for point in points)
+    return {name: [point for point in points if point["training"] == name] for name in names}
+
+
 def summarise(points: Sequence[Point]) -> dict[str, Any]:
     """For each training: from which step on raw SimAOU stays above its floors, and a sentence."""
     trainings: dict[str, Any] = {}
-    for name in dict.fromkeys(point["training"] for point in points):
-        own = [point for point in points if point["training"] == name]
+    for name, own in by_training(points).items():
         since: int | None = None
         for point in reversed(own):
             if not is_above(point):
@@ -77,12 +80,11 @@ def tables(result: LabResult) -> list[Table]:
         f"{settings['draws']} draws."
     )
     shown: list[Table] = []
-    # The sentences are computed again, so that old files get today's wording.
-    for name, training in summarise(result.results["points"])["trainings"].items():
-        own = [point for point in result.results["points"] if point["training"] == name]
+    said = summarise(result.results["points"])["trainings"]  # again, so that old files get today's wording
+    for name, own in by_training(result.results["points"]).items():
         columns = ["step", "SimAOU raw", "95 % interval", "highest floor", "above in", "SimAM delta"]
         columns += ["95 % interval", "highest floor", "‖Δh‖ icl", "‖Δh‖ ft"]
-        note = f"{training['sentence']}\n{asked} {LIMITS} {ABOVE}"
+        note = f"{said[name]['sentence']}\n{asked} {LIMITS} {ABOVE}"
         shown.append(Table(f"dynamics, {name}: similarity", columns, [_similarity(point) for point in own], note))
         columns = ["step", "zero-shot", "in-context", "fine-tuned", "Rec2FTP", "by chance", "rate", "supported in"]
         rows = [_predictions(point) for point in own]
@@ -118,18 +120,16 @@ def _predictions(point: Point) -> list[str]:
 
 def figures(result: LabResult) -> dict[str, Figure]:
     """SimAOU with its floor, and the three accuracies, over the steps of each training."""
-    points = result.results["points"]
     settings = result.settings
     note = (
         f"{result.results['task']}, {settings['n_queries']} queries, {settings['draws']} draws of demonstrations. "
         f"{LIMITS} Step 0 is drawn at 0.5."
     )
     drawn: dict[str, Figure] = {}
-    for name in result.results["trainings"]:
-        own = [point for point in points if point["training"] == name]
+    for name, own in by_training(result.results["points"]).items():
         similar = {
             "SimAOU raw": _curve(own, "sim_aou.raw"),
-            "its highest floor": _floor_curve(own),
+            "its highest floor": Curve(_steps(own), [highest_floor(point) for point in own]),
             "SimAM delta": _curve(own, "sim_am.delta"),
         }
         right = {f"accuracy, {each}": _curve(own, f"accuracy.{each}") for each in ("zsl", "icl", "ft")}
@@ -149,7 +149,3 @@ def _steps(own: Sequence[Point]) -> list[float]:
 
 def _curve(own: Sequence[Point], key: str) -> Curve:
     return interval_curve(_steps(own), [point["numbers"][key] for point in own])
-
-
-def _floor_curve(own: Sequence[Point]) -> Curve:
-    return Curve(x=_steps(own), mean=[highest_floor(point) for point in own])

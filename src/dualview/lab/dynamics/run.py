@@ -23,15 +23,16 @@ from dualview.lab.dynamics.report import figures, summarise, tables
 from dualview.lab.gpt.model import NAMES
 from dualview.lab.harness import Findings, Job, lab
 from dualview.lab.language.run import language
-from dualview.lab.settings import LabSettings, Positive
+from dualview.lab.settings import ComparisonSettings, Positive
+from dualview.lab.summaries import mean
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
-from dualview.options import AtLeastOne, RunOptions, option
+from dualview.options import AtLeastOne, option
 from dualview.tasks.task import load_task
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicsSettings(LabSettings):
+class DynamicsSettings(ComparisonSettings):
     """Options of `dualview lab dynamics`."""
 
     checkpoints: Path | None = option(None, "output folder of `lab language --keep-checkpoints N`; none: train first")
@@ -41,8 +42,6 @@ class DynamicsSettings(LabSettings):
     text: tuple[Path, ...] = option((), "its text; none: the embedded tasks' sentences")
     max_text: Positive = option(5.0, "use at most this many million characters of the text")
     task: str = option("movie", "a task of the library or a task's YAML file")
-    data: Path | None = option(None, "read <task>/{train,validation}.jsonl from this folder")
-    shots: AtLeastOne = option(16, "demonstrations, as many as fit")
     n_queries: AtLeastOne = option(100, "queries")
     draws: AtLeastOne = option(3, "draws of demonstrations, from --seed on")
     lr: Positive | Literal["auto"] = option(
@@ -54,19 +53,6 @@ class DynamicsSettings(LabSettings):
     def __post_init__(self) -> None:
         if self.variant not in NAMES:
             raise ValueError(f"there is no variant {self.variant}; choose from {', '.join(NAMES)}")
-
-    def run_options(self, lm: LanguageModel) -> RunOptions:
-        """The comparison that every checkpoint goes through."""
-        return RunOptions.make(
-            model=lm.name,
-            task=self.task,
-            data=self.data,
-            shots=self.shots,
-            n_queries=self.n_queries,
-            seed=self.seed,
-            lr=self.lr,
-            device=str(lm.device),
-        )
 
 
 @dataclass(frozen=True)
@@ -96,7 +82,7 @@ def dynamics(job: Job[DynamicsSettings]) -> Findings:
             lm = load_model(str(checkpoint.folder), device=settings.device)
             decides = {"training": checkpoint.training, "step": checkpoint.step, "weights": lm.weights_hash}
             unit = job.unit(settings.seed, lm.device, **decides)
-            points.append(unit.finished() or unit.finish(_measure(settings, lm, checkpoint)))
+            points.append(unit.once(lambda _unit, a=(lm, checkpoint): _measure(settings, *a)))
             advance(1)
     job.clock.lap("comparing")
     return Findings({"task": settings.task, "points": points, **summarise(points)})
@@ -140,7 +126,7 @@ def find_checkpoints(folder: Path) -> list[Checkpoint]:
 
 def _measure(settings: DynamicsSettings, lm: LanguageModel, checkpoint: Checkpoint) -> dict[str, Any]:
     """The comparison at one checkpoint, over all draws."""
-    options = settings.run_options(lm)
+    options = settings.run_options(lm, settings.task, settings.seed)
     several = compare_seeds(options, settings.all_seeds, lm=lm)
     numbers = {
         key: {"mean": over.mean, "ci": None if over.ci is None else list(over.ci), "values": over.values}
@@ -160,14 +146,11 @@ def _measure(settings: DynamicsSettings, lm: LanguageModel, checkpoint: Checkpoi
 
 def _floors(results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
     """By metric and by name: each floor's mean over the draws."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for result in results:
-        for metric in ("sim_aou", "sim_am"):
-            for name, floor in (result.controls or {})[metric].floors.items():
-                values = found.setdefault(metric, {}).setdefault(name, [])
-                if floor is not None:
-                    values.append(floor)
-    return {m: {n: sum(v) / len(v) if v else None for n, v in floors.items()} for m, floors in found.items()}
+    found: dict[str, dict[str, float | None]] = {}
+    for metric in ("sim_aou", "sim_am"):
+        floors = [(result.controls or {})[metric].floors for result in results]
+        found[metric] = {name: mean([each.get(name) for each in floors]) for name in floors[0]}
+    return found
 
 
 def _draw(seed: int, result: Result) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""The heads the kernel lab measures: those of a model on a prompt, and random layers of the paper's kind."""
+"""The heads that the kernel and bound labs measure: a model's on a prompt, and random layers of the paper's kind."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,8 +13,49 @@ from torch import Tensor
 from dualview.duality.on_model.softmax_split import record_heads
 from dualview.duality.theory.kernel import Head, softmax_head
 from dualview.io.errors import UserError
+from dualview.lab.gpt.scoring import prompts_of
+from dualview.lab.harness import Job
 from dualview.lab.problems import LinearTasks, named_generator
+from dualview.lab.settings import LabSettings
 from dualview.models.language_model import LanguageModel
+from dualview.options import AtLeastOne, option
+from dualview.tasks.task import load_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSettings(LabSettings):
+    """Settings of a lab that measures a model's heads on several prompts."""
+
+    model: str = option("embedded", "embedded, a hub id, a folder, or a .gguf file")
+    task: str = option("movie", "a task of the library or a task's YAML file")
+    data: Path | None = option(None, "read <task>/{train,validation}.jsonl from this folder")
+    shots: AtLeastOne = option(8, "demonstrations, as many as fit")
+    draws: AtLeastOne = option(4, "prompts, each with random layers of its own, from --seed on")
+
+    COUNT = "draws"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One prompt of the model."""
+
+    number: int
+    seed: int
+    ids: list[int]
+    demos: range
+    """Places of the demonstrations' tokens."""
+
+
+def load_draws(job: Job[Any], settings: HeadSettings) -> tuple[LanguageModel, list[Draw]]:
+    """The model and a prompt for each seed, with the same queries in turn."""
+    task = load_task(settings.task, settings.data)
+    lm = job.load_model(settings.model)
+    asked: Any = {"shots": settings.shots, "n_queries": settings.draws, "draws": settings.all_seeds}
+    draws: list[Draw] = []
+    for number, prompt in enumerate(prompts_of(task, lm.tokenizer, lm.context, **asked)):
+        ids = [*prompt.prefix, *prompt.queries[number % len(prompt.queries)].ids]
+        draws.append(Draw(number, settings.all_seeds[number], ids, range(len(prompt.zero_prefix), len(prompt.prefix))))
+    return lm, draws
 
 
 @dataclass(frozen=True)
@@ -49,7 +91,7 @@ class HeadGroup:
         )
 
 
-def model_groups(lm: LanguageModel, ids: Sequence[int], demos: range) -> list[HeadGroup]:
+def model_groups(lm: LanguageModel, ids: list[int], demos: range) -> list[HeadGroup]:
     """Every layer's key-value heads, in order, with the queries of the prompt's last token after rotary embedding."""
     found: list[HeadGroup] = []
     for layer in record_heads(lm, ids):

@@ -22,7 +22,6 @@ KINDS: Mapping[str, tuple[RandomKind, bool]] = {
     "trigonometric, centred keys": ("trigonometric", True),
 }
 """Random features by name: their kind, and whether the mean is taken from the keys first (attention stays the same)."""
-ORDERS = ("prompt", "shuffled", "attention")
 TOP = "largest weights"
 GRID = tuple(number / 20 for number in range(21))
 """Shares of the demonstrations' tokens that the dual model has seen."""

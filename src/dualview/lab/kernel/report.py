@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualview.lab.formatting import between
-from dualview.lab.harness import LabResult, Table
-from dualview.metrics.statistics import draw_interval
-from dualview.report.charts.spec import Chart, Series, Spec
+from dualview.lab.charts import lines
+from dualview.lab.harness import LabResult, Table, between, power
+from dualview.lab.summaries import student_ci
+from dualview.report.charts.spec import Axis
+from dualview.report.figures.curves import Curve
 from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ def tables(result: LabResult) -> list[Table]:
 
 def _ci(draws: Sequence[float], style: str) -> str:
     """Student's interval over draws; errors, shares and numbers of features are not below 0."""
-    found = draw_interval(draws, (0.0, float("inf")))
-    return "" if found is None else between(found.to_json(), style)
+    return between(student_ci(draws, (0.0, float("inf"))), style)
 
 
 def _where(result: LabResult) -> str:
@@ -95,7 +95,7 @@ def _feature_row(found: dict[str, Any], name: str, label: str, at: int | None) -
     predicted = ""
     if name in found["needed"]:
         q = found["needed"][name]["heads"]
-        predicted = f"{_power(q[MIDDLE])} ({_power(q[LOW])} to {_power(q[HIGH])})"
+        predicted = f"{power(q[MIDDLE])} ({power(q[LOW])} to {power(q[HIGH])})"
     return [
         f"{label}{name}{'' if at is None else f', m = {at}'}",
         f"{last[MIDDLE]:.3g}",
@@ -106,10 +106,6 @@ def _feature_row(found: dict[str, Any], name: str, label: str, at: int | None) -
         _needed(reached),
         predicted,
     ]
-
-
-def _power(log: float) -> str:
-    return f"{10**log:.0f}" if log < 4 else f"10^{log:.0f}"
 
 
 def features_sentence(result: LabResult) -> str:
@@ -125,7 +121,7 @@ def features_sentence(result: LabResult) -> str:
     return (
         f"With {most} random features of the best kind, {got} of {found['heads']} heads are within {target:.0%} of "
         f"their output; the median head's error is {error:.2f}, where equal weights for all tokens give {even:.2f}, "
-        f"and it would need about {_power(found['needed'][best]['heads'][MIDDLE])} features ({best}). Exact features "
+        f"and it would need about {power(found['needed'][best]['heads'][MIDDLE])} features ({best}). Exact features "
         f"need one more than there are tokens; of tokens of largest weight alone the median head needs "
         f"{_needed(found['reached'][TOP])}. On random layers {most} {toy} features leave an error of "
         f"{r['random']['errors'][toy]['heads'][MIDDLE][-1]:.2g}."
@@ -179,11 +175,8 @@ def training_sentence(result: LabResult) -> str:
 # ------------------------------------------------------------------------------------------------------------ figures
 
 
-def _series(name: str, x: Sequence[float], heads: Sequence[Sequence[float]], band: bool = True) -> Series:
-    series: Series = {"name": name, "x": x, "values": heads[MIDDLE]}
-    if band:
-        series["lo"], series["hi"] = heads[LOW], heads[HIGH]
-    return series
+def _curve(x: Sequence[float], heads: Sequence[Sequence[float]], band: bool = True) -> Curve:
+    return Curve(x, heads[MIDDLE], *((heads[LOW], heads[HIGH]) if band else ()))
 
 
 def figures(result: LabResult) -> dict[str, Figure]:
@@ -199,19 +192,14 @@ def _features_figure(result: LabResult) -> Figure:
         for kind in ("positive", "trigonometric")
     }
     fewer = [m for m in x if m <= _below(r)]
-    series = [_series(f"real: {name}", x, found[name]["heads"]) for name in best.values()]
-    series.append(_series("real: m largest weights", fewer, [q[: len(fewer)] for q in found[TOP]["heads"]]))
-    series += [_series(f"random layers: {kind}", x, r["random"]["errors"][kind]["heads"]) for kind in best]
-    title = "How many random features does a head need?"
-    spec: Spec = {
-        "title": title,
-        "x": {"label": "number of features m (or of tokens)", "log": True},
-        "y": {"label": "relative error of the head's output", "log": True, "min": 1e-3, "max": 30.0},
-        "series": series,
-        "rules": [{"name": f"{result.settings['target']:.0%}", "value": result.settings["target"]}],
-    }
+    series = {f"real: {name}": _curve(x, found[name]["heads"]) for name in best.values()}
+    series["real: m largest weights"] = _curve(fewer, [q[: len(fewer)] for q in found[TOP]["heads"]])
+    series |= {f"random layers: {kind}": _curve(x, r["random"]["errors"][kind]["heads"]) for kind in best}
+    title, target = "How many random features does a head need?", result.settings["target"]
+    y: Axis = {"label": "relative error of the head's output", "log": True, "min": 1e-3, "max": 30.0}
+    panel = lines(series, {"label": "number of features m (or of tokens)", "log": True}, y, {f"{target:.0%}": target})
     note = f"{_where(result)}; random layers of the paper's kind. Lines: median head; bands: 10 to 90 % of heads."
-    return draw([Chart("lines", spec)], title, note, (6.4, 4.4))
+    return draw([panel], title, note, (6.4, 4.4))
 
 
 def _training_figure(result: LabResult) -> Figure:
@@ -219,28 +207,20 @@ def _training_figure(result: LabResult) -> Figure:
     curves = {f"real heads, {name}": found[order]["curve"]["heads"] for order, name in NAMES.items()}
     steps = len(next(iter(curves.values()))[MIDDLE]) - 1
     x = [number / steps for number in range(steps + 1)]
-    random = result.results["random"]["training"]["prompt"]["curve"]["heads"]
-    distance: Spec = {
-        "title": "distance",
-        "x": {"label": "share of the demonstrations' tokens seen"},
-        "y": {"label": "‖ŷ_t − h'‖ / ‖h'‖"},
-        "series": [
-            *(_series(name, x, heads, name.endswith("prompt")) for name, heads in curves.items()),
-            _series("random layers", x, random, False),
-        ],
+    distance = {name: _curve(x, heads, name.endswith("prompt")) for name, heads in curves.items()}
+    distance["random layers"] = _curve(x, result.results["random"]["training"]["prompt"]["curve"]["heads"], False)
+    loss = {
+        "real heads, keys as they are": _curve(x, found["loss"]["curve"]["heads"]),
+        "real heads, centred keys": _curve(x, found["loss, centred keys"]["curve"]["heads"]),
     }
-    loss: Spec = {
-        "title": "loss",
-        "x": {"label": "share of the demonstrations' tokens seen"},
-        "y": {"label": "share of the loss's decrease"},
-        "series": [
-            _series("real heads, keys as they are", x, found["loss"]["curve"]["heads"]),
-            _series("real heads, centred keys", x, found["loss, centred keys"]["curve"]["heads"]),
-        ],
-    }
+    seen: Axis = {"label": "share of the demonstrations' tokens seen"}
+    panels = [
+        lines(distance, seen, {"label": "‖ŷ_t − h'‖ / ‖h'‖"}),
+        lines(loss, seen, {"label": "share of the loss's decrease"}),
+    ]
     title = "The dual model sees one token after another"
     note = (
         f"{_where(result)}. Above: distance to the head's output. Below: decrease of the representation loss, in the "
         "prompt's order. Lines: median head; bands: 10 to 90 % of heads."
     )
-    return draw([Chart("lines", distance), Chart("lines", loss)], title, note, (6.4, 5.6))
+    return draw(panels, title, note, (6.4, 5.6))

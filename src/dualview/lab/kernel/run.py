@@ -11,34 +11,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Lt
 from jaxtyping import Float
 
+from dualview.duality.theory.features import random_directions
 from dualview.lab.harness import Findings, Job, lab
+from dualview.lab.kernel.heads import HeadGroup, HeadSettings, load_draws, model_groups, random_groups
+from dualview.lab.kernel.measure import feature_errors, gram_errors, training
 from dualview.lab.kernel.report import figures, tables
-from dualview.lab.settings import LabSettings, Positive
+from dualview.lab.problems import named_generator
+from dualview.lab.settings import Positive
 from dualview.options import AtLeastOne, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelSettings(LabSettings):
+class KernelSettings(HeadSettings):
     """Options of `dualview lab kernel`."""
 
-    model: str = option("embedded", "embedded, a hub id, a folder, or a .gguf file")
-    task: str = option("movie", "a task of the library or a task's YAML file")
-    data: Path | None = option(None, "read <task>/{train,validation}.jsonl from this folder")
-    shots: AtLeastOne = option(8, "demonstrations, as many as fit")
-    draws: AtLeastOne = option(4, "prompts, each with directions of its own, from --seed on")
     features: Annotated[int, Ge(16)] = option(8192, "random features at most; measured at powers of 2 from 16 on")
     directions: Literal["orthogonal", "iid"] = option("orthogonal", "random directions in orthogonal blocks, or not")
     target: Annotated[Positive, Lt(1)] = option(0.1, "relative error that counts as reached")
     layers: AtLeastOne = option(50, "random layers of the paper's kind for each draw")
 
-    COUNT = "draws"
+    @property
+    def sizes(self) -> list[int]:
+        """Powers of 2 from 16 to the most."""
+        return [2**power for power in range(4, self.features.bit_length())]
 
 
 @lab(KernelSettings, tables, figures, single_thread=True)
@@ -48,60 +49,32 @@ def kernel(job: Job[KernelSettings]) -> Findings:
     How many random features a head needs, positive or trigonometric, compared with exact Gram features and with the
     tokens of largest weight; and the distance to the head's output as the dual model is trained token by token.
     """
-    from dualview.lab.gpt.scoring import prompts_of
-    from dualview.models.loading import load_model
-    from dualview.tasks.task import load_task
-
     settings = job.settings
-    task = load_task(settings.task, settings.data)
-    with job.progress.part(f"loading {settings.model}", 1) as advance:
-        lm = load_model(settings.model, device=settings.device)
-        advance(1)
-    asked = {"shots": settings.shots, "n_queries": settings.draws}
-    prompts = prompts_of(task, lm.tokenizer, lm.context, **asked, draws=settings.all_seeds)
+    lm, draws = load_draws(job, settings)
     job.clock.lap("prepare")
-    found: list[dict[str, Any]] = []
-    with job.progress.part("measuring the heads of each prompt", settings.draws) as advance:
-        for number, (seed, prompt) in enumerate(zip(settings.all_seeds, prompts, strict=True)):
-            ids = [*prompt.prefix, *prompt.queries[number % len(prompt.queries)].ids]
-            demos = range(len(prompt.zero_prefix), len(prompt.prefix))
-            unit = job.unit(seed, lm.device, weights_hash=lm.weights_hash, number=number)
-            found.append(unit.once(lambda _, a=(lm, ids, demos, seed): _one_draw(settings, *a)))
-            advance(1)
+    found = job.each(
+        "measuring the heads of each prompt",
+        draws,
+        lambda draw: {
+            "tokens": len(draw.ids),
+            "demo_tokens": len(draw.demos),
+            "model": _measured(settings, model_groups(lm, draw.ids, draw.demos), draw.seed),
+            "random": _measured(settings, random_groups(draw.seed, settings.layers), draw.seed),
+        },
+        lambda draw: {"seed": draw.seed, "number": draw.number},
+    )
     job.clock.lap("measure")
-    facts = {"model": lm.name, "model_commit": lm.commit, "weights_hash": lm.weights_hash}
-    return Findings(summarise(found, sizes(settings), settings.target), facts, device=lm.device)
+    return Findings(summarise(found, settings.sizes, settings.target))
 
 
-def sizes(settings: KernelSettings) -> list[int]:
-    """Powers of 2 from 16 to the most."""
-    return [2**power for power in range(4, settings.features.bit_length())]
-
-
-def _one_draw(settings: KernelSettings, lm: Any, ids: Sequence[int], demos: range, seed: int) -> dict[str, Any]:
-    from dualview.lab.kernel.heads import model_groups, random_groups
-
-    real = model_groups(lm, ids, demos)
-    return {
-        "tokens": len(ids),
-        "demo_tokens": len(demos),
-        "model": _measured(settings, real, seed),
-        "random": _measured(settings, random_groups(seed, settings.layers), seed),
-    }
-
-
-def _measured(settings: KernelSettings, groups: Sequence[Any], seed: int) -> dict[str, Any]:
+def _measured(settings: KernelSettings, groups: Sequence[HeadGroup], seed: int) -> dict[str, Any]:
     """Every measurement, head by head."""
-    from dualview.duality.theory.features import random_directions
-    from dualview.lab.kernel.measure import feature_errors, gram_errors, training
-    from dualview.lab.problems import named_generator
-
     draw, orthogonal = named_generator(seed, "directions"), settings.directions == "orthogonal"
     directions = random_directions(groups[0].keys.shape[0], settings.features, draw, orthogonal)
     shuffling = named_generator(seed, "order")
     by_group = [
         {
-            **feature_errors(group, directions, sizes(settings), settings.target),
+            **feature_errors(group, directions, settings.sizes, settings.target),
             "training": training(group, shuffling, settings.target),
             "gram": gram_errors(group),
         }

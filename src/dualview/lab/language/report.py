@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dualview.lab.formatting import between
-from dualview.lab.harness import LabResult, Table
+from dualview.lab.gpt.model import NAMES
+from dualview.lab.harness import LabResult, Table, between, number
 from dualview.lab.summaries import interval_curve, mean, over_seeds, over_trainings_or_rows, range_curve
 from dualview.report.figures.curves import Curve, curves
 
@@ -20,17 +20,7 @@ if TYPE_CHECKING:
 Training = dict[str, Any]
 
 CONTROLS = ("token_shift", "alibi")
-TITLES = {
-    "plain": "plain softmax",
-    "momentum": "momentum",
-    "token_shift": "token shift",
-    "alibi": "ALiBi",
-    "sign": "sign",
-    "regularised": "regularised",
-    "augmented": "augmented",
-    "negative": "negative",
-    "linear": "linear",
-}
+TITLES = {name: name.replace("_", " ") for name in NAMES} | {"plain": "plain softmax", "alibi": "ALiBi"}
 LIMITS = (
     "Differences are paired: same seed, same blocks of text. 95 % intervals: with several seeds Student over "
     "draws; with one seed bootstrap over blocks, which does not cover another seed."
@@ -58,18 +48,13 @@ def _variant(trainings: Sequence[Training], lengths: Sequence[int]) -> dict[str,
         "seeds": [t["seed"] for t in trainings],
         "parameters": trainings[0]["parameters"],
         "perplexity": perplexity,
-        "few_shot": over_seeds([accuracy for t in trainings if (accuracy := mean_accuracy(t)) is not None]),
+        "few_shot": over_seeds([float(_accuracies(t).mean()) for t in trainings if t["few_shot"]]),
         "chance": mean([task["chance"] for task in trainings[0]["few_shot"]]),
         "saved_bytes": trainings[0]["saved_bytes"],
         "train_loss": over_seeds([stretch(t, 0.8, 1.0) for t in trainings]),
         "train_loss_before": over_seeds([stretch(t, 0.6, 0.8) for t in trainings]),
         "status": sorted({t["status"] for t in trainings}),
     }
-
-
-def mean_accuracy(training: Training) -> float | None:
-    """In-context accuracy, averaged over draws and then over tasks."""
-    return mean([mean(task["icl"]) for task in training["few_shot"]])
 
 
 def stretch(training: Training, begin: float, end: float) -> float | None:
@@ -136,12 +121,9 @@ def _sentence(difference: Mapping[str, Any], length: int) -> str | None:
 
 def tables(result: LabResult) -> list[Table]:
     """The trainings, their differences, few-shot accuracy by task, and what each attention costs."""
-    shown = [_models_table(result)]
-    if result.results["differences"]:
-        shown.append(_differences_table(result))
-    if any(training["few_shot"] for training in result.results["trainings"]):
-        shown.append(_tasks_table(result))
-    return [*shown, _costs_table(result)]
+    differences = [_differences_table(result)] if result.results["differences"] else []
+    asked = any(training["few_shot"] for training in result.results["trainings"])
+    return [_models_table(result), *differences, *([_tasks_table(result)] if asked else []), _costs_table(result)]
 
 
 def _models_table(result: LabResult) -> Table:
@@ -153,7 +135,7 @@ def _models_table(result: LabResult) -> Table:
         f"Text: {where}, {text['tokens']['train']:,} tokens to train on ({text['tokenizer']}, {text['vocab']:,} "
         f"tokens), perplexity on {found['held_out_tokens']:,} of {text['tokens']['held_out']:,} held out "
         f"({text['held_out']}). ± is the standard deviation over seeds. Perplexity is per token of this tokenizer. "
-        f"Few-shot accuracy by chance: {_chance(found['variants'])}. "
+        f"Few-shot accuracy by chance: {number(mean([each['chance'] for each in found['variants'].values()]))}. "
         "Late gain: training loss in the fourth fifth of the steps less that in the last."
     )
     columns = ["attention", "parameters", "seeds", *(f"ppl at {length}" for length in lengths), "few-shot", "late gain"]
@@ -194,11 +176,6 @@ def _costs_table(result: LabResult) -> Table:
     )
     columns = ["attention", "ms a step", "ms of processor", "saved MB", "peak GPU MB"]
     return Table("language: cost", columns, rows, note)
-
-
-def _chance(variants: Mapping[str, Any]) -> str:
-    known = [each["chance"] for each in variants.values() if each["chance"] is not None]
-    return f"{known[0]:.3f}" if known else "none"
 
 
 def spread(over: Mapping[str, Any] | None, digits: int) -> str:
@@ -268,7 +245,10 @@ def figures(result: LabResult) -> dict[str, Figure]:
         f"{', '.join(found['text']['source'])}; {settings['steps']} steps of {settings['batch']} × "
         f"{settings['context']} tokens. Seeds: {', '.join(map(str, result.seeds))}."
     )
-    loss = {TITLES[name]: _loss_curve(found["trainings"], name) for name in found["variants"]}
+    loss: dict[str, Curve] = {}
+    for name in found["variants"]:
+        own = [t["curve"] for t in found["trainings"] if t["variant"] == name]
+        loss[TITLES[name]] = range_curve(max((c["step"] for c in own), key=len), [c["loss"] for c in own])
     drawn = {
         "language-loss": curves(
             loss,
@@ -294,8 +274,3 @@ def figures(result: LabResult) -> dict[str, Figure]:
             references={"plain softmax": 0.0},
         )
     return drawn
-
-
-def _loss_curve(trainings: Sequence[Training], name: str) -> Curve:
-    own = [t["curve"] for t in trainings if t["variant"] == name]
-    return range_curve(max((curve["step"] for curve in own), key=len), [curve["loss"] for curve in own])

@@ -70,12 +70,16 @@ def _complete(
     return not missing_checkpoints(out, found["variant"], found["seed"], wanted)
 
 
+def _before(out: Path | None) -> LabResult | None:
+    """What OUT/language.json holds."""
+    path = None if out is None else out / "language.json"
+    return LabResult.load(path) if path is not None and path.is_file() else None
+
+
 def _known(out: Path | None) -> dict[str, dict[str, Any]]:
     """The trainings in OUT/language.json."""
-    path = None if out is None else out / "language.json"
-    if path is None or not path.is_file():
+    if (result := _before(out)) is None:
         return {}
-    result = LabResult.load(path)
     costs = result.provenance["run"]["cost"]
     keys = [(f"{t['variant']}/{t['seed']}", t) for t in result.results["trainings"]]
     return {key: {"found": found, "cost": costs[key]} for key, found in keys}
@@ -83,14 +87,13 @@ def _known(out: Path | None) -> dict[str, dict[str, Any]]:
 
 def _must_match(out: Path | None, bench: Bench) -> None:
     """Refuse to mix trainings that cannot be compared."""
-    path = None if out is None else out / "language.json"
-    if path is None or not path.is_file():
+    if out is None or (result := _before(out)) is None:
         return
-    result = LabResult.load(path)
     before, now = result.results.get("decides", {}), {**bench.decides, "torch": torch.__version__}
     if other := sorted(key for key in now if before.get(key) != now[key]):
         raise UserError(
-            f"{path} holds trainings with another {', '.join(other)}; choose another --out, or remove that one."
+            f"{out / 'language.json'} holds trainings with another {', '.join(other)}; choose another --out, or remove "
+            "that one."
         )
 
 

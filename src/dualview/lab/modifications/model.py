@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualview.lab.modifications.settings import ModificationsSettings
 from dualview.lab.problems import named_generator
@@ -111,8 +111,8 @@ class Rows:
             weights[f"up_{role}"] = torch.zeros(len(seeds), layers, heads * d, rank)
             units = torch.tensor([each.units[at] for each in chosen for _ in seeds])
             used[role] = (torch.arange(rank) < units[:, None]).float().to(device)
-        repeated = {
-            name: weight.repeat(len(chosen), 1, 1, 1).to(device).requires_grad_() for name, weight in weights.items()
+        repeated: dict[str, Tensor] = {
+            name: nn.Parameter(weight.repeat(len(chosen), 1, 1, 1).to(device)) for name, weight in weights.items()
         }
         coefficient = torch.tensor([each.coefficient for each in chosen for _ in seeds], device=device)
         return cls(attend_of(chosen[0].path), heads, coefficient, repeated, used)

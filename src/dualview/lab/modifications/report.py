@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from dualview.lab.formatting import between, number
-from dualview.lab.harness import LabResult, Table
-from dualview.lab.summaries import mean
-from dualview.report.charts.spec import Chart, Series, Spec
+from dualview.lab.charts import lines
+from dualview.lab.harness import LabResult, Table, between, number
+from dualview.lab.summaries import mean, range_curve
+from dualview.report.charts.spec import Axis, Chart
+from dualview.report.figures.curves import Curve
 from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def _cell(setting: str, row: Row) -> str:
     if row["difference"] is None:
         return f"{setting}: diverged"
     ci = None if row["ci"] is None else [100 * end / row["reference"] for end in row["ci"]]
-    said = f"{setting}: {_share(row['difference'] / row['reference'])} ({between(ci, '+.1f', NONE)})"
+    said = f"{setting}: {100 * row['difference'] / row['reference']:+.1f} ({between(ci, '+.1f', NONE)})"
     return f"{said}, {finding(row)}, p {row['p_holm']:.2g}" if row["survives"] else said
 
 
@@ -82,10 +84,6 @@ def searched(result: LabResult, cell: str, name: str) -> float | None:
     found = result.results["search"][cell]
     own, other = mean(found[name]), mean(found[REFERENCE])
     return None if own is None or other is None or None in found[name] else own / other - 1
-
-
-def _share(value: float | None) -> str:
-    return NONE if value is None else f"{100 * value:+.1f}"
 
 
 def finding(row: Row) -> str:
@@ -126,12 +124,10 @@ def figures(result: LabResult) -> dict[str, Figure]:
         kinds = [_kind(each["name"]) for each in r["settings"] if each["family"] == family]
         for problem in dict.fromkeys(cell["problem"] for cell in r["cells"]) if kinds else ():
             depths = [cell["layers"] for cell in r["cells"] if cell["problem"] == problem]
-            series = [_series(result, family, kinds[-1], problem, layers) for layers in depths]
+            series = {_layers(layers): _curve(result, family, kinds[-1], problem, layers) for layers in depths}
             title = f"{family}{f', {kinds[-1]}' if kinds[-1] else ''}\n{problem}"
-            spec: Spec = {"title": title, "series": series, "x": {"label": symbol}}
-            spec["y"] = {"label": "loss / softmax's loss", "min": SHOWN[0], "max": SHOWN[1]}
-            spec["rules"] = [{"name": "softmax", "value": 1.0}]
-            panels[title] = Chart("lines", spec)
+            y: Axis = {"label": "loss / softmax's loss", "min": SHOWN[0], "max": SHOWN[1]}
+            panels[title] = lines(series, {"label": symbol}, y, {"softmax": 1.0})
     if not panels:
         return {}
     note = (
@@ -147,7 +143,7 @@ def _kind(name: str) -> str:
     return name.split(" ")[0] if name.startswith("k=") else ""
 
 
-def _series(result: LabResult, family: str, k: str, problem: str, layers: int) -> Series:
+def _curve(result: LabResult, family: str, k: str, problem: str, layers: int) -> Curve:
     losses = result.results["search"][f"{problem}, {layers}"]
     found: list[tuple[float, Sequence[float | None]]] = [(0.0, [1.0])]
     for each in result.results["settings"]:
@@ -155,11 +151,4 @@ def _series(result: LabResult, family: str, k: str, problem: str, layers: int) -
             pairs = zip(losses[f"{family}/{each['name']}"], losses[REFERENCE], strict=True)
             found.append((each["coefficient"], [None if own is None or not ref else own / ref for own, ref in pairs]))
     found.sort(key=lambda pair: pair[0])
-    known = [[value for value in values if value is not None] for _, values in found]
-    return {
-        "name": _layers(layers),
-        "x": [at for at, _ in found],
-        "values": [mean(values) for _, values in found],
-        "lo": [min(values, default=None) for values in known],
-        "hi": [max(values, default=None) for values in known],
-    }
+    return range_curve([at for at, _ in found], list(zip_longest(*(values for _, values in found))))

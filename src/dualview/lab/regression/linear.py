@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,26 +16,28 @@ from dualview.io.progress import Advance
 from dualview.lab.harness import Findings, Job
 from dualview.lab.problems import LinearTasks, Tasks, named_generator
 from dualview.lab.regression.measure import (
+    Shift,
     best_plus_plus,
     best_rate,
     first_guess,
     losses,
     mean_loss,
     paired,
-    shifted_losses,
     shifts_of,
     similarity,
 )
 from dualview.lab.regression.models import (
     InContext,
     Predictor,
+    SelfAttention,
     gd_layers,
     gradient_descent,
     interpolated,
     plus_plus_layers,
 )
 from dualview.lab.regression.settings import RegressionSettings
-from dualview.lab.regression.training import Schedule, train
+from dualview.lab.regression.training import train
+from dualview.lab.training import Curve, Schedule
 from dualview.lab.units import Unit
 
 CURVE_TASKS = 2_000
@@ -45,33 +47,29 @@ SHIFT_TASKS = 2_000
 
 def run(job: Job[RegressionSettings]) -> Findings:
     """Everything the lab reports on linear problems."""
-    settings, device = job.settings, job.device
+    settings = job.settings
     base = LinearTasks(settings.dims, settings.demos, settings.input_range, noise=settings.noise)
-    tasks = base.draw(named_generator(0, "evaluation", device), settings.eval_tasks)
+    tasks = base.draw(named_generator(0, "evaluation", job.device), settings.eval_tasks)
     with job.progress.part("finding gradient descent's best step", 1) as advance:
-        against = references(settings, base, tasks)
+        bench = Bench(settings, base, tasks, references(settings, base, tasks))
         advance(1)
     job.clock.lap("references")
-    schedule = schedule_of(settings, base)
+    schedule = schedule_of(settings)
 
     def one_seed(seed: int, unit: Unit) -> dict[str, Any]:
         with job.progress.part(f"training, seed {seed}", schedule.steps) as advance:
-            model, curve = trained(settings, schedule, seed, tasks, against, unit, advance)
+            model, curve = bench.trained(schedule, seed, unit, advance)
         job.clock.lap("training")
         with job.progress.part(f"measuring, seed {seed}", 1) as advance:
-            found = {**measured(settings, base, model, tasks, against), "curve": curve}
+            found = {**bench.measured(model), "curve": curve}
             advance(1)
         job.clock.lap("measuring")
         return found
 
-    results = by_seed(job, schedule, one_seed, tasks, against.found)
+    results = by_seed(job, schedule, one_seed, tasks, bench.against.found)
     if settings.shifts:
         results["shifts"] = {
-            shift.name: {
-                "title": shift.title,
-                "at": shift.at,
-                "losses": shifted_losses(base, shift, against.predictors, SHIFT_TASKS, device),
-            }
+            shift.name: {"title": shift.title, "at": shift.at, "losses": bench.shifted(shift, bench.against.predictors)}
             for shift in shifts_of(base)
         }
         job.clock.lap("shifts")
@@ -86,12 +84,13 @@ def by_seed(
     references: dict[str, Any],
 ) -> dict[str, Any]:
     """The part of the results that linear problems and sine waves share; every seed is a unit of its own."""
-    units = {seed: job.unit(seed, None, **schedule.to_json()) for seed in job.settings.all_seeds}
+    plan = {name: getattr(schedule, name) for name in ("steps", "batch_size", "lr", "clip")}  # the defaults filled in
+    units = {seed: job.unit(seed, **plan) for seed in job.settings.all_seeds}
     found = {str(seed): unit.once(lambda unit, seed=seed: one_seed(seed, unit)) for seed, unit in units.items()}
     return {
         "eval_tasks": len(tasks),
         "curve_tasks": len(tasks.first(CURVE_TASKS)),
-        "plan": schedule.to_json(),
+        "plan": plan,
         "references": references,
         "by_seed": found,
     }
@@ -153,87 +152,73 @@ def zero_loss(tasks: Tasks) -> float:
 # ---------------------------------------------------------------------------------------------------------- training
 
 
-def schedule_of(settings: RegressionSettings, base: LinearTasks) -> Schedule:
-    """Von Oswald et al.'s hyper-parameters where none are given; for softmax, some that train it well."""
-    few, deep = settings.layers <= 2, settings.layers > 3
-    lr, clip = 5e-4 if deep else 1e-3, 1e-3 if few else 10.0
+def schedule_of(settings: RegressionSettings) -> Schedule:
+    """Von Oswald et al.'s hyper-parameters where none are given; for softmax, some that train it well.
+
+    Their 5,000 steps with shared weights and 50,000 without; one layer needs fewer, as the rate decays.
+    """
+    steps = 2_500 if settings.layers == 1 else 5_000 if settings.recurrent else 50_000
+    lr, clip = 5e-4 if settings.layers > 3 else 1e-3, 1e-3 if settings.layers <= 2 else 10.0
     if settings.softmax:
         lr, clip = 3 * lr, 10.0
-    return Schedule(
-        distribution=base,
-        steps=settings.steps or default_steps(settings),
-        batch_size=settings.batch_size or 2048,
-        lr=settings.lr or lr,
-        clip=settings.clip or clip,
-    )
+    return Schedule(settings.steps or steps, settings.batch_size or 2048, settings.lr or lr, settings.clip or clip)
 
 
-def default_steps(settings: RegressionSettings) -> int:
-    """Their 5,000 with shared weights and 50,000 without; one layer needs fewer, as the rate decays."""
-    if settings.layers == 1:
-        return 2_500
-    return 5_000 if settings.recurrent else 50_000
+@dataclass(frozen=True)
+class Bench:
+    """What all trainings share: the problems and what the trained models are compared with."""
 
+    settings: RegressionSettings
+    base: LinearTasks
+    tasks: Tasks
+    against: References
 
-def trained(
-    settings: RegressionSettings,
-    schedule: Schedule,
-    seed: int,
-    tasks: Tasks,
-    against: References,
-    unit: Unit,
-    advance: Advance,
-) -> tuple[InContext, dict[str, list[float]]]:
-    """One seed's model, and its curves against the best reference."""
-    device = tasks.x.device
-    model = InContext.fresh(
-        tasks.x.shape[-1] + 1,
-        settings.layers,
-        recurrent=settings.recurrent,
-        heads=settings.heads,
-        softmax=settings.softmax,
-        generator=named_generator(seed, "weights", device),
-    )
-    few = tasks.first(CURVE_TASKS)
-    expected = list(against.predictors.values())[-1]
+    def trained(self, schedule: Schedule, seed: int, unit: Unit, advance: Advance) -> tuple[InContext, Curve]:
+        """One seed's model, and its curves against the best reference."""
+        device, few = self.tasks.x.device, self.tasks.first(CURVE_TASKS)
+        model = InContext.fresh(self.base.n_x + 1, self.settings, named_generator(seed, "weights", device))
+        expected = list(self.against.predictors.values())[-1]
 
-    def measure() -> dict[str, float]:
-        return {"loss": mean_loss(model, few), **similarity(model, expected, few)}
+        def measure() -> dict[str, float]:
+            return {"loss": mean_loss(model, few), **similarity(model, expected, few)}
 
-    generator = named_generator(seed, "training", device)
-    curve = train(model, lambda batch: batch.loss(model(batch)), measure, schedule, unit, generator, advance)
-    return model, curve
+        generator = named_generator(seed, "training", device)
+        return model, train(
+            model, lambda batch: batch.loss(model(batch)), measure, self.base, schedule, unit, generator, advance
+        )
 
+    def measured(self, model: InContext) -> dict[str, Any]:
+        """The trained model on all evaluation problems, compared with every reference."""
+        own = losses(model, self.tasks)
+        found: dict[str, Any] = {"loss": float(own.mean())}
+        for name, predict in self.against.predictors.items():
+            found[name] = {**paired(own, self.against.losses[name]), **similarity(model, predict, self.tasks)}
+        found["interpolated"] = self.half_way(model)
+        if self.settings.shifts:
+            shifts = shifts_of(self.base)
+            found["shifts"] = {shift.name: self.shifted(shift, {"trained": model})["trained"] for shift in shifts}
+        return found
 
-def measured(
-    settings: RegressionSettings, base: LinearTasks, model: InContext, tasks: Tasks, against: References
-) -> dict[str, Any]:
-    """The trained model on all evaluation problems, compared with every reference."""
-    own = losses(model, tasks)
-    found: dict[str, Any] = {"loss": float(own.mean())}
-    for name, predict in against.predictors.items():
-        found[name] = {**paired(own, against.losses[name]), **similarity(model, predict, tasks)}
-    found["interpolated"] = half_way(settings, model, tasks, against)
-    if settings.shifts:
-        device = tasks.x.device
-        found["shifts"] = {
-            shift.name: shifted_losses(base, shift, {"trained": model}, SHIFT_TASKS, device)["trained"]
-            for shift in shifts_of(base)
-        }
-    return found
+    def shifted(self, shift: Shift, predictors: Mapping[str, Predictor]) -> dict[str, list[float]]:
+        """Each predictor's loss at each value of a shift, all on the same problems."""
+        found: dict[str, list[float]] = {name: [] for name in predictors}
+        for value in shift.at:
+            generator = named_generator(0, f"shift/{shift.name}", self.tasks.x.device)
+            tasks = shift.moved(self.base, value).draw(generator, SHIFT_TASKS)
+            for name, predict in predictors.items():
+                found[name].append(mean_loss(predict, tasks))
+        return found
 
-
-def half_way(
-    settings: RegressionSettings, model: InContext, tasks: Tasks, against: References
-) -> dict[str, Any] | None:
-    """The loss half way between trained and constructed weights; it exists for one linear head only."""
-    if settings.softmax or settings.heads > 1 or (settings.layers > 1 and not settings.recurrent):
-        return None
-    shape, better = tasks.x[0].mT, against.found["gd_plus_plus"]
-    if better is None:
-        other = gd_layers(against.found["gd"]["rate"], 1, shape)[0]
-    else:
-        other = plus_plus_layers(better["rates"][:1], better["gammas"][:1], shape)[0]
-    middle = interpolated(model.first_layer(), other, len(shape))
-    loss = mean_loss(InContext.constructed([middle] * settings.layers), tasks)
-    return {"between": "gd" if better is None else "gd_plus_plus", "loss": loss}
+    def half_way(self, model: InContext) -> dict[str, Any] | None:
+        """The loss half way between trained and constructed weights; it exists for one linear head only."""
+        settings = self.settings
+        if settings.softmax or settings.heads > 1 or (settings.layers > 1 and not settings.recurrent):
+            return None
+        shape, better = self.tasks.x[0].mT, self.against.found["gd_plus_plus"]
+        if better is None:
+            other = gd_layers(self.against.found["gd"]["rate"], 1, shape)[0]
+        else:
+            other = plus_plus_layers(better["rates"][:1], better["gammas"][:1], shape)[0]
+        middle = interpolated(cast(SelfAttention, model.layers[0]).weights(), other, len(shape))
+        loss = mean_loss(InContext.constructed([middle] * settings.layers), self.tasks)
+        return {"between": "gd" if better is None else "gd_plus_plus", "loss": loss}

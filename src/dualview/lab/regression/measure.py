@@ -5,7 +5,7 @@ Everything is summed in float64 over chunks of the same evaluation problems.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -16,9 +16,10 @@ from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
 from dualview.duality.theory.regression import uniform_optimum
-from dualview.lab.problems import LinearTasks, Tasks, named_generator
+from dualview.lab.problems import LinearTasks, Tasks
 from dualview.lab.regression.models import Predictor, gd_plus_plus, gradient_descent
-from dualview.metrics.statistics import draw_interval
+from dualview.lab.rivals.rules import plus_plus_factor
+from dualview.lab.summaries import student_ci
 
 CHUNK = 10_000
 
@@ -73,13 +74,8 @@ def best_rate(tasks: Tasks, steps: int, guess: float) -> float:
     def loss(rate: float) -> float:
         return mean_loss(gradient_descent(float(rate), steps), tasks)
 
-    found = _optimize().minimize_scalar(
-        loss,
-        bounds=(0.0, 4 * guess),
-        method="bounded",
-        options={"xatol": 1e-4 * guess},
-    )
-    return float(found.x)
+    how = {"bounds": (0.0, 4 * guess), "method": "bounded", "options": {"xatol": 1e-4 * guess}}
+    return float(cast("Any", optimize).minimize_scalar(loss, **how).x)
 
 
 @dataclass(frozen=True)
@@ -98,42 +94,31 @@ class PlusPlus:
 class Spectrum:
     """Problems in the eigenbasis U of X Xᵀ, where a step of GD++ is a few products of numbers; float64.
 
-    A step reads only X Xᵀ, c = X yᵀ and x_q, and leaves U as it is. With eigenvalues λ, coefficients c and q in U,
-
-        ŷ ← ŷ + (η/N) Σ_i c_i q_i,    c ← (1 − ηλ/N) (1 − γλ) c,    q ← (1 − γλ) q,    λ ← (1 − γλ)² λ.
-
-    So a search over η and γ, which needs hundreds of losses, is cheap on all of the problems.
+    A step reads only X Xᵀ, c = X yᵀ and x_q, and leaves U as it is: ŷ = Σ_i f(λ_i) c_i q_i with the eigenvalues λ, and
+    c and q in U. So a search over η and γ, which needs hundreds of losses, is cheap on all of the problems.
     """
 
     eigenvalues: Float[Tensor, "task n_x"]
-    labels: Float[Tensor, "task n_x"]
-    query: Float[Tensor, "task n_x"]
+    products: Float[Tensor, "task n_x"]
+    """c_i q_i."""
     target: Float[Tensor, " task"]
     n_demos: int
 
     @classmethod
     def of(cls, tasks: Tasks) -> Spectrum:
-        found = [_eigenbasis(part) for part in tasks.chunks(CHUNK)]
-        values, labels, query = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return cls(values, labels, query, tasks.y_query.double(), tasks.x.shape[1])
+        values, products = list[Tensor](), list[Tensor]()
+        for part in tasks.chunks(CHUNK):
+            x = part.x.double()
+            size, basis = torch.linalg.eigh(x.mT @ x)
+            labels = torch.einsum("tdi,tnd,tn->ti", basis, x, part.y.double())
+            values.append(size)
+            products.append(labels * torch.einsum("tdi,td->ti", basis, part.x_query.double()))
+        return cls(torch.cat(values), torch.cat(products), tasks.y_query.double(), tasks.x.shape[1])
 
     def loss(self, rates: Sequence[float], gammas: Sequence[float]) -> float:
         """The mean of ½ (ŷ − y)² after GD++ with these rates and γ."""
-        size, labels, query = self.eigenvalues, self.labels, self.query
-        predicted = torch.zeros_like(self.target)
-        for rate, gamma in zip(rates, gammas, strict=True):
-            eta, shrunk = rate / self.n_demos, 1 - gamma * size
-            predicted = predicted + eta * (labels * query).sum(-1)
-            labels, query, size = (1 - eta * size) * shrunk * labels, shrunk * query, shrunk.square() * size
-        return float((predicted - self.target).square().mean() / 2)
-
-
-def _eigenbasis(tasks: Tasks) -> tuple[Tensor, Tensor, Tensor]:
-    """The eigenvalues of X Xᵀ, and Uᵀ X yᵀ and Uᵀ x_q."""
-    x = tasks.x.double()
-    values, basis = torch.linalg.eigh(x.mT @ x)
-    labels = torch.einsum("tdi,tnd,tn->ti", basis, x, tasks.y.double())
-    return values, labels, torch.einsum("tdi,td->ti", basis, tasks.x_query.double())
+        factor = plus_plus_factor(self.eigenvalues, [rate / self.n_demos for rate in rates], gammas)
+        return float(((factor * self.products).sum(-1) - self.target).square().mean() / 2)
 
 
 def best_plus_plus(tasks: Tasks, steps: int, rate: float, *, shared: bool) -> PlusPlus:
@@ -152,15 +137,11 @@ def best_plus_plus(tasks: Tasks, steps: int, rate: float, *, shared: bool) -> Pl
         found = unpack(point)
         return problems.loss(found.rates, found.gammas)
 
-    close = {"xatol": 1e-4, "fatol": 1e-9}
-    together = _optimize().minimize(loss, np.array([1.0, 0.5]), method="Nelder-Mead", options=close).x
+    minimize, close = cast("Any", optimize).minimize, {"xatol": 1e-4, "fatol": 1e-9}
+    together = minimize(loss, np.array([1.0, 0.5]), method="Nelder-Mead", options=close).x
     if shared:
         return unpack(together)
-    return unpack(_optimize().minimize(loss, np.tile(together, steps), method="L-BFGS-B", options={"eps": 1e-6}).x)
-
-
-def _optimize() -> Any:
-    return cast("Any", optimize)
+    return unpack(minimize(loss, np.tile(together, steps), method="L-BFGS-B", options={"eps": 1e-6}).x)
 
 
 # ------------------------------------------------------------------------------------------------------------ shifts
@@ -191,18 +172,6 @@ def shifts_of(base: LinearTasks) -> list[Shift]:
     ]
 
 
-def shifted_losses(
-    base: LinearTasks, shift: Shift, predictors: Mapping[str, Predictor], count: int, device: torch.device
-) -> dict[str, list[float]]:
-    """Each predictor's loss at each value of a shift, all on the same problems."""
-    found: dict[str, list[float]] = {name: [] for name in predictors}
-    for value in shift.at:
-        tasks = shift.moved(base, value).draw(named_generator(0, f"shift/{shift.name}", device), count)
-        for name, predict in predictors.items():
-            found[name].append(mean_loss(predict, tasks))
-    return found
-
-
 def first_guess(base: LinearTasks) -> float:
     """The best rate of one step without noise, in closed form: the start of the search."""
     return uniform_optimum(base.n_x, base.n_demos, base.input_range / 2).rate
@@ -214,10 +183,9 @@ def paired(one: Float[np.ndarray, " task"], other: Float[np.ndarray, " task"]) -
     Each task is a draw of its own, so the interval is Student's over draws.
     """
     gap = one - other
-    interval = draw_interval(gap.tolist())
     return {
         "loss": float(one.mean()),
         "ratio": float(one.mean() / other.mean()),
         "difference": float(gap.mean()),
-        "difference_ci": None if interval is None else interval.to_json(),
+        "difference_ci": student_ci(gap.tolist()),
     }

@@ -22,6 +22,7 @@ from dualview.duality.theory.regression import (
     run_layers,
 )
 from dualview.lab.problems import Tasks
+from dualview.lab.regression.settings import RegressionSettings
 
 Predictor = Callable[[Tasks], Float[Tensor, " task"]]
 """ŷ for each problem's query."""
@@ -77,28 +78,21 @@ class InContext(nn.Module):
         self.depth, self.clamp = depth, clamp
 
     @classmethod
-    def fresh(
-        cls, d: int, depth: int, *, recurrent: bool, heads: int, softmax: bool, generator: torch.Generator
-    ) -> InContext:
+    def fresh(cls, d: int, settings: RegressionSettings, generator: torch.Generator) -> InContext:
         """Their initialisation: variance 0.002/layers over the fan-in; their clamp at ±10 above three layers.
 
         Softmax attention starts at 1/layers over the fan-in: from their start it stays near uniform weights for long.
         """
+        depth, softmax = settings.layers, settings.softmax
         std = ((1.0 if softmax else 0.002) / depth / d) ** 0.5
-        own = 1 if recurrent else depth
-        made = [SelfAttention(d, heads, softmax, std, generator) for _ in range(own)]
+        own = 1 if settings.recurrent else depth
+        made = [SelfAttention(d, settings.heads, softmax, std, generator) for _ in range(own)]
         return cls(made, depth, clamp=10.0 if depth > 3 else None)
 
     @classmethod
     def constructed(cls, layers: Sequence[LinearSelfAttention]) -> InContext:
         """Constructed weights, one layer each."""
         return cls([SelfAttention.of(layer) for layer in layers], len(layers))
-
-    def first_layer(self) -> LinearSelfAttention:
-        """The first layer's weights, if it is one linear head."""
-        first = self.layers[0]
-        assert isinstance(first, SelfAttention)
-        return first.weights()
 
     def forward(self, tasks: Tasks) -> Float[Tensor, " task"]:
         return self.transform(tasks.context, tasks.query)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from dualview.lab.formatting import between
-from dualview.lab.harness import LabResult, Table
+from dualview.lab.harness import LabResult, Table, between
 from dualview.lab.summaries import range_curve
 from dualview.report.figures.curves import Curve, curves
 
@@ -64,32 +63,28 @@ def _what(result: LabResult) -> str:
 def _losses_table(result: LabResult) -> Table:
     against, rows = result.results["references"], _rows(result)
     gd, better, closed, hand = (against[k] for k in ("gd", "gd_plus_plus", "closed_form", "constructed"))
-    shown: list[list[str]] = [
-        ["trained", _over([r["loss"] for r in rows]), _over([r["gd"]["ratio"] for r in rows]), ""]
-    ]
+    shown: list[tuple[str, Sequence[float], str]] = [("trained", [r["loss"] for r in rows], "")]
     if rows[0]["interpolated"] is not None:
-        middle = [r["interpolated"]["loss"] for r in rows]
         other = NAMES[rows[0]["interpolated"]["between"]]
-        shown.append(["interpolated", _over(middle), _over([v / gd["loss"] for v in middle]), f"half way to {other}"])
+        shown.append(("interpolated", [r["interpolated"]["loss"] for r in rows], f"half way to {other}"))
     steps = "1 step" if gd["steps"] == 1 else f"{gd['steps']} steps"
-    shown.append(["gradient descent", f"{gd['loss']:.4f}", "1", f"{steps} at rate {gd['rate']:.3f}, best on these"])
+    shown.append(("gradient descent", [gd["loss"]], f"{steps} at rate {gd['rate']:.3f}, best on these"))
     if better is not None:
-        pairs = ", ".join(f"({r:.2f}, {g:.3f})" for r, g in zip(*_distinct(better), strict=True))
-        shown.append(["GD++", f"{better['loss']:.4f}", f"{better['loss'] / gd['loss']:.4f}", f"(rate, γ) {pairs}"])
+        each = list(zip(better["rates"], better["gammas"], strict=True))
+        distinct = each[:1] if len(set(each)) == 1 else each  # one pair where all steps share it
+        pairs = ", ".join(f"({r:.2f}, {g:.3f})" for r, g in distinct)
+        shown.append(("GD++", [better["loss"]], f"(rate, γ) {pairs}"))
     apart = f"differs from gradient descent by {hand['largest_difference_from_gd']:.0e} at most"
-    shown.append(["constructed weights", f"{hand['loss']:.4f}", f"{hand['loss'] / gd['loss']:.4f}", apart])
+    shown.append(("constructed weights", [hand["loss"]], apart))
     if closed is not None:
-        exact = f"rate {closed['rate']:.3f}, over all problems"
-        shown.append(["closed form", f"{closed['loss']:.4f}", f"{closed['loss'] / gd['loss']:.4f}", exact])
-    shown.append(["predicting 0", f"{against['zero']:.4f}", f"{against['zero'] / gd['loss']:.4f}", ""])
+        shown.append(("closed form", [closed["loss"]], f"rate {closed['rate']:.3f}, over all problems"))
+    shown.append(("predicting 0", [against["zero"]], ""))
+    cells = [
+        [name, _over(losses), "1" if name == "gradient descent" else _over([v / gd["loss"] for v in losses]), how]
+        for name, losses, how in shown
+    ]
     note = f"{_what(result)}. Loss ½(ŷ − y)² on {result.results['eval_tasks']:,} problems{_seeds(result)}."
-    return Table("Regression in context: loss", ["", "loss", "over gradient descent's", "how"], shown, note)
-
-
-def _distinct(better: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """One pair where all steps share it."""
-    rates, gammas = better["rates"], better["gammas"]
-    return (rates[:1], gammas[:1]) if len(set(rates)) == len(set(gammas)) == 1 else (rates, gammas)
+    return Table("Regression in context: loss", ["", "loss", "over gradient descent's", "how"], cells, note)
 
 
 def _similarity_table(result: LabResult) -> Table:
@@ -181,14 +176,10 @@ def _training_figure(result: LabResult) -> Figure:
 
 
 def _similarity_figure(result: LabResult) -> Figure:
-    keys = {
-        "model cosine": "model_cosine",
-        "model difference": "model_difference",
-        "prediction difference": "prediction_difference",
-    }
     better = result.results["references"]["gd_plus_plus"] is not None
     title = f"How similar the trained model and {'GD++' if better else 'gradient descent'} are"
-    series = {name: _curve(result, key) for name, key in keys.items()}
+    names = ("model cosine", "model difference", "prediction difference")
+    series = {name: _curve(result, name.replace(" ", "_")) for name in names}
     return curves(series, title, "training step", "value", _curve_note(result))
 
 

@@ -17,14 +17,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualview.io.progress import Progress
 from dualview.lab.harness import Findings, Job
 from dualview.lab.problems import SineTasks, Tasks, named_generator
 from dualview.lab.regression.linear import CURVE_TASKS, by_seed, zero_loss
 from dualview.lab.regression.measure import losses, mean_loss, paired
 from dualview.lab.regression.models import InContext, Predictor
 from dualview.lab.regression.settings import RegressionSettings
-from dualview.lab.regression.training import Schedule, train
+from dualview.lab.regression.training import train
+from dualview.lab.training import Schedule
 from dualview.lab.units import Unit
 
 WIDTH, HIDDEN = 40, 160
@@ -52,14 +52,7 @@ class Transformer(nn.Module):
     def __init__(self, settings: RegressionSettings, generator: torch.Generator) -> None:
         super().__init__()
         self.features = Features(2, generator)
-        self.attention = InContext.fresh(
-            WIDTH,
-            settings.layers,
-            recurrent=settings.recurrent,
-            heads=settings.heads,
-            softmax=settings.softmax,
-            generator=generator,
-        )
+        self.attention = InContext.fresh(WIDTH, settings, generator)
 
     def forward(self, tasks: Tasks) -> Float[Tensor, " task"]:
         return self.attention.transform(self.features(tasks.context), self.features(tasks.query))
@@ -90,53 +83,39 @@ def _linear(d_in: int, d_out: int, generator: torch.Generator) -> nn.Linear:
 
 
 def run(job: Job[RegressionSettings]) -> Findings:
-    """Everything the lab reports on sine waves."""
-    settings = job.settings
+    """Everything the lab reports on sine waves: both models are trained on the same problems and compared."""
+    settings, device = job.settings, job.device
     base = SineTasks(settings.demos, noise=settings.noise)
-    tasks = base.draw(named_generator(0, "evaluation/sine", job.device), settings.eval_tasks)
-    schedule = Schedule(
-        distribution=base,
-        steps=settings.steps or 20_000,
-        batch_size=settings.batch_size or 512,
-        lr=settings.lr or 1e-3,
-        clip=settings.clip or 100.0,
-    )
+    tasks = base.draw(named_generator(0, "evaluation/sine", device), settings.eval_tasks)
+    few = tasks.first(CURVE_TASKS)
+    steps, batch = settings.steps or 20_000, settings.batch_size or 512
+    schedule = Schedule(steps, batch, settings.lr or 1e-3, settings.clip or 100.0)
 
     def one_seed(seed: int, unit: Unit) -> dict[str, Any]:
-        return both_trained(settings, schedule, seed, tasks, unit, job.progress)
+        transformer = Transformer(settings, named_generator(seed, "weights/sine", device))
+        meta = MetaLearner(named_generator(seed, "weights/meta", device))
+        both = nn.ModuleDict({"transformer": transformer, "meta": meta})
+
+        def loss(batch: Tasks) -> Float[Tensor, ""]:
+            return batch.loss(transformer(batch)) + batch.loss(meta(batch))
+
+        def measure() -> dict[str, float]:
+            return {"loss": mean_loss(transformer, few), "meta_loss": mean_loss(meta, few)}
+
+        with job.progress.part(f"training, seed {seed}", schedule.steps) as advance:
+            generator = named_generator(seed, "training/sine", device)
+            curve = train(both, loss, measure, base, schedule, unit, generator, advance)
+        own, other = losses(transformer, tasks), losses(meta, tasks)
+        near = function_similarity(transformer, meta, tasks.first(GRID_TASKS), base.half_width)
+        return {
+            "loss": float(own.mean()),
+            "meta": {"reference_loss": float(other.mean()), "rate": meta.rate.item(), **paired(own, other), **near},
+            "curve": curve,
+        }
 
     results = by_seed(job, schedule, one_seed, tasks, {"zero": zero_loss(tasks)})
     job.clock.lap("training")
     return Findings(results)
-
-
-def both_trained(
-    settings: RegressionSettings, schedule: Schedule, seed: int, tasks: Tasks, unit: Unit, progress: Progress
-) -> dict[str, Any]:
-    """Train both on the same problems and compare them."""
-    device = tasks.x.device
-    transformer = Transformer(settings, named_generator(seed, "weights/sine", device))
-    meta = MetaLearner(named_generator(seed, "weights/meta", device))
-    both = nn.ModuleDict({"transformer": transformer, "meta": meta})
-    few = tasks.first(CURVE_TASKS)
-
-    def loss(batch: Tasks) -> Float[Tensor, ""]:
-        errors = [(model(batch) - batch.y_query).square().mean() for model in (transformer, meta)]
-        return 0.5 * torch.stack(errors).sum()
-
-    def measure() -> dict[str, float]:
-        return {"loss": mean_loss(transformer, few), "meta_loss": mean_loss(meta, few)}
-
-    with progress.part(f"training, seed {seed}", schedule.steps) as advance:
-        generator = named_generator(seed, "training/sine", device)
-        curve = train(both, loss, measure, schedule, unit, generator, advance)
-    own, other = losses(transformer, tasks), losses(meta, tasks)
-    near = function_similarity(transformer, meta, tasks.first(GRID_TASKS), SineTasks().half_width)
-    return {
-        "loss": float(own.mean()),
-        "meta": {"reference_loss": float(other.mean()), "rate": meta.rate.item(), **paired(own, other), **near},
-        "curve": curve,
-    }
 
 
 def function_similarity(one: Predictor, other: Predictor, tasks: Tasks, half_width: float) -> dict[str, float]:

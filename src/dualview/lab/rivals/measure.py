@@ -14,7 +14,7 @@ from torch import Tensor
 from dualview.lab.rivals.models import Models
 from dualview.lab.rivals.problems import Moments, Problems
 from dualview.lab.rivals.rules import Rule
-from dualview.metrics.statistics import draw_interval
+from dualview.lab.summaries import is_positive, student_ci
 
 MEASURES = ("prediction", "slope", "cosine")
 LEFT_OUT = 0.001
@@ -95,13 +95,6 @@ def closest(by_rule: Mapping[str, Mapping[str, Any]], measure: str) -> dict[str,
     order = sorted(values, key=lambda name: fmean(values[name]))
     first, second = order[0], order[1]
     gaps = {name: [b - a for a, b in zip(values[first], values[name], strict=True)] for name in order[1:]}
-    intervals = {name: draw_interval(gap) for name, gap in gaps.items()}
-    ties = [name for name in order[1:] if (found := intervals[name]) is None or found.low <= 0]
-    next_ci = intervals[second]
-    return {
-        "rule": first,
-        "ties": ties,
-        "next": second,
-        "gap": fmean(gaps[second]),
-        "ci": None if next_ci is None else next_ci.to_json(),
-    }
+    intervals = {name: student_ci(gap) for name, gap in gaps.items()}
+    ties = [name for name in order[1:] if not is_positive(intervals[name])]
+    return {"rule": first, "ties": ties, "next": second, "gap": fmean(gaps[second]), "ci": intervals[second]}

@@ -16,8 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dualview.lab.rivals.problems import Problems
+from dualview.io.errors import UserError
+from dualview.io.progress import Advance
+from dualview.lab.rivals.problems import Problems, Source, draw
 from dualview.lab.rivals.small_matrices import applied, eye, product
+from dualview.lab.training import Schedule, clip_each, training_steps
+from dualview.lab.units import Unit
 
 MIDDLE, SPREAD = 0.5, 0.1
 """Of the start: M = MIDDLE · I + SPREAD · noise, U = SPREAD/depth · noise."""
@@ -169,3 +173,23 @@ def made(kind: str, n_x: int, depth: int, heads: int, generators: Sequence[torch
     if kind in ("linear", "shared"):
         return LinearModels(n_x, depth, kind == "shared", generators)
     return TokenModels(n_x, depth, heads, kind == "separate", generators)
+
+
+def train(
+    models: Models,
+    sources: Sequence[Source],
+    generators: Sequence[torch.Generator],
+    schedule: Schedule,
+    unit: Unit,
+    advance: Advance,
+) -> None:
+    """Train in place; every model has a source and a generator.
+
+    Each model's gradient is clipped by its own norm. A step whose gradient is not finite is left out for that model.
+    """
+    named = {str(number): each for number, each in enumerate(generators)}
+    for _ in training_steps(models, schedule, advance, unit, named):
+        models.losses(draw(sources, generators, schedule.batch_size)).sum().backward()
+        clip_each(models.parameters(), schedule.clip, leave_out=True)
+    if not all(bool(weight.isfinite().all()) for weight in models.parameters()):
+        raise UserError("The training diverged: some weights are not finite; give a lower --lr.")

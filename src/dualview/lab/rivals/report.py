@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from dualview.lab.formatting import between
-from dualview.lab.harness import LabResult, Table
-from dualview.metrics.statistics import draw_interval
-from dualview.report.charts.spec import Chart, Series, Spec
+from dualview.lab.charts import lines
+from dualview.lab.harness import LabResult, Table, between
+from dualview.lab.summaries import interval_curve, student
+from dualview.report.charts.spec import Chart
+from dualview.report.figures.curves import Curve
 from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
@@ -123,17 +124,12 @@ def _copied(result: LabResult) -> str:
     rows = [row for row in _rows(result) if "copied" in row]
     if not rows:
         return ""
-    parts = [f"{_layers(row)}: {'; '.join(_ways(row['copied']))}" for row in rows]
+    parts: list[str] = []
+    for row in rows:
+        ways = [", ".join(f"{value:.2f}" for value in way) for way in row["copied"]]
+        parts.append(f"{_layers(row)}: y_i for x_i {ways[0]}; x_i for y_i {ways[1]}")
     said = "Separate tokens, the weight in the first layer's attention by seed (1 is copying), with"
     return f" {said} {'. With '.join(parts)}."
-
-
-def _ways(copied: Sequence[Sequence[float]]) -> list[str]:
-    return [f"{name} {_range(values)}" for name, values in zip(("y_i for x_i", "x_i for y_i"), copied, strict=True)]
-
-
-def _range(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.2f}" for value in values)
 
 
 def _layers(row: Row) -> str:
@@ -160,7 +156,7 @@ def figures(result: LabResult) -> dict[str, Figure]:
     """The distance to every rule over depth, one panel for each condition number."""
     rows = [row for row in _rows(result) if row["kind"] == "linear"]
     conditions = sorted({row["condition"] for row in rows})
-    charts = [Chart("lines", _panel([row for row in rows if row["condition"] == one])) for one in conditions]
+    charts = [_panel([row for row in rows if row["condition"] == one]) for one in conditions]
     title = "Which rule is a trained linear transformer closest to?"
     note = (
         "Mean squared difference of predictions over the mean square of the targets, to each rule with as many steps "
@@ -169,23 +165,13 @@ def figures(result: LabResult) -> dict[str, Figure]:
     return {"rivals": draw(charts, title, note, (9.0, 3.6), across=[f"κ = {one:g}" for one in conditions])}
 
 
-def _panel(rows: Sequence[Row]) -> Spec:
-    series: list[Series] = []
-    for look, name in enumerate(each for each in TITLES if each != "newton_any"):
+def _panel(rows: Sequence[Row]) -> Chart:
+    series: dict[str, Curve] = {}
+    for name in (each for each in TITLES if each != "newton_any"):
         known = [row for row in rows if name in row["rules"]]
-        values = [row["rules"][name]["prediction"] for row in known]
-        one: Series = {"name": TITLES[name], "x": [row["depth"] for row in known], "values": [fmean(v) for v in values]}
-        found = [draw_interval(each) for each in values]
-        bands = [(ci.low, ci.high) for ci in found if ci is not None]
-        if len(bands) == len(values):
-            # a log axis has no place for what reaches below 0
-            one["lo"] = [max(low, 0.2 * fmean(v)) for (low, _), v in zip(bands, values, strict=True)]
-            one["hi"] = [high for _, high in bands]
-        one["look"] = look
-        series.append(one)
-    return {
-        "title": "distance",
-        "x": {"label": "layers"},
-        "y": {"label": "distance of predictions", "log": True},
-        "series": series,
-    }
+        found = [student(row["rules"][name]["prediction"]) for row in known]
+        for each in found:
+            if each["ci"] is not None:  # a log axis has no place for what reaches below 0
+                each["ci"] = [max(each["ci"][0], 0.2 * each["mean"]), each["ci"][1]]
+        series[TITLES[name]] = interval_curve([row["depth"] for row in known], found)
+    return lines(series, {"label": "layers"}, {"label": "distance of predictions", "log": True})

@@ -17,7 +17,7 @@ are a rule's θ, one real vector; the rates are a step's own, as a model's layer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,16 +63,25 @@ def preconditioned(problems: Moments, theta: Theta) -> Slope:
 def plus_plus(problems: Moments, theta: Theta) -> Slope:
     """θ: k rates, then k − 1 values of γ (the last step's has no effect)."""
     found, steps = problems.spectrum, (len(theta) + 1) // 2
-    values = found.values
+    return found.slope(plus_plus_factor(found.values, theta[:steps], theta[steps:]))
+
+
+def plus_plus_factor(
+    values: Float[Tensor, ...], rates: Sequence[float] | Tensor, gammas: Sequence[float] | Tensor
+) -> Float[Tensor, ...]:
+    """GD++ by eigenvalues, ŝ = f(S) c: from f = 0 and l = m = 1, in each step (the last γ has no effect)
+
+    f ← f + η m l,    l ← (1 − ηλ) (1 − γλ) l,    m ← (1 − γλ) m,    λ ← (1 − γλ)² λ.
+    """
     labels = moved = torch.ones_like(values)
     factor = torch.zeros_like(values)
-    for step in range(steps):
-        factor = factor + theta[step] * moved * labels
-        if step < steps - 1:
-            shrunk = 1 - theta[steps + step] * values
-            labels, moved = (1 - theta[step] * values) * shrunk * labels, shrunk * moved
+    for step, rate in enumerate(rates):
+        factor = factor + rate * moved * labels
+        if step < len(rates) - 1:
+            shrunk = 1 - gammas[step] * values
+            labels, moved = (1 - rate * values) * shrunk * labels, shrunk * moved
             values = shrunk.square() * values
-    return found.slope(factor)
+    return factor
 
 
 def preconditioned_plus_plus(problems: Moments, theta: Theta) -> Slope:

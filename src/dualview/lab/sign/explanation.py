@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from dualview.lab.summaries import mean_is_positive
+from dualview.lab.summaries import bootstrap_ci, is_positive
 
 INFLATING = ("sequence", "head", "constant")
 FAR = 5.0
@@ -44,9 +44,14 @@ class Prediction:
     found: str
 
 
+def losses_of(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Gain]:
+    """The losses of all pieces of text, by scale and by what is spared."""
+    return {(each["scale"], each["spared"]): np.array(each["rows"]) for each in found}
+
+
 def explain(found: Sequence[Mapping[str, Any]], layers: Mapping[str, Any]) -> dict[str, Any]:
     """Each prediction, the verdict, and a sentence."""
-    losses = {(each["scale"], each["spared"]): np.array(each["rows"]) for each in found}
+    losses = losses_of(found)
     if len(losses["none", "nothing"]) < 2:
         return _untested("one piece of text gives no interval")
     if any(losses[scale, "nothing"].mean() <= losses["none", "nothing"].mean() for scale in INFLATING):
@@ -129,4 +134,4 @@ def _nats(gains: Mapping[str, Gain]) -> str:
 
 
 def _positive(values: Gain) -> bool:
-    return mean_is_positive(values, "sink explanation")
+    return is_positive(bootstrap_ci(values, "sink explanation"))

@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
 
-from dualview.lab.formatting import between, number
-from dualview.lab.harness import LabResult, Table
-from dualview.lab.sign.explanation import explain
-from dualview.lab.summaries import ratio_of_means
-from dualview.metrics.statistics import query_interval
+from dualview.lab.charts import bars
+from dualview.lab.harness import LabResult, Table, between, number
+from dualview.lab.sign.explanation import explain, losses_of
+from dualview.lab.summaries import bootstrap_ci, ratio_of_means
 from dualview.report.figures.curves import Curve, curves
-from dualview.report.figures.style import dress, legend, look, new_figure, small_print
+from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,21 +29,38 @@ SCALES = {
     "sequence": "the sequence's mean",
     "token": "each token's own mean",
 }
+GROUPS = ("as they are", "one constant", "one per head", "sequence's mean", "token's own")
+"""The scales, under the bars of the figure."""
 SPARED = ("nothing", "sink", "sink zeroed", "another token")
 
 
 def summarise(found: Sequence[Measured], layers: Measured) -> dict[str, Any]:
-    """What each sparing recovers of the damage, and whether the sink explanation holds."""
-    by = {(each["scale"], each["spared"]): each for each in found}
-    original = by["none", "nothing"]
-    recovered = {
-        scale: {
-            spared: _recovered(original, by[scale, "nothing"], by[scale, spared], f"{scale}/{spared}")
-            for spared in SPARED[1:]
-        }
-        for scale in list(SCALES)[1:]
+    """What each sparing recovers of the damage, and whether the sink explanation holds.
+
+    recovered   (L_signed − L_spared) / (L_signed − L_original): 0, sparing the token does nothing; 1, it undoes the
+                signing
+    gap         the part of the difference between a scale and the token's own that disappears when both spare the sink,
+                1 − (L_scale − L_token with the sink spared) / (L_scale − L_token): 1, the sink is the whole difference
+
+    Intervals are a bootstrap over pieces of text, the same ones on all sides.
+    """
+    losses = losses_of(found)
+
+    def recovered(scale: str, spared: str) -> dict[str, Any]:
+        damaged = losses[scale, "nothing"]
+        gained, damage = damaged - losses[scale, spared], damaged - losses["none", "nothing"]
+        return ratio_of_means(gained, damage, f"{scale}/{spared}")
+
+    def gap(scale: str) -> dict[str, Any]:
+        apart, left = (losses[scale, spared] - losses["token", spared] for spared in ("nothing", "sink"))
+        return ratio_of_means(apart - left, apart, f"gap/{scale}")
+
+    signed = list(SCALES)[1:]
+    return {
+        "recovered": {scale: {spared: recovered(scale, spared) for spared in SPARED[1:]} for scale in signed},
+        "gap": {scale: gap(scale) for scale in signed[:-1]},
+        "explanation": explain(found, layers),
     }
-    return {"recovered": recovered, "gap": _gap(by), "explanation": explain(found, layers)}
 
 
 def _explained(result: LabResult) -> str:
@@ -53,46 +68,18 @@ def _explained(result: LabResult) -> str:
     return explain(result.results["conditions"], result.results["sink"])["sentence"]
 
 
-def _losses(found: Measured) -> Float[np.ndarray, " row"]:
-    return np.array(found["rows"])
-
-
-def _recovered(original: Measured, signed: Measured, spared: Measured, name: str) -> dict[str, Any]:
-    """(L_signed − L_spared) / (L_signed − L_original): 0, sparing the token does nothing; 1, it undoes the signing.
-
-    The interval is a bootstrap over pieces of text, the same ones on all three sides.
-    """
-    before, damaged, after = (_losses(each) for each in (original, signed, spared))
-    return ratio_of_means(damaged - after, damaged - before, name)
-
-
-def _gap(by: Mapping[tuple[str, str], Measured]) -> dict[str, Any]:
-    """The part of the difference between each scale and the token's own that disappears when both spare the sink.
-
-    1 − (L_scale − L_token with the sink spared) / (L_scale − L_token): 1, the sink is the whole difference between the
-    two scales; 0, none of it.
-    """
-    closed: dict[str, Any] = {}
-    for scale in list(SCALES)[1:-1]:
-        apart = _losses(by[scale, "nothing"]) - _losses(by["token", "nothing"])
-        left = _losses(by[scale, "sink"]) - _losses(by["token", "sink"])
-        closed[scale] = ratio_of_means(apart - left, apart, f"gap/{scale}")
-    return closed
-
-
 def tables(result: LabResult) -> list[Table]:
     """Every condition, and the sink by layer."""
     found: Sequence[Measured] = result.results["conditions"]
     first = found[0]
     rows = [_row(each, result.results["recovered"]) for each in found]
-    chance = first["chance"]
     settings = result.settings
     note = (
         f"{result.provenance['model']}; {settings['rows']} pieces of {settings['length']} tokens of "
         f"{', '.join(result.results['text']['source'])}; {settings['task']}, {first['shots_used'][0]} demonstrations, "
-        f"{len(first['right'][0])} queries, {len(first['icl'])} draws, chance {chance:.3f}. 95 % intervals: bootstrap "
-        "over pieces of text, and over queries (averaged over draws). Recovered: the part of the loss due to signing "
-        f"at that scale that sparing the token undoes.\n{_explained(result)}"
+        f"{len(first['right'][0])} queries, {len(first['icl'])} draws, chance {first['chance']:.3f}. "
+        "95 % intervals: bootstrap over pieces of text, and over queries (averaged over draws). Recovered: the part of "
+        f"the loss due to signing at that scale that sparing the token undoes.\n{_explained(result)}"
     )
     columns = ["scale", "spared", "perplexity", "95 % interval", "recovered", "95 % interval"]
     columns += ["accuracy", "95 % interval", "zero-shot"]
@@ -100,21 +87,18 @@ def tables(result: LabResult) -> list[Table]:
 
 
 def _row(each: Measured, recovered: Mapping[str, Any]) -> list[str]:
-    inside = query_interval(_losses(each), seed=0, name="loss")
-    right = np.array(each["right"]).mean(0)
-    around = query_interval(right, seed=0, name="accuracy")
-    gain = (
-        recovered[each["scale"]][each["spared"]] if each["scale"] in recovered and each["spared"] != "nothing" else {}
-    )
+    inside = bootstrap_ci(np.array(each["rows"]), "loss")
+    around = bootstrap_ci(np.array(each["right"]).mean(0), "accuracy")
+    gain = recovered.get(each["scale"], {}).get(each["spared"], {})
     return [
         SCALES[each["scale"]],
         each["spared"],
         _ppl(each["loss"]),
-        "" if inside is None else f"{_ppl(inside.low)} to {_ppl(inside.high)}",
+        "" if inside is None else f"{_ppl(inside[0])} to {_ppl(inside[1])}",
         number(gain.get("value"), ".0%", ""),
         between(gain.get("ci"), ".0%"),
         f"{statistics.fmean(each['icl']):.3f}",
-        "" if around is None else f"{max(0.0, around.low):.3f} to {min(1.0, around.high):.3f}",
+        "" if around is None else f"{max(0.0, around[0]):.3f} to {min(1.0, around[1]):.3f}",
         f"{each['zsl']:.3f}",
     ]
 
@@ -159,31 +143,14 @@ def figures(result: LabResult) -> dict[str, Figure]:
 
 def _loss_figure(result: LabResult) -> Figure:
     found = {(each["scale"], each["spared"]): each for each in result.results["conditions"]}
-    figure = new_figure(6.4, 3.9)
-    axes = figure.add_subplot()
-    dress(axes, ylabel="loss, nats per token")
-    for index, spared in enumerate(SPARED):
-        shown = [(at, found[scale, spared]) for at, scale in enumerate(SCALES) if (scale, spared) in found]
-        middle = [each["loss"] for _, each in shown]
-        bounds = [query_interval(_losses(each), seed=0, name="loss") for _, each in shown]
-        reach = [
-            [mean - (b.low if b else mean) for mean, b in zip(middle, bounds, strict=True)],
-            [(b.high if b else mean) - mean for mean, b in zip(middle, bounds, strict=True)],
-        ]
-        how = look(index)
-        axes.bar(
-            [at + 0.2 * (index - 1.5) for at, _ in shown],
-            middle,
-            width=0.19,
-            color=how.colour,
-            hatch=how.hatch,
-            edgecolor="white",
-            linewidth=0.4,
-            yerr=reach,
-            error_kw={"elinewidth": 0.8, "ecolor": "#333333"},
-            label=f"spared: {spared}",
-        )
-    axes.set_xticks(range(len(SCALES)), [title.replace(" ", "\n", 1) for title in SCALES.values()], fontsize=7.5)
-    legend(axes)
-    small_print(figure, "Signed values, and one token spared", f"{_explained(result)} Bars: 95 % bootstrap over text.")
-    return figure
+
+    def bar(scale: str, spared: str) -> dict[str, Any]:
+        each = found.get((scale, spared))
+        if each is None:
+            return {"mean": None, "ci": None}
+        return {"mean": each["loss"], "ci": bootstrap_ci(np.array(each["rows"]), "loss")}
+
+    series = {f"spared: {spared}": [bar(scale, spared) for scale in SCALES] for spared in SPARED}
+    chart = bars(series, GROUPS, {"label": "loss, nats per token"})
+    note = f"{_explained(result)} Bars: 95 % bootstrap over text."
+    return draw([chart], "Signed values, and one token spared", note, (6.4, 3.9))

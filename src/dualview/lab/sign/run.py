@@ -33,7 +33,6 @@ from dualview.lab.settings import LabSettings, Positive
 from dualview.lab.sign.report import figures, summarise, tables
 from dualview.lab.sign.values import SINK, Muted, SinkReport, SparingSign, observe_sink, text_rows
 from dualview.models.language_model import LanguageModel
-from dualview.models.loading import load_model
 from dualview.options import AtLeastOne, option
 from dualview.tasks.prompts import PromptSet
 from dualview.tasks.task import load_task
@@ -130,30 +129,26 @@ def sign(job: Job[SignSettings]) -> Findings:
     Then test the attention-sink explanation: how large the first token's value is and how much attention it gets, and
     what sparing it (compared with sparing another token) recovers.
     """
-    settings, progress = job.settings, job.progress
+    settings = job.settings
     task = load_task(settings.task, settings.data)
     source = read_source(settings.text, settings.max_text)
-    with progress.part(f"loading {settings.model}", 1) as advance:
-        lm = load_model(settings.model, device=settings.device)
-        advance(1)
+    lm = job.load_model(settings.model)
     asked = {"shots": settings.shots, "n_queries": settings.n_queries}
     prompts = prompts_of(task, lm.tokenizer, lm.context, **asked, draws=settings.all_seeds)
     rows, other = (
         _rows(lm, [d.text for d in source.documents if d.held_out == held_out], count, settings.length)
         for held_out, count in ((True, settings.rows), (False, settings.calibration))
     )
-    with progress.part("measuring the sink", 1) as advance:
+    with job.progress.part("measuring the sink", 1) as advance:
         report = observe_sink(lm, other)
         advance(1)
     job.clock.lap("prepare")
-    decides = {"text_sha256": source.digest, "weights_hash": lm.weights_hash}
-    found: list[dict[str, Any]] = []
-    todo = conditions(report, settings.placebo)
-    with progress.part("signing", len(todo)) as advance:
-        for each in todo:
-            unit = job.unit(settings.seed, lm.device, **decides, condition=each.key)
-            found.append(unit.once(lambda _unit, each=each: _measure(lm, each, rows, prompts)))
-            advance(1)
+    found = job.each(
+        "signing",
+        conditions(report, settings.placebo),
+        lambda each: _measure(lm, each, rows, prompts),
+        lambda each: {"seed": settings.seed, "text_sha256": source.digest, "condition": each.key},
+    )
     job.clock.lap("measure")
     layers = report.to_json()
     results = {
@@ -162,8 +157,7 @@ def sign(job: Job[SignSettings]) -> Findings:
         "sink": layers,
         **summarise(found, layers),
     }
-    facts = {"model": lm.name, "model_commit": lm.commit, "weights_hash": lm.weights_hash}
-    return Findings(results, facts, device=lm.device)
+    return Findings(results)
 
 
 def _rows(lm: LanguageModel, documents: Sequence[str], count: int, length: int) -> Int[Tensor, "row token"]:
@@ -187,7 +181,6 @@ def _measure(
         # Packing assumes plain softmax attention; with signed values the queries run behind a key-value cache.
         asked = lm if condition.variant is None else replace(lm, slow_because="its values are signed")
         accuracy = few_shot(asked, "", prompts)
-    icl = accuracy.icl.mean(1)
     return {
         "scale": condition.scale,
         "spared": condition.spared,
@@ -195,7 +188,7 @@ def _measure(
         "rows": losses,
         "chance": accuracy.chance,
         "zsl": float(accuracy.zsl.mean()),
-        "icl": [float(x) for x in icl],
+        "icl": [float(x) for x in accuracy.icl.mean(1)],
         "right": accuracy.icl.astype(int).tolist(),
         "shots_used": accuracy.shots_used,
         "constant_draws": accuracy.constant,

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dualview.lab.formatting import between, number
-from dualview.lab.harness import LabResult, Table
-from dualview.lab.summaries import mean
+from dualview.lab.charts import lines
+from dualview.lab.harness import LabResult, Table, between, number
+from dualview.lab.summaries import bootstrap_ci, interval_curve, is_positive, mean, student_ci
 from dualview.lab.task_vectors.subspaces import KINDS, ZERO_SHOT
 from dualview.metrics.cosine import defined_mean
-from dualview.metrics.statistics import draw_interval, query_interval
-from dualview.report.charts.spec import Chart, Series
+from dualview.report.figures.curves import Curve
 from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
@@ -36,12 +35,10 @@ def over(draws: Draws, subspace: str, key: str, bands: slice | int = ALL) -> dic
     taken = [np.array(draw["split"][subspace][key]["queries"], dtype=float)[bands] for draw in draws]
     table = np.stack([each if each.ndim == 1 else defined_mean(each, 0) for each in taken])  # [draw, query]
     by_draw, by_query = defined_mean(table, 1), defined_mean(table, 0)
-    of_draws = draw_interval(by_draw.tolist(), (0.0, 1.0) if key in ("icl", "ft") else (-1.0, 1.0))
-    of_queries = query_interval(by_query, seed=0, name=f"{subspace}/{key}")
     return {
         "mean": mean([None if np.isnan(x) else float(x) for x in by_draw]),
-        "draws": None if of_draws is None else of_draws.to_json(),
-        "queries": None if of_queries is None else of_queries.to_json(),
+        "draws": student_ci(by_draw.tolist(), (0.0, 1.0) if key in ("icl", "ft") else (-1.0, 1.0)),
+        "queries": bootstrap_ci(by_query, f"{subspace}/{key}"),
     }
 
 
@@ -53,8 +50,7 @@ def _sentence(task: str, draws: Draws) -> str:
     for kind in KINDS:
         floors = {name: value(f"{kind}/{name}", "icl") for name in FLOORS}
         highest = max(floors, key=lambda name: floors[name])
-        gap = _gap(draws, kind, highest)
-        above = "above" if gap is not None and gap[0] > 0 else "not above"
+        above = "above" if is_positive(_gap(draws, kind, highest)) else "not above"
         parts.append(
             f"the subspace of {kind} holds {value(f'{kind}/own', 'icl'):.0%} of in-context learning's update, {above} "
             f"its highest floor ({highest}: {floors[highest]:.0%}), and {value(f'{kind}/own', 'ft'):.0%} of "
@@ -67,8 +63,7 @@ def _sentence(task: str, draws: Draws) -> str:
 def _gap(draws: Draws, kind: str, floor: str) -> list[float] | None:
     """The interval over draws of how much more of in-context learning's update the subspace holds than a floor."""
     sides = [[over([draw], f"{kind}/{name}", "icl")["mean"] for draw in draws] for name in ("own", floor)]
-    found = draw_interval([own - other for own, other in zip(*sides, strict=True)])
-    return None if found is None else found.to_json()
+    return student_ci([own - other for own, other in zip(*sides, strict=True)])
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
@@ -109,10 +104,8 @@ def _both(found: Mapping[str, Any], style: str) -> list[str]:
 
 def _shares(draws: Draws, kind: str, band: int) -> list[str]:
     own = [cell for key in ("icl", "ft") for cell in _both(over(draws, f"{kind}/own", key, band), ".3f")]
-    floors = [
-        " / ".join(number(over(draws, f"{kind}/{name}", key, band)["mean"]) for key in ("icl", "ft")) for name in FLOORS
-    ]
-    return [*own, *floors]
+    floors = [[over(draws, f"{kind}/{name}", key, band)["mean"] for key in ("icl", "ft")] for name in FLOORS]
+    return [*own, *(" / ".join(map(number, both)) for both in floors)]
 
 
 def _similarity(draws: Draws, kind: str, band: int) -> list[str]:
@@ -141,11 +134,14 @@ def figures(result: LabResult) -> dict[str, Figure]:
         (f"ICL, {ZERO_SHOT}", f"task vectors/{ZERO_SHOT}", "icl"),
         ("ICL, random", "task vectors/random", "icl"),
     )
-    charts: list[Chart] = []
-    for draws in tasks.values():
-        series = [_line(draws, *each) for each in shown]
-        y = {"label": "share of the update", "min": 0.0, "max": 1.0}
-        charts.append(Chart("lines", {"title": "", "series": series, "x": {"label": "layer"}, "y": y}))  # pyright: ignore
+    charts = [
+        lines(
+            {name: _curve(draws, subspace, key) for name, subspace, key in shown},
+            {"label": "layer"},
+            {"label": "share of the update", "min": 0.0, "max": 1.0},
+        )
+        for draws in tasks.values()
+    ]
     settings = result.settings
     note = (
         f"{result.provenance['model']}, {settings['shots']} demonstrations, {settings['n_queries']} queries; mean and "
@@ -156,11 +152,12 @@ def figures(result: LabResult) -> dict[str, Figure]:
     return {"task-vectors": draw(charts, title, note, (8.6, 3.6), across=list(tasks))}
 
 
-def _line(draws: Draws, name: str, subspace: str, key: str) -> Series:
+def _curve(draws: Draws, subspace: str, key: str) -> Curve:
     layers = np.array([draw["split"][subspace][key]["layers"] for draw in draws], dtype=float)
-    middle = [None if np.isnan(x) else float(x) for x in defined_mean(layers, 0)]
-    one: Series = {"name": name, "values": middle, "x": list(range(len(middle)))}
-    bounds = [draw_interval(column.tolist()) for column in layers.T]
-    if subspace == "task vectors/own":
-        one["lo"], one["hi"] = [b and b.low for b in bounds], [b and b.high for b in bounds]
-    return one
+    means = [None if np.isnan(x) else float(x) for x in defined_mean(layers, 0)]
+    banded = subspace == "task vectors/own"
+    rows = [
+        {"mean": mean, "ci": student_ci(column.tolist()) if banded else None}
+        for mean, column in zip(means, layers.T, strict=True)
+    ]
+    return interval_curve(range(len(rows)), rows)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -18,16 +17,15 @@ from annotated_types import Ge, MinLen
 from dualview.comparison.finetuning import fine_tune
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.lab.harness import Findings, Job, lab
-from dualview.lab.settings import LabSettings, Positive
+from dualview.lab.settings import ComparisonSettings
 from dualview.lab.task_vectors.report import figures, summarise, tables
 from dualview.lab.task_vectors.subspaces import KINDS, ZERO_SHOT, Bases, estimate, inside_and_outside, random_bases
 from dualview.lab.units import TrainingState
 from dualview.metrics.cosine import defined_mean
 from dualview.metrics.sim_aou import sim_aou
 from dualview.models.language_model import LanguageModel
-from dualview.models.loading import load_model
 from dualview.models.scoring import ask
-from dualview.options import AtLeastOne, RunOptions, option
+from dualview.options import AtLeastOne, option
 from dualview.tasks.task import load_task
 
 RANDOM = 5
@@ -35,20 +33,16 @@ RANDOM = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskVectorsSettings(LabSettings):
+class TaskVectorsSettings(ComparisonSettings):
     """Options of `dualview lab task-vectors`."""
 
     model: str = option("embedded", "embedded, a hub id, a folder, or a .gguf file")
     tasks: Annotated[tuple[str, ...], MinLen(2)] = option(
         ("movie", "source"), "two or more tasks of the library, or tasks' YAML files; each is another's floor"
     )
-    data: Path | None = option(None, "read <task>/{train,validation}.jsonl from this folder")
-    shots: AtLeastOne = option(16, "demonstrations, as many as fit")
-    n_queries: AtLeastOne = option(30, "queries")
     draws: AtLeastOne = option(5, "reported draws of demonstrations, from --seed on")
     rank: Annotated[int, Ge(1)] = option(5, "dimension: other draws for task vectors, heads for function vectors")
     rows: Annotated[int, Ge(2)] = option(16, "selection rows on which the subspaces are estimated")
-    lr: Positive | Literal["auto"] = option(0.03, "fine-tuning's rate; auto: the best of the grid")
 
     COUNT = "draws"
     ACROSS = ("seed", "draws")
@@ -67,48 +61,41 @@ def task_vectors(job: Job[TaskVectorsSettings]) -> Findings:
     And in that of function vectors; with the updates' similarity inside and outside, and random, zero-shot and another
     task's subspaces of equal dimension as floors.
     """
-    settings, progress = job.settings, job.progress
+    settings = job.settings
     for task in settings.tasks:
         load_task(task, settings.data)  # before the model loads: mistakes show at once
-    with progress.part(f"loading {settings.model}", 1) as advance:
-        lm = load_model(settings.model, device=settings.device)
-        advance(1)
+    lm = job.load_model(settings.model)
     known: dict[str, Mapping[str, Bases]] = {}
-    with progress.part("estimating subspaces", len(settings.tasks)) as advance:
+    with job.progress.part("estimating subspaces", len(settings.tasks)) as advance:
         for task in settings.tasks:
             known[task] = _estimated(job, lm, task)
             advance(1)
     job.clock.lap("subspaces")
-    found: dict[str, list[dict[str, Any]]] = {}
-    with progress.part("splitting updates", len(settings.tasks) * settings.draws) as advance:
-        for task in settings.tasks:
-            for seed in settings.all_seeds:
-                unit = job.unit(seed, lm.device, **_decides(settings, lm), task=task)
-                measured = unit.once(lambda _unit, task=task, seed=seed: _split(job, lm, task, seed, known))
-                found.setdefault(task, []).append(measured)
-                advance(1)
+    found = {task: _draws(job, lm, task, known) for task in settings.tasks}
     job.clock.lap("updates")
-    facts = {"model": lm.name, "model_commit": lm.commit, "weights_hash": lm.weights_hash}
-    return Findings({"tasks": found, **summarise(found)}, facts, device=lm.device)
+    return Findings({"tasks": found, **summarise(found)})
 
 
-def _decides(settings: TaskVectorsSettings, lm: LanguageModel) -> dict[str, Any]:
-    return {"weights_hash": lm.weights_hash, "other_draws": settings.other_draws}
+def _draws(
+    job: Job[TaskVectorsSettings], lm: LanguageModel, task: str, known: Mapping[str, Mapping[str, Bases]]
+) -> list[dict[str, Any]]:
+    """The updates of every reported draw."""
+    return job.each(
+        f"splitting updates on {task}",
+        job.settings.all_seeds,
+        lambda seed: _split(job, lm, task, seed, known),
+        lambda seed: {"seed": seed, "other_draws": job.settings.other_draws, "task": task},
+    )
 
 
 def _prepared(job: Job[TaskVectorsSettings], lm: LanguageModel, task: str, seed: int) -> Prepared:
-    s = job.settings
-    options = RunOptions.make(
-        model=lm.name, task=task, data=s.data, shots=s.shots, n_queries=s.n_queries, seed=seed, lr=s.lr,
-        device=str(lm.device),
-    )  # fmt: skip
-    return prepare(options, lm)
+    return prepare(job.settings.run_options(lm, task, seed), lm)
 
 
 def _estimated(job: Job[TaskVectorsSettings], lm: LanguageModel, task: str) -> Mapping[str, Bases]:
     """A task's subspaces: from before, or estimated now."""
     settings = job.settings
-    unit = job.unit(settings.other_draws[0], lm.device, **_decides(settings, lm), subspaces=task)
+    unit = job.unit(settings.other_draws[0], other_draws=settings.other_draws, subspaces=task)
     state = unit.load()
     if state is None:
         several = [_prepared(job, lm, task, seed) for seed in settings.other_draws]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dualview.lab.formatting import between, number
-from dualview.lab.harness import LabResult, Table
-from dualview.lab.summaries import mean
+from dualview.lab.charts import bars, lines
+from dualview.lab.harness import LabResult, Table, between, number
+from dualview.lab.summaries import bootstrap_ci, interval_curve, is_positive, student, student_ci
 from dualview.lab.votes import classifier, on_model
-from dualview.metrics.statistics import draw_interval, query_interval
-from dualview.report.charts.spec import Chart, Series
+from dualview.report.charts.spec import Chart
+from dualview.report.figures.curves import Curve
 from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
@@ -31,31 +31,24 @@ def summarise(classifiers: Mapping[str, Sequence[Found]], tasks: Mapping[str, Se
     return {"votes": votes, "model_votes": model, "sentences": [*said, *([_model_sentence(model)] if model else [])]}
 
 
-def _over(values: Sequence[float | None]) -> dict[str, Any]:
-    found = draw_interval(values, (0.0, 1.0))
-    return {"mean": mean(values), "ci": None if found is None else found.to_json()}
-
-
 def _of_classifier(runs: Sequence[Found]) -> list[dict[str, Any]]:
     """By layer and rule: each agreement over seeds, and by how much the mass beats the untrained layer's."""
 
     def of(layer: int, rule: str, measure: str) -> list[float | None]:
         return [run["layers"][layer][rule][measure] for run in runs]
 
+    def gaps(layer: int, rule: str) -> list[float]:
+        pairs = zip(of(layer, rule, "output"), of(layer, classifier.RULES[2], "output"), strict=True)
+        return [own - untrained for own, untrained in pairs if own is not None and untrained is not None]
+
     return [
         {
-            rule: {measure: _over(of(layer, rule, measure)) for measure in MEASURES}
-            | {"over untrained": _difference(of(layer, rule, "output"), of(layer, classifier.RULES[2], "output"))}
+            rule: {measure: student(of(layer, rule, measure), (0.0, 1.0)) for measure in MEASURES}
+            | {"over untrained": student(gaps(layer, rule))}
             for rule in classifier.RULES
         }
         for layer in range(len(runs[0]["layers"]))
     ]
-
-
-def _difference(after: Sequence[float | None], before: Sequence[float | None]) -> dict[str, Any]:
-    gaps = [a - b for a, b in zip(after, before, strict=True) if a is not None and b is not None]
-    found = draw_interval(gaps)
-    return {"mean": mean(gaps), "ci": None if found is None else found.to_json()}
 
 
 def _of_model(draws: Sequence[Found], rule: str) -> dict[str, Any]:
@@ -67,10 +60,7 @@ def _of_model(draws: Sequence[Found], rule: str) -> dict[str, Any]:
         agree.append((vote == answers).astype(float))
         excess.append(agree[-1] - on_model.by_margins(vote, answers))
         shuffled.append(each["rules"][rule]["shuffled"])
-    over_draws = draw_interval([float(row.mean()) for row in excess])
-    over_queries = query_interval(np.mean(excess, axis=0), seed=0, name=f"votes/{rule}")
     layers = np.array([each["rules"][rule]["layers"] for each in draws])
-    bounds = [draw_interval(column.tolist()) for column in layers.T]
 
     def same(kind: str, other: str) -> float:
         pairs = [(each["rules"][rule][kind], {**each["answers"], "gold": each["gold"]}[other]) for each in draws]
@@ -86,18 +76,17 @@ def _of_model(draws: Sequence[Found], rule: str) -> dict[str, Any]:
             float(np.mean(np.array(each["answers"][setting]) == np.array(each["gold"]))) for each in draws
         ),
         "excess": float(np.mean(excess)),
-        "over draws": None if over_draws is None else over_draws.to_json(),
-        "over queries": None if over_queries is None else over_queries.to_json(),
+        "over draws": student_ci([float(row.mean()) for row in excess]),
+        "over queries": bootstrap_ci(np.mean(excess, axis=0), f"votes/{rule}"),
         "layers": layers.mean(0).tolist(),
-        "layers_ci": [None if each is None else each.to_json() for each in bounds],
+        "layers_ci": [student_ci(column.tolist()) for column in layers.T],
     }
 
 
 def _classifier_sentence(name: str, runs: Sequence[Found], layers: Sequence[Found]) -> str:
     accuracy = statistics.fmean(run["accuracy"] for run in runs)
     last, wrong = layers[-1], [layer["mass"]["wrong, output"]["mean"] for layer in layers]
-    gain = [layer["mass"]["over untrained"] for layer in layers[1:]]
-    learnt = all(each["ci"] is not None and each["ci"][0] > 0 for each in gain)
+    learnt = all(is_positive(layer["mass"]["over untrained"]["ci"]) for layer in layers[1:])
     return (
         f"{name}: the attention mass predicts the classifier's output in "
         f"{_listed(layer['mass']['output']['mean'] for layer in layers)} of the test examples, layer by layer "
@@ -119,10 +108,12 @@ def _listed(values: Any) -> str:
 def _model_sentence(model: Mapping[str, Mapping[str, Found]]) -> str:
     """Which votes exceed the margins by both intervals."""
 
-    def holds(found: Found) -> bool:
-        return all(found[over] is not None and found[over][0] > 0 for over in ("over draws", "over queries"))
-
-    every = [(task, rule, found) for task, rules in model.items() for rule, found in rules.items() if holds(found)]
+    every = [
+        (task, rule, found)
+        for task, rules in model.items()
+        for rule, found in rules.items()
+        if is_positive(found["over draws"]) and is_positive(found["over queries"])
+    ]
     ft, icl = (
         ", ".join(
             f"{rule} on {task} (+{f['excess']:.2f})" for task, rule, f in every if on_model.RULES[rule] == setting
@@ -234,32 +225,16 @@ def figures(result: LabResult) -> dict[str, Figure]:
 
 
 def _bars(layers: Sequence[Found]) -> Chart:
-    def ends(rule: str, end: int) -> list[float | None]:
-        return [None if layer[rule]["output"]["ci"] is None else layer[rule]["output"]["ci"][end] for layer in layers]
-
-    series: list[Series] = [
-        {
-            "name": rule,
-            "values": [layer[rule]["output"]["mean"] for layer in layers],
-            "lo": ends(rule, 0),
-            "hi": ends(rule, 1),
-        }
-        for rule in classifier.RULES
-    ]
+    series = {rule: [layer[rule]["output"] for layer in layers] for rule in classifier.RULES}
     groups = [f"layer {number + 1}" for number in range(len(layers))]
-    y = {"label": "vote is the output", "min": 0.0, "max": 1.0}
-    return Chart("bars", {"title": "", "series": series, "groups": groups, "y": y})  # pyright: ignore
+    return bars(series, groups, {"label": "vote is the output", "min": 0.0, "max": 1.0})
 
 
 def _lines(rules: Mapping[str, Found]) -> Chart:
-    series: list[Series] = []
+    series: dict[str, Curve] = {}
     for rule in ("mass", "share of V", "softmax mass", "softmax mass, labels"):
-        found = rules[rule]
-        known = rule in ("mass", "softmax mass") and all(ci is not None for ci in found["layers_ci"])
-        one: Series = {"name": f"{rule} ({on_model.RULES[rule]})", "values": found["layers"]}
-        one["x"] = list(range(len(found["layers"])))
-        if known:
-            one["lo"], one["hi"] = ([ci[end] for ci in found["layers_ci"]] for end in (0, 1))
-        series.append(one)
-    y = {"label": "agreement above margins", "zero": True}
-    return Chart("lines", {"title": "", "series": series, "x": {"label": "layer"}, "y": y})  # pyright: ignore
+        found, banded = rules[rule], rule in ("mass", "softmax mass")
+        pairs = zip(found["layers"], found["layers_ci"], strict=True)
+        rows = [{"mean": mean, "ci": ci if banded else None} for mean, ci in pairs]
+        series[f"{rule} ({on_model.RULES[rule]})"] = interval_curve(range(len(rows)), rows)
+    return lines(series, {"label": "layer"}, {"label": "agreement above margins", "zero": True})
