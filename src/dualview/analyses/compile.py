@@ -21,10 +21,9 @@ from scipy.special import log_softmax  # pyright: ignore[reportMissingTypeStubs]
 from dualview.comparison.finetuning import fine_tune
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.provenance import finished, provenance
+from dualview.duality.on_model.block_patches import Aims, BlockPatches
 from dualview.duality.on_model.feed_forward import FeedForward, feed_forwards
 from dualview.duality.on_model.shared_patch import (
-    Aims,
-    ReusablePatch,
     fit_patch,
     in_context_aims,
     must_be_linear,
@@ -227,7 +226,7 @@ def compile_patch(
     return compiled
 
 
-def best_patch(prepared: Prepared, progress: Progress | None = None) -> ReusablePatch:
+def best_patch(prepared: Prepared, progress: Progress | None = None) -> BlockPatches:
     """The patch that replaces the demonstrations, with the default candidates."""
     return _Work(prepared, FIT_ROWS, progress or Silent()).fit(RIDGES)[2]
 
@@ -282,11 +281,11 @@ class _Work:
         how = PassPlan(tuple(prefix), len(self.bare), record=False, batch_size=self.prepared.options.batch_size)
         return ask(self.lm, queries, how, patch).settings[0].log_probs
 
-    def fit(self, ridges: Sequence[float]) -> tuple[tuple[RidgeTrial, ...], RidgeTrial, ReusablePatch]:
+    def fit(self, ridges: Sequence[float]) -> tuple[tuple[RidgeTrial, ...], RidgeTrial, BlockPatches]:
         """Each ridge on the held-out selection rows; the best of them, and its patch."""
         aim = self.ask(self.held_out, self.prepared.prompts.prefix)
         trials: list[RidgeTrial] = []
-        patches: list[ReusablePatch] = []
+        patches: list[BlockPatches] = []
         with self.progress.part(f"fitting the patch ({len(ridges)} ridges)", len(ridges)) as advance:
             for ridge in ridges:
                 patches.append(fit_patch(self.lm, self.places, self.fitted, self.bare, self.aims, ridge))

@@ -20,15 +20,17 @@ import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dualview.anatomy.hooks import hooked
 from dualview.anatomy.layers import Projection, Role
-from dualview.duality.on_model.single_prompt import forward_row, hooked
+from dualview.duality.on_model.single_prompt import forward_row
 from dualview.duality.theory.linalg import norm
 from dualview.duality.theory.linear import DualForm, Residual, TokenIndex, summing_error
 from dualview.duality.theory.toy_attention import lin_attn, relative_error
@@ -143,13 +145,11 @@ class DualPatch:
 
     @contextmanager
     def applied(self) -> Generator[None]:
-        def add(index: int) -> Any:
-            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                return added(output, self.change(index, inputs[0]), self.factors[index].projection)
+        def add(index: int, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            return added(output, self.change(index, inputs[0]), self.factors[index].projection)
 
-            return hook
-
-        with hooked((f.projection.module, add(i)) for i, f in enumerate(self.factors)):
+        modules = (factors.projection.module for factors in self.factors)
+        with hooked(module.register_forward_hook(partial(add, i)) for i, module in enumerate(modules)):
             yield
 
 

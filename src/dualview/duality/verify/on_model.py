@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import torch
-from torch import Tensor
 
 from dualview.duality.errors import NotApplicable
-from dualview.duality.on_model.context_patch import BlockPatch, ContextPatch, Token, context_patch, patch_report
+from dualview.duality.on_model.block_patches import BlockPatches, LowRank, Token
+from dualview.duality.on_model.context_patch import context_patch, patch_report
 from dualview.duality.on_model.dual_finetuning import (
     DualPatch,
     deltas_of,
@@ -29,9 +28,7 @@ from dualview.duality.on_model.single_prompt import projected
 from dualview.duality.on_model.softmax_split import Heads, record_heads, split_heads
 from dualview.duality.on_model.weight_space import tuned_on_base_states
 from dualview.duality.theory.icl_as_update import state_weights
-from dualview.duality.theory.implicit import RankOne
 from dualview.duality.theory.linalg import column_norms, norm
-from dualview.duality.theory.recorder import weight_matrix
 from dualview.duality.theory.toy_attention import lin_attn, relative_error
 from dualview.duality.verify.check import DAI, DHERIN, GOLDWASER, IRIE, Deviation, identity, worst_of
 from dualview.duality.verify.model_setup import ModelSetup, judged, missed, patched_rounding, trial
@@ -191,11 +188,11 @@ def _four_terms(setup: ModelSetup) -> Deviation:
     return worst_of(found)
 
 
-def _patch(setup: ModelSetup, token: Token = "last") -> ContextPatch:
+def _patch(setup: ModelSetup, token: Token = "last") -> BlockPatches:
     return context_patch(setup.lm, setup.prompts.prefix, setup.query.ids, setup.bare, token)
 
 
-def _patched(setup: ModelSetup, patch: ContextPatch, right: ContextPatch) -> Deviation:
+def _patched(setup: ModelSetup, patch: BlockPatches, right: BlockPatches) -> Deviation:
     """What a patch leaves, with the rounding that the right one is allowed."""
     report = patch_report(setup.lm, setup.prompts.prefix, setup.query.ids, setup.bare, patch)
     return judged(setup, report, patched_rounding(setup, setup.query, right))
@@ -219,43 +216,25 @@ def _wrong_token(setup: ModelSetup) -> Deviation:
 
 @_at_last_token.misprint("model: ΔW = W (z_C − z) zᵀ  [no 1/‖z‖²]", GOLDWASER, 0.0)
 def _without_norm(setup: ModelSetup) -> Deviation:
-    """ΔW = W (z_C − z) zᵀ: right is z/‖z‖², so dividing by ‖right‖² leaves z."""
+    """ΔW = W (z_C − z) zᵀ: left is (z_C − z)/‖z‖² and right z, so multiplying by ‖right‖² leaves z_C − z."""
     patch = _patch(setup)
-
-    def undivided(delta: RankOne | Tensor) -> RankOne | Tensor:
-        return RankOne(delta.left, delta.right / (delta.right @ delta.right)) if isinstance(delta, RankOne) else delta
-
-    blocks = [
-        BlockPatch(b.place, tuple(cast(RankOne, undivided(d)) for d in b.inputs), undivided(b.output))
-        for b in patch.blocks
-    ]
-    if not any(_has_rank_one(block, setup.lm.dtype) for block in patch.blocks):
+    # In a parallel block z_C = z but for rounding, and ‖left‖‖right‖ = ‖z_C − z‖/‖z‖. Between rounding (ε) and a real
+    # change (1) the line is drawn at √ε.
+    least = math.sqrt(torch.finfo(setup.lm.dtype).eps)
+    moved = [d for d in (block.readers for block in patch.blocks) if d is not None]
+    if not any(norm(delta.left) * norm(delta.right) > least for delta in moved) and not any(
+        isinstance(block.carrier, LowRank) for block in patch.blocks
+    ):
         raise NotApplicable("its blocks are parallel and have biases, so there is no rank-1 patch to get wrong")
-    return _patched(setup, ContextPatch(tuple(blocks), patch.token), patch)
-
-
-def _has_rank_one(block: BlockPatch, dtype: torch.dtype) -> bool:
-    """Whether a block's patch has a part of rank 1 that is more than rounding.
-
-    In a parallel block z_C = z but for rounding, so W (z_C − z) is compared with W z = W right / ‖right‖². Between
-    rounding (ε) and a real change (1) the line is drawn at √ε.
-    """
-    if isinstance(block.output, RankOne):
-        return True
-    least = math.sqrt(torch.finfo(dtype).eps)
-    pairs = zip(block.place.readers, block.inputs, strict=True)
-    return any(norm(d.left) * norm(d.right) ** 2 > least * norm(weight_matrix(m) @ d.right) for m, d in pairs)
+    wrong = patch.changed(lambda d: LowRank(d.left * d.right.square().sum(), d.right), lambda vector: vector)
+    return _patched(setup, wrong, patch)
 
 
 @_at_last_token.misprint("model: input patches alone  [no output patch]", GOLDWASER, 0.0)
 def _without_output(setup: ModelSetup) -> Deviation:
-    patch = _patch(setup)
-
-    def without(output: RankOne | Tensor) -> RankOne | Tensor:
-        return RankOne(torch.zeros_like(output.left), output.right) if isinstance(output, RankOne) else output * 0
-
-    blocks = [replace(block, output=without(block.output)) for block in patch.blocks]
-    return _patched(setup, ContextPatch(tuple(blocks), patch.token), patch)
+    patch, none = _patch(setup), _patch(setup).scaled(0.0)
+    pairs = zip(patch.blocks, none.blocks, strict=True)
+    return _patched(setup, replace(patch, blocks=tuple(replace(b, carrier=no.carrier) for b, no in pairs)), patch)
 
 
 @on_model("model: the same as a change of weights that every token meets", GOLDWASER + "; " + DHERIN)
