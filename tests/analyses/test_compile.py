@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from dualview.analyses.compile import compile_patch, divergence, score_setting
+from dualview.analyses.compile import compile_patch
+from dualview.analyses.scores import divergence, score_setting
 from dualview.cli import main as cli
 from dualview.duality.on_model.block_patches import BlockPatch, BlockPatches, LowRank
 from dualview.duality.on_model.feed_forward import feed_forwards
@@ -192,7 +193,7 @@ def test_nothing_is_written_before_the_baselines_have_run(place, lm, monkeypatch
 
 
 def test_a_place_that_cannot_be_written_is_told_before_the_work(place, lm, monkeypatch):
-    monkeypatch.setattr("dualview.analyses.compile.prepare", lambda *_given: pytest.fail("the work began"))
+    monkeypatch.setattr("dualview.analyses.compile.begin", lambda *_given: pytest.fail("the work began"))
     with pytest.raises(UserError, match="is a folder"):
         compile_patch(out=place, model=lm, task=str(place / "tiny.yaml"))
 

@@ -25,7 +25,6 @@
 | `softmax_split`   | every head's softmax split into demonstrations and the rest            | Dai et al. 2023         |
 | `weight_space`    | ΔW_ICL and ΔW_FT, layer by layer                                       | Dai et al. 2023         |
 | `meta_gradients`  | W_V x'_i and fine-tuning's true error signals                          | Dai et al. 2023         |
-| `head_report`     | all three for one query and one fine-tuning (`dualview heads`)         |                         |
 | `context_patch`   | a context is a rank-1 patch of every block, for one query              | Goldwaser et al. 2026   |
 | `shared_patch`    | one patch for all queries, by least squares                            | Mazzawi et al. 2025     |
 | `task_vector`     | a context as one state at one layer                                    | Hendel et al. 2023      |

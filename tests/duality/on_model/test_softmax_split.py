@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import zoo
+from dualview.analyses.heads import head_report
 from dualview.duality.on_model.demo_tokens import demo_tokens
-from dualview.duality.on_model.head_report import head_report
 from dualview.duality.on_model.meta_gradients import TokenVectors, compare_meta_gradients, token_vectors
 from dualview.duality.on_model.softmax_split import record_heads, split_heads
 from dualview.duality.on_model.weight_space import compare_updates, tuned_on_base_states
