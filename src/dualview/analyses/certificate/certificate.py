@@ -133,13 +133,7 @@ class Certificate:
             return kind(**{name: part[name] for name in kind.__dataclass_fields__})
 
         families = [own(NullFamily, part) for part in given["nulls"] if part["name"] != "all"]
-        return cls(
-            given["model"],
-            given["task"],
-            given["seed"],
-            given["sizes"],
-            families,
-            [own(Positive, part) for part in given["positives"]],
-            [own(Power, part) for part in given["power"]],
-            given["provenance"],
-        )
+        plain = {name: given[name] for name in ("model", "task", "seed", "sizes", "provenance")}
+        positives = [own(Positive, part) for part in given["positives"]]
+        power = [own(Power, part) for part in given["power"]]
+        return cls(nulls=families, positives=positives, power=power, **plain)

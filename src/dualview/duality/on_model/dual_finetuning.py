@@ -267,9 +267,9 @@ def _quadrature(lm: LanguageModel, trace: TrainingTrace, lead: _Lead, nodes: int
     values = torch.zeros(len(trace.factors), len(trace.tokens.step), dtype=torch.float64, device=lm.device)
     points, weights = np.polynomial.legendre.leggauss(nodes)
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
-        _accumulate(values, lm, trace, _scaled(deltas, float(point)), lead, float(weight))
+        _accumulate(values, lm, trace, deltas.scaled(float(point)), lead, float(weight))
     ends: list[float] = []
-    for end in (_scaled(deltas, 0.0), deltas):
+    for end in (deltas.scaled(0.0), deltas):
         with torch.no_grad(), end.applied():
             ends.append(float(lead.score(lm)))
     names = tuple(factors.projection.name for factors in trace.factors)
@@ -314,8 +314,3 @@ def _accumulate(
         errors, keys = factors.errors, factors.inputs.to(factors.errors.dtype)
         shares = keys @ x[0].to(errors).T + (1.0 if factors.projection.biased else 0.0)  # x_t·x_s, and 1 for the bias
         values[place] += weight * ((errors @ g[0].to(errors).T) * shares).sum(1)
-
-
-def _scaled(deltas: Deltas, share: float) -> Deltas:
-    biases = tuple(None if bias is None else share * bias for bias in deltas.biases)
-    return Deltas(deltas.projections, tuple(share * weight for weight in deltas.weights), biases)

@@ -100,10 +100,6 @@ def tuned_on_base_states(
     return tuple(strategy.layers)
 
 
-def _demo_states(heads: Heads, demos: range) -> tuple[Tensor, Tensor]:
-    return tuple(x[:, demos.start : demos.stop].mT for x in (heads.k, heads.v))  # pyright: ignore
-
-
 @dataclass(frozen=True)
 class LayerTable:
     """A dataclass with tuples of one number per layer; NaN where a layer has none."""
@@ -165,7 +161,7 @@ def compare_updates(
 
 
 def _layer(heads: Heads, demos: range, states: KeyValues, rank: int, shuffles: int, seed: int) -> dict[str, float]:
-    keys, values = _demo_states(heads, demos)
+    keys, values = (x[:, demos.start : demos.stop].mT for x in (heads.k, heads.v))
     terms, rounding = states.four_terms(), states.rounding().tolist()
     orders = random_orders(keys.shape[-1], shuffles, seed, keys.device)
     per_head: list[dict[str, float]] = []
