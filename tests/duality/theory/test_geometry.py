@@ -113,4 +113,4 @@ def test_weight_comparison():
         and same.norm_ratio == pytest.approx(0.5)
     )
     other = compare_weights(a, normal(1, 20, 30), rank=4)
-    assert abs(other.cosine) < 0.2 and other.left_overlap < 0.6 and other.stable_rank_a == same.stable_rank_a
+    assert abs(other.cosine) < 0.2 and other.left_overlap < 0.6 and other.stable_rank_icl == same.stable_rank_icl

@@ -16,7 +16,6 @@ a token.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,9 +30,8 @@ from torch import Tensor, nn
 from dualview.anatomy.hooks import hooked
 from dualview.anatomy.layers import Projection, Role
 from dualview.duality.on_model.single_prompt import forward_row
-from dualview.duality.theory.linalg import norm
-from dualview.duality.theory.linear import DualForm, Residual, TokenIndex, summing_error
-from dualview.duality.theory.toy_attention import lin_attn, relative_error
+from dualview.duality.theory.linear import DualForm, Residual, TokenIndex, residual
+from dualview.duality.theory.toy_attention import lin_attn
 from dualview.io.errors import UserError
 from dualview.learning.traces import Factors, TrainingTokens, TrainingTrace
 from dualview.learning.training_step import Tape
@@ -68,8 +66,7 @@ def _bias(projection: Projection, dtype: torch.dtype) -> Tensor | None:
 def reconstruct(trace: TrainingTrace) -> tuple[Residual, ...]:
     """Every tuned projection rebuilt from its factors, against the one training made (T1c): errors per projection.
 
-    Summed in float64, so that what is reported is training's own rounding, which `rounding` estimates. Training sums
-    the update apart from the weights, so it is compared, and rounded, relative to its own size and not theirs.
+    Summed in float64, so that what is reported is training's own rounding, which `rounding` estimates.
     """
     deltas = deltas_of(trace)
     steps = int(trace.tokens.step.max()) + 1 if len(trace.tokens.step) else 0
@@ -78,21 +75,9 @@ def reconstruct(trace: TrainingTrace) -> tuple[Residual, ...]:
     for factors in _made(trace):
         form = dual_form(factors, trace.tokens, torch.float64)
         at = index[factors.projection.name]
-        weight, change = deltas.weights[at][0], deltas.biases[at]
-        eps = torch.finfo(weight.dtype).eps
-        bias = None if form.bias0 is None or change is None else change[0]
-        found.append(
-            Residual(
-                layer=factors.projection.name,
-                steps=steps,
-                tokens=form.keys.shape[1],
-                weight=relative_error(form.delta(), weight),
-                weight_total=norm(form.delta() - weight.double()) / norm(form.weight0 + weight.double()),
-                bias=None if bias is None else relative_error(form.bias_errors.sum(1), bias),
-                rounding=eps * math.sqrt(max(steps, 1)),
-                bias_rounding=None if bias is None else summing_error(form.bias_errors, bias, eps),
-            )
-        )
+        bias = deltas.biases[at]
+        change, bias_change = deltas.weights[at][0], None if bias is None else bias[0]
+        found.append(residual(factors.projection.name, form, change, bias_change, steps, apart=True))
     return tuple(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float
@@ -40,11 +41,8 @@ def whole_row(lm: LanguageModel, at: Tensor) -> Strategy:
 
 def last_logits(lm: LanguageModel, ids: Sequence[int], patch: Patch | None = None) -> Float[Tensor, " vocab"]:
     """The logits after a prompt, with a patch applied or without."""
-    with torch.no_grad():
-        if patch is None:
-            return forward_row(lm, ids)[0, 0]
-        with patch.applied():
-            return forward_row(lm, ids)[0, 0]
+    with torch.no_grad(), nullcontext() if patch is None else patch.applied():
+        return forward_row(lm, ids)[0, 0]
 
 
 def projected(lm: LanguageModel, ids: Sequence[int], projections: Sequence[Projection]) -> list[Tap]:

@@ -72,19 +72,19 @@ class WeightComparison:
     """Mean squared cosine of the principal angles of the leading column spaces: 1 shared, about rank/d by chance."""
     right_overlap: float
     """The same for the row spaces."""
-    stable_rank_a: float
-    stable_rank_b: float
+    stable_rank_icl: float
+    stable_rank_ft: float
     norm_ratio: float
-    """‖A‖ / ‖B‖."""
+    """‖ΔW_ICL‖ / ‖ΔW_FT‖."""
 
 
-def compare_weights(a: Float[Tensor, "m n"], b: Float[Tensor, "m n"], rank: int = 8) -> WeightComparison:
+def compare_weights(icl: Float[Tensor, "m n"], ft: Float[Tensor, "m n"], rank: int = 8) -> WeightComparison:
     """ΔW_ICL and ΔW_FT: direction, subspaces of the `rank` leading singular vectors, ranks and sizes."""
     return WeightComparison(
-        cosine=cosine(a, b),
-        left_overlap=overlap(orthonormal_basis(a, rank), orthonormal_basis(b, rank)),
-        right_overlap=overlap(orthonormal_basis(a.T, rank), orthonormal_basis(b.T, rank)),
-        stable_rank_a=stable_rank(a),
-        stable_rank_b=stable_rank(b),
-        norm_ratio=norm(a) / norm(b),
+        cosine=cosine(icl, ft),
+        left_overlap=overlap(orthonormal_basis(icl, rank), orthonormal_basis(ft, rank)),
+        right_overlap=overlap(orthonormal_basis(icl.T, rank), orthonormal_basis(ft.T, rank)),
+        stable_rank_icl=stable_rank(icl),
+        stable_rank_ft=stable_rank(ft),
+        norm_ratio=norm(icl) / norm(ft),
     )
