@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from dualview.metrics.statistics import clopper_pearson_upper
 from dualview.metrics.verdict import DECIDING, Verdict
 
@@ -129,11 +131,5 @@ class Certificate:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Certificate:
-        def own(kind: Any, part: Mapping[str, Any]) -> Any:
-            return kind(**{name: part[name] for name in kind.__dataclass_fields__})
-
-        families = [own(NullFamily, part) for part in given["nulls"] if part["name"] != "all"]
-        plain = {name: given[name] for name in ("model", "task", "seed", "sizes", "provenance")}
-        positives = [own(Positive, part) for part in given["positives"]]
-        power = [own(Power, part) for part in given["power"]]
-        return cls(nulls=families, positives=positives, power=power, **plain)
+        families = [part for part in given["nulls"] if part["name"] != "all"]  # which `to_json` adds
+        return TypeAdapter(cls).validate_python({**given, "nulls": families})
