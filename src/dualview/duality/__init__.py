@@ -32,9 +32,9 @@
 
 `verify`: every identity on random data and on a model, each with the misprints that must fail.
 
-A new identity: its equation is a function of `theory` (or of `on_model`), with the paper in the docstring; then decorate
-a function in the file of its paper in `verify` with `@identity(statement, paper)`: it returns both sides on random data.
-The common slips follow, each under `@_that.misprint(...)`. That is all: the table, the tests and `--json` read the file.
+A new identity: its equation is a function of `theory` or `on_model`, with the paper in the docstring. In the file of
+that paper in `verify`, a function that returns both sides on random data is decorated with `@identity(statement,
+paper)`; its misprints follow, each under `@_that.misprint(...)`. The table, `--json` and the tests find them there.
 
 Imports go one way: theory ← on_model ← verify. Tokens are columns throughout (`X` is `d × token`), unless a docstring
 says otherwise. Nothing is imported here, so that importing the package does not import torch.

@@ -21,10 +21,9 @@ Caveats: a patch belongs to one query token, so it is no reusable fine-tuned mod
 many; it fails where A(C∖Y, x) = 0. Patches are exact for any weights, so they say nothing about learning.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -107,25 +106,13 @@ Patch = Mapping[str, Delta]
 """What to add to each named field of a block."""
 
 
-class Block(ABC):
-    """The feed-forward half of a transformer block, at one token: a dataclass of its weights."""
-
-    readers: ClassVar[tuple[str, ...]]
-    """The weights that read z."""
-
-    @abstractmethod
-    def read(self, v: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        """z = Norm(v)."""
-
-    @abstractmethod
-    def carry(self, z_context: Float[Tensor, " d"], change: Float[Tensor, " d"]) -> Patch:
-        """What adds v_C − v at the end, once the patched readers make of z what they make of z_C."""
+@runtime_checkable
+class Block(Protocol):
+    """The feed-forward half of a transformer block, at one token."""
 
     def patch(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
         """What must be added to the weights so that the block gives at `v` what it gives at `v_context`."""
-        z, z_context = self.read(v), self.read(v_context)
-        inputs = {name: input_patch(getattr(self, name), z, z_context) for name in self.readers}
-        return {**inputs, **self.carry(z_context, v_context - v)}
+        ...
 
 
 BlockT = TypeVar("BlockT", bound=Block)
@@ -141,7 +128,7 @@ def apply_patch(block: BlockT, patch: Patch) -> BlockT:
 
 
 @dataclass(frozen=True)
-class LlamaBlock(Block):
+class LlamaBlock:
     """v + W_down (act(W_gate z) ⊙ W_up z), z = RMSNorm(v): Llama, Mistral, Qwen, SmolLM. No bias anywhere."""
 
     norm: Float[Tensor, " d"]
@@ -151,22 +138,23 @@ class LlamaBlock(Block):
     eps: float = 1e-6
     act: Activation = F.silu
 
-    readers = ("gate", "up")
-
-    def read(self, v: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        return rms_norm(v, self.norm, self.eps)
-
     def hidden(self, z: Float[Tensor, " d"]) -> Float[Tensor, " d_ff"]:
         """act(W_gate z) ⊙ W_up z."""
         return self.act(self.gate @ z) * (self.up @ z)
 
     def __call__(self, v: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
         """The block's output at residual v."""
-        return v + self.down @ self.hidden(self.read(v))
+        return v + self.down @ self.hidden(rms_norm(v, self.norm, self.eps))
 
-    def carry(self, z_context: Float[Tensor, " d"], change: Float[Tensor, " d"]) -> Patch:
-        """ΔW_down = (v_C − v) hᵀ/‖h‖², h the patched activation, which is the in-context one."""
-        return {"down": carry_patch(self.hidden(z_context), change)}
+    def patch(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
+        """Gate and up from z to z_C; down carries v_C − v. h is the patched activation, which is the in-context one."""
+        z_context = rms_norm(v_context, self.norm, self.eps)
+        return {**self.input_patches(v, v_context), "down": carry_patch(self.hidden(z_context), v_context - v)}
+
+    def input_patches(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
+        """Gate and up from z to z_C."""
+        z, z_context = rms_norm(v, self.norm, self.eps), rms_norm(v_context, self.norm, self.eps)
+        return {"gate": input_patch(self.gate, z, z_context), "up": input_patch(self.up, z, z_context)}
 
 
 @dataclass(frozen=True)
@@ -183,11 +171,12 @@ class GemmaBlock(LlamaBlock):
 
     def __call__(self, v: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
         """The block's output at residual v."""
-        return v + self.post_norm * self.unscaled(self.read(v))
+        return v + self.post_norm * self.unscaled(rms_norm(v, self.norm, self.eps))
 
-    def carry(self, z_context: Float[Tensor, " d"], change: Float[Tensor, " d"]) -> Patch:
-        """Δm = (v_C − v)/u."""
-        return {"post_norm": scale_patch(self.unscaled(z_context), change)}
+    def patch(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
+        """Gate and up from z to z_C; Δm = (v_C − v)/u carries the residual."""
+        z_context = rms_norm(v_context, self.norm, self.eps)
+        return {**self.input_patches(v, v_context), "post_norm": scale_patch(self.unscaled(z_context), v_context - v)}
 
 
 def scale_patch(unscaled: Float[Tensor, " d"], change: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
@@ -201,7 +190,7 @@ def scale_patch(unscaled: Float[Tensor, " d"], change: Float[Tensor, " d"]) -> F
 
 
 @dataclass(frozen=True)
-class Gpt2Block(Block):
+class Gpt2Block:
     """v + W_2 act(W_1 z + b_1) + b_2, z = LayerNorm(v): GPT-2, OPT, and others with biases."""
 
     norm: Float[Tensor, " d"]
@@ -213,22 +202,20 @@ class Gpt2Block(Block):
     eps: float = 1e-5
     act: Activation = F.gelu
 
-    readers = ("fc",)
-
     def mlp(self, x: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
         """W_2 act(W_1 LayerNorm(x) + b_1) + b_2."""
-        return self.proj @ self.act(self.fc @ self.read(x) + self.fc_bias) + self.proj_bias
+        return self.proj @ self.act(self.fc @ self._read(x) + self.fc_bias) + self.proj_bias
 
-    def read(self, v: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
-        return F.layer_norm(v, v.shape, self.norm, self.norm_bias, self.eps)
+    def _read(self, x: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+        return F.layer_norm(x, x.shape, self.norm, self.norm_bias, self.eps)
 
     def __call__(self, v: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
         """The block's output at residual v."""
         return v + self.mlp(v)
 
-    def carry(self, z_context: Float[Tensor, " d"], change: Float[Tensor, " d"]) -> Patch:
-        """Δb_2 = v_C − v."""
-        return {"proj_bias": change}
+    def patch(self, v: Float[Tensor, " d"], v_context: Float[Tensor, " d"]) -> Patch:
+        """fc from z to z_C; Δb_2 = v_C − v."""
+        return {"fc": input_patch(self.fc, self._read(v), self._read(v_context)), "proj_bias": v_context - v}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from dualview.duality.theory.implicit import (
     carry_patch,
     implicit_dynamics,
     input_patch,
+    rms_norm,
     skip_patch,
 )
 from dualview.duality.theory.linalg import singular_values
@@ -205,7 +206,7 @@ def _llama_input_only(draws: Draws) -> Sides:
 @_llama.misprint("Llama block, h of the unpatched gate and up", GOLDWASER)
 def _llama_unpatched_hidden(draws: Draws) -> Sides:
     def stale(block: LlamaBlock, v: Tensor, v_context: Tensor) -> Patch:
-        return {"down": carry_patch(block.hidden(block.read(v)), v_context - v)}
+        return {"down": carry_patch(block.hidden(rms_norm(v, block.norm, block.eps)), v_context - v)}
 
     return patched_at(draws, llama_block, stale)
 
