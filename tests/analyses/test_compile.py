@@ -12,10 +12,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from dualview.analyses.compile import compile_patch, divergence, score_setting
+from dualview.analyses.compile import compile_patch
+from dualview.analyses.scores import divergence, score_setting
 from dualview.cli import main as cli
+from dualview.duality.on_model.block_patches import BlockPatch, BlockPatches, LowRank
 from dualview.duality.on_model.feed_forward import feed_forwards
-from dualview.duality.on_model.shared_patch import ReusablePatch, load_patch, read_metadata, save_patch
+from dualview.duality.on_model.shared_patch import load_patch, read_metadata, save_patch
 from dualview.io.errors import UserError
 from dualview.models.loading import adopt, load_model
 from dualview.models.scoring import PassPlan, ask
@@ -119,18 +121,17 @@ def test_norms_at_the_end_go_to_disk_and_back(tmp_path):
 
     lm = zoo_lm("gemma2-softcap")
     places = feed_forwards(lm)
-    from dualview.duality.on_model.shared_patch import LowRank, ReusableBlock
-
     draw = torch.Generator().manual_seed(0)
     blocks = tuple(
-        ReusableBlock(
+        BlockPatch(
+            place,
             LowRank(*(torch.randn(2, 32, generator=draw, dtype=torch.float64) for _ in range(2))),
             torch.randn(32, generator=draw, dtype=torch.float64),
         )
-        for _ in places
+        for place in places
     )
     header = {"weights_hash": lm.weights_hash, "model": "gemma2"}
-    path = save_patch(tmp_path / "p.safetensors", ReusablePatch(places, blocks), lm, header)
+    path = save_patch(tmp_path / "p.safetensors", BlockPatches(blocks), lm, header)
     back = load_patch(path, lm)
     for one, two in zip(back.blocks, blocks, strict=True):
         assert one.readers is not None and two.readers is not None
@@ -192,7 +193,7 @@ def test_nothing_is_written_before_the_baselines_have_run(place, lm, monkeypatch
 
 
 def test_a_place_that_cannot_be_written_is_told_before_the_work(place, lm, monkeypatch):
-    monkeypatch.setattr("dualview.analyses.compile.prepare", lambda *_given: pytest.fail("the work began"))
+    monkeypatch.setattr("dualview.analyses.compile.begin", lambda *_given: pytest.fail("the work began"))
     with pytest.raises(UserError, match="is a folder"):
         compile_patch(out=place, model=lm, task=str(place / "tiny.yaml"))
 

@@ -10,10 +10,9 @@ import pytest
 from rich.console import Console
 
 from close import assert_alike
-from dualview.analyses.heads import heads
+from dualview.analyses.heads import head_report, heads
 from dualview.cli import main as cli
 from dualview.comparison.single_query import question
-from dualview.duality.on_model.head_report import head_report
 from dualview.io.errors import UserError
 from dualview.io.progress import Silent
 from dualview.models.loading import load_model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from dualview.duality.theory.features import (
     random_directions,
     random_estimates,
     random_features,
-    trigonometric_features,
 )
 from dualview.duality.theory.kernel import kernel_model
 from dualview.io.errors import UserError
@@ -37,7 +37,7 @@ from dualview.lab.kernel.run import _reached, kernel
 from dualview.models.loading import load_model
 from equivalence.tiny import save_model, save_task
 
-MAPS = {"positive": random_features, "trigonometric": trigonometric_features}
+MAPS = {kind: partial(random_features, kind=kind) for kind in ("positive", "trigonometric")}
 _WRITE_FIGURES = frame._write_figures
 
 
@@ -79,7 +79,7 @@ def test_estimates_are_those_of_explicit_features(kind, orthogonal):
 
 def test_trigonometric_features_are_unbiased():
     points = a_group(2).keys * 0.5
-    phi = trigonometric_features(400_000, 0)(points)
+    phi = random_features(400_000, 0, kind="trigonometric")(points)
     np.testing.assert_allclose((phi.T @ phi).numpy(), torch.exp(points.T @ points).numpy(), rtol=0.05, atol=0.05)
 
 

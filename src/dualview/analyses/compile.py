@@ -7,24 +7,21 @@ zero-shot, in-context, fine-tuning and a task vector.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from rich.table import Table
-from scipy.special import log_softmax  # pyright: ignore[reportMissingTypeStubs]
 
+from dualview.analyses.scores import Scores, SettingScore, Written, ask_all, begin, score_setting
 from dualview.comparison.finetuning import fine_tune
-from dualview.comparison.prepare import Prepared, prepare
-from dualview.comparison.provenance import finished, provenance
+from dualview.comparison.prepare import Prepared
+from dualview.duality.on_model.block_patches import Aims, BlockPatches
 from dualview.duality.on_model.feed_forward import FeedForward, feed_forwards
 from dualview.duality.on_model.shared_patch import (
-    Aims,
-    ReusablePatch,
     fit_patch,
     in_context_aims,
     must_be_linear,
@@ -33,7 +30,6 @@ from dualview.duality.on_model.shared_patch import (
 )
 from dualview.duality.on_model.task_vector import TaskVector, ask_with_vectors
 from dualview.io.atomic import must_be_writable
-from dualview.io.clock import Clock
 from dualview.io.errors import UserError, one_of
 from dualview.io.json_files import Place, check_place, save_json
 from dualview.io.progress import Progress, Silent
@@ -41,17 +37,15 @@ from dualview.io.saving import save_somewhere
 from dualview.learning.adapter_writing import Exported, must_hold_adapter, save_adapter
 from dualview.learning.adapters import WEIGHTS
 from dualview.learning.recipe import Status, Tuned
-from dualview.metrics.predictions import accuracy, predictions
+from dualview.metrics.predictions import accuracy
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import PassPlan, Patch, ask, compute_prefix
+from dualview.models.scoring import Patch, compute_prefix
 from dualview.options import COMPARISON_ONLY, RunOptions, refuse_options
 from dualview.tasks.prompts import Query, encode_queries, prompts_hash
 from dualview.tasks.sampling import selection_rows
 
 RIDGES = (0.1, 1.0, 10.0, 100.0)
 FIT_ROWS = 64
-
-Scores = Float[np.ndarray, "query candidate"]
 
 
 @dataclass(frozen=True)
@@ -65,78 +59,37 @@ class RidgeTrial:
     agreement: float
 
 
-@dataclass(frozen=True)
-class SettingScore:
-    """One setting on the reported queries."""
+@dataclass(frozen=True, kw_only=True)
+class Compiled(Written):
+    """A patch that was written, and its scores: zsl, icl, patch, and with baselines ft and task_vector."""
 
-    accuracy: float
-    agreement: float
-    """The fraction of queries answered as in-context learning answers them."""
-    divergence: float
-    """Mean KL(in-context ‖ this) over the candidates."""
-    log_probs: Scores = field(repr=False)
-
-    def to_json(self) -> dict[str, Any]:
-        divergence = self.divergence if np.isfinite(self.divergence) else None  # a diverged model has no numbers
-        return {"accuracy": self.accuracy, "agreement": self.agreement, "divergence": divergence}
-
-
-def score_table(title: str, settings: Mapping[str, SettingScore], names: Mapping[str, str]) -> Table:
-    """Each setting's scores, under the names that a reader knows."""
-    table = Table(title=title, box=None)
-    table.add_column("")
-    for name in ("accuracy", "same answer as ICL", "KL from ICL"):
-        table.add_column(name, justify="right")
-    for name, score in settings.items():
-        table.add_row(names[name], f"{score.accuracy:.3f}", f"{score.agreement:.3f}", f"{score.divergence:.3f}")
-    return table
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A patch that was written, and its scores."""
-
-    path: Path
-    task: str
-    shots: int
-    shots_used: int
     fitted: int
     """Selection rows it was fitted on; as many or fewer chose the ridge."""
     ridge: float
     trials: tuple[RidgeTrial, ...]
-    settings: Mapping[str, SettingScore]
-    """zsl, icl, patch, and with baselines ft and task_vector."""
-    n_queries: int
-    lr: float | None
     ft_status: Status | None
     """How the fine-tuned baseline went: ok, diverged or collapsed; None without baselines."""
     task_vector_layer: int | None
     bytes: int
-    provenance: Mapping[str, Any]
-    exported: Exported | None = None
+    exported: Exported | None
     """As a LoRA adapter, if that is what was written."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "patch": str(self.path),
             "bytes": self.bytes,
-            "task": {"name": self.task, "shots": self.shots, "shots_used": self.shots_used},
-            "n_queries": self.n_queries,
+            **super().to_json(),
             "fitted": self.fitted,
             "ridge": self.ridge,
             "ridges": [vars(trial) for trial in self.trials],
-            "lr": self.lr,
             "ft_status": self.ft_status,
             "task_vector_layer": self.task_vector_layer,
-            "settings": {name: score.to_json() for name, score in self.settings.items()},
-            "provenance": self.provenance,
             **({} if self.exported is None else {"adapter": self.exported.to_json()}),
         }
 
     def table(self) -> Table:
         """Every setting's accuracy on unseen queries, and how often it gives the in-context answer."""
-        title = f"{self.task}: {self.shots_used} demonstrations as a patch, {self.n_queries} unseen queries"
-        table = score_table(title, self.settings, _NAMES)
+        table = self.scores(f"{self.shots_used} demonstrations as a patch, {self.n_queries} unseen queries", _NAMES)
         table.caption = f"ridge {self.ridge:g}, fitted on {self.fitted} selection rows, {self.bytes / 2**20:.1f} MiB"
         if self.exported is not None:
             table.caption += f"\n{self.exported.line}"
@@ -182,14 +135,10 @@ def compile_patch(
     progress = progress or Silent()
     refuse_options("compile", options, COMPARISON_ONLY)
     _check(Path(out), format, rank, fit_rows, ridges, json)
-    clock = Clock()
-    loaded = None if isinstance(model, str) else model
     chosen = RunOptions.make(model=model if isinstance(model, str) else model.name, **options)
-    prepared = prepare(chosen, loaded, progress)
-    known = provenance(prepared)
+    prepared, known, clock = begin(chosen, model, progress)
     if format == "peft":
         must_be_linear(feed_forwards(prepared.lm), prepared.lm)
-    clock.lap("prepare")
     work = _Work(prepared, fit_rows, progress)
     trials, trial, patch = work.fit(ridges)
     clock.lap("fit")
@@ -205,29 +154,26 @@ def compile_patch(
         return save_patch(place, patch, prepared.lm, metadata)
 
     (path,) = save_somewhere([Path(out)], save)
-    prompts = prepared.prompts
-    compiled = Compiled(
+    compiled = Compiled.of(
+        prepared,
+        known,
+        clock,
         path=path,
-        task=prepared.task.name,
-        shots=prompts.shots,
-        shots_used=prompts.shots_used,
         fitted=len(work.fitted),
         ridge=trial.ridge,
         trials=trials,
         settings=settings,
-        n_queries=len(prompts.queries),
         lr=None if tuned is None else tuned.lr,
         ft_status=None if tuned is None else tuned.status,
         task_vector_layer=layer,
         bytes=(path if exported is None else path / WEIGHTS).stat().st_size,
-        provenance=finished(known, prepared.lm, clock),
         exported=exported,
     )
     save_json(json, compiled.to_json())
     return compiled
 
 
-def best_patch(prepared: Prepared, progress: Progress | None = None) -> ReusablePatch:
+def best_patch(prepared: Prepared, progress: Progress | None = None) -> BlockPatches:
     """The patch that replaces the demonstrations, with the default candidates."""
     return _Work(prepared, FIT_ROWS, progress or Silent()).fit(RIDGES)[2]
 
@@ -278,19 +224,15 @@ class _Work:
             self.aims: tuple[Aims, ...] = in_context_aims(self.lm, self.places, self.fitted, prefix)
             advance(len(self.fitted))
 
-    def ask(self, queries: Sequence[Query], prefix: Sequence[int], patch: Patch | None = None) -> Scores:
-        how = PassPlan(tuple(prefix), len(self.bare), record=False, batch_size=self.prepared.options.batch_size)
-        return ask(self.lm, queries, how, patch).settings[0].log_probs
-
-    def fit(self, ridges: Sequence[float]) -> tuple[tuple[RidgeTrial, ...], RidgeTrial, ReusablePatch]:
+    def fit(self, ridges: Sequence[float]) -> tuple[tuple[RidgeTrial, ...], RidgeTrial, BlockPatches]:
         """Each ridge on the held-out selection rows; the best of them, and its patch."""
-        aim = self.ask(self.held_out, self.prepared.prompts.prefix)
+        aim = ask_all(self.prepared, self.held_out, self.prepared.prompts.prefix)
         trials: list[RidgeTrial] = []
-        patches: list[ReusablePatch] = []
+        patches: list[BlockPatches] = []
         with self.progress.part(f"fitting the patch ({len(ridges)} ridges)", len(ridges)) as advance:
             for ridge in ridges:
                 patches.append(fit_patch(self.lm, self.places, self.fitted, self.bare, self.aims, ridge))
-                found = score_setting(self.ask(self.held_out, self.bare, patches[-1]), aim, self.held_out)
+                found = score_setting(ask_all(self.prepared, self.held_out, self.bare, patches[-1]), aim, self.held_out)
                 trials.append(RidgeTrial(ridge, found.divergence, found.accuracy, found.agreement))
                 advance(1)
         best = min(range(len(trials)), key=lambda i: (trials[i].divergence, -trials[i].ridge))
@@ -307,13 +249,13 @@ class _Work:
                 ("icl", prompts.prefix, None),
                 ("patch", self.bare, patch),
             ):
-                scores[name] = self.ask(queries, prefix, applied)
+                scores[name] = ask_all(self.prepared, queries, prefix, applied)
                 advance(len(queries))
         tuned = layer = None
         if baselines:
             tuned, vector = fine_tune(self.prepared, self.progress).tuned, self.task_vector()
             layer = vector.layer
-            scores["ft"] = self.ask(queries, self.bare, tuned.patch)
+            scores["ft"] = ask_all(self.prepared, queries, self.bare, tuned.patch)
             scores["task_vector"] = ask_with_vectors(self.lm, queries, self.bare, [vector])[0]
         order = [name for name in _NAMES if name in scores]
         return {name: score_setting(scores[name], scores["icl"], queries) for name in order}, tuned, layer
@@ -327,25 +269,6 @@ class _Work:
             advance(len(self.held_out))
         found = [accuracy(each, gold) for each in scores]
         return vectors[int(np.argmax(found))]
-
-
-def score_setting(scores: Scores, icl: Scores, queries: Sequence[Query]) -> SettingScore:
-    """Accuracy, agreement with in-context learning, and the divergence from it."""
-    gold = np.array([query.gold for query in queries])
-    return SettingScore(
-        accuracy=accuracy(scores, gold),
-        agreement=float((predictions(scores) == predictions(icl)).mean()),
-        divergence=divergence(icl, scores),
-        log_probs=scores,
-    )
-
-
-def divergence(p: Scores, q: Scores) -> float:
-    """Mean over queries of KL(p ‖ q) between candidates' probabilities, each normalised over its query's candidates."""
-    log_p, log_q = log_softmax(p, axis=-1), log_softmax(q, axis=-1)
-    present = np.isfinite(p)
-    terms = np.where(present, np.exp(log_p), 0.0) * np.where(present, log_p - np.where(present, log_q, 0.0), 0.0)
-    return float(terms.sum(-1).mean())
 
 
 def _metadata(prepared: Prepared, trial: RidgeTrial, fitted: int) -> dict[str, Any]:

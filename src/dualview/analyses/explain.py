@@ -45,7 +45,7 @@ from dualview.models.scoring import ask
 from dualview.tasks.rows import Row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Contribution:
     """What one demonstration (or label, or token) contributes to the answer."""
 
@@ -58,7 +58,7 @@ class Contribution:
     """Softmax mass, mean over heads and layers."""
     ft_v: float
     """Share of the value projections' update, mean over layers."""
-    ft_k: float | None
+    ft_k: float | None = None
     """The same of the key projections; None where they were not trained."""
     score: float
     """What its share of the update adds to the favoured candidate's lead."""
@@ -248,32 +248,17 @@ def _explained(prepared: Prepared, row: Row, trace: TrainingTrace, nodes: int, a
     )
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """The four contributions of every token."""
+Columns = Mapping[str, Float[Tensor, " token"]]
+"""The contributions of every token, by the names of `Contribution`'s fields; `ft_k` only where it was trained."""
 
-    icl: Float[Tensor, " token"]
-    ft_v: Float[Tensor, " token"]
-    ft_k: Float[Tensor, " token"] | None
-    score: Float[Tensor, " token"]
 
-    def grouped(self, groups: Tensor, count: int) -> _Columns:
-        def summed(x: Tensor) -> Tensor:
-            return aggregate(x, groups, count)
+def _grouped(columns: Columns, groups: Tensor, count: int) -> Columns:
+    return {name: aggregate(column, groups, count) for name, column in columns.items()}
 
-        k = None if self.ft_k is None else summed(self.ft_k)
-        return _Columns(summed(self.icl), summed(self.ft_v), k, summed(self.score))
 
-    def part(self, index: int, text: str, demo: int | None, label: str | None) -> Contribution:
-        return Contribution(
-            text=text,
-            demo=demo,
-            label=label,
-            icl=float(self.icl[index]),
-            ft_v=float(self.ft_v[index]),
-            ft_k=None if self.ft_k is None else float(self.ft_k[index]),
-            score=float(self.score[index]),
-        )
+def _part(columns: Columns, index: int, text: str, demo: int | None, label: str | None) -> Contribution:
+    numbers = {name: float(column[index]) for name, column in columns.items()}
+    return Contribution(text=text, demo=demo, label=label, **numbers)
 
 
 def _contributions(
@@ -288,29 +273,28 @@ def _contributions(
     mean = {role: torch.nan_to_num(each.nanmean(0)) for role, each in shares.items()}
     moved = {role: shared.from_training(each, trace.tokens) for role, each in mean.items()}
     by_token = lead.by_token
-    columns = _Columns(
-        icl=mass.nanmean(1).mean(0),
-        ft_v=moved["v"],
-        ft_k=moved.get("k"),
-        score=shared.from_training(by_token, trace.tokens),
-    )
+    columns = {
+        "icl": mass.nanmean(1).mean(0),
+        **{f"ft_{role}": share for role, share in moved.items()},
+        "score": shared.from_training(by_token, trace.tokens),
+    }
     texts = [_text(tokenizer, demo.template) for demo in demos]
     labels = [_text(tokenizer, demo.label).strip() for demo in demos]
     kinds = list(dict.fromkeys(labels))
-    by_demo = columns.grouped(shared.demo, len(demos))
-    by_label = columns.grouped(torch.tensor([kinds.index(label) for label in labels])[shared.demo], len(kinds))
+    by_demo = _grouped(columns, shared.demo, len(demos))
+    by_label = _grouped(columns, torch.tensor([kinds.index(label) for label in labels])[shared.demo], len(kinds))
     tokens = tuple(
-        columns.part(i, _text(tokenizer, [int(token)]), int(demo), labels[int(demo)] if is_label else None)
+        _part(columns, i, _text(tokenizer, [int(token)]), int(demo), labels[int(demo)] if is_label else None)
         for i, (token, demo, is_label) in enumerate(zip(shared.ids, shared.demo, shared.label, strict=True))
     )
     elsewhere = {
-        "icl": 1.0 - float(columns.icl.sum()),
+        "icl": 1.0 - float(columns["icl"].sum()),
         **{f"ft_{role}": float(mean[role].sum() - moved[role].sum()) for role in mean},
-        "score": float(by_token.sum() - columns.score.sum()),
+        "score": float(by_token.sum() - columns["score"].sum()),
     }
     return (
-        tuple(by_demo.part(i, text, i, labels[i]) for i, text in enumerate(texts)),
-        tuple(by_label.part(i, kind, None, kind) for i, kind in enumerate(kinds)),
+        tuple(_part(by_demo, i, text, i, labels[i]) for i, text in enumerate(texts)),
+        tuple(_part(by_label, i, kind, None, kind) for i, kind in enumerate(kinds)),
         tokens,
         elsewhere,
     )

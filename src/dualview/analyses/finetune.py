@@ -6,61 +6,37 @@ smaller `rank` keeps its largest singular values, and what is lost is stated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from dualview.analyses.compile import SettingScore, score_setting, score_table
+from dualview.analyses.scores import Written, ask_all, begin, score_setting
 from dualview.comparison.finetuning import fine_tune
-from dualview.comparison.prepare import prepare
-from dualview.comparison.provenance import finished, provenance
-from dualview.io.clock import Clock
 from dualview.io.errors import UserError
 from dualview.io.json_files import Place, check_place, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.learning.adapter_writing import Exported, deltas_as_adapter, must_hold_adapter, save_adapter
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import PassPlan, Patch, ask
 from dualview.options import COMPARISON_ONLY, RunOptions, refuse_options
 
 _NAMES = {"zsl": "zero-shot", "icl": "in-context", "ft": "fine-tuned", "adapter": "adapter as written"}
 
 
-@dataclass(frozen=True)
-class FinetunedAdapter:
-    """An adapter that was written, and its scores."""
+@dataclass(frozen=True, kw_only=True)
+class FinetunedAdapter(Written):
+    """An adapter that was written, and its scores: zsl, icl, ft, and the adapter as it was written."""
 
-    path: Path
-    task: str
-    shots: int
-    shots_used: int
-    n_queries: int
+    exported: Exported
     tokens: int
     """Training tokens of one epoch."""
-    lr: float
-    exported: Exported
-    settings: Mapping[str, SettingScore]
-    """zsl, icl, ft, and the adapter as it was written."""
-    provenance: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "adapter": str(self.path),
-            **self.exported.to_json(),
-            "task": {"name": self.task, "shots": self.shots, "shots_used": self.shots_used},
-            "n_queries": self.n_queries,
-            "tokens": self.tokens,
-            "lr": self.lr,
-            "settings": {name: score.to_json() for name, score in self.settings.items()},
-            "provenance": self.provenance,
-        }
+        return {"adapter": str(self.path), **self.exported.to_json(), **super().to_json(), "tokens": self.tokens}
 
     def table(self) -> Table:
-        title = f"{self.task}: fine-tuned on {self.shots_used} demonstrations, {self.n_queries} queries"
-        table = score_table(title, self.settings, _NAMES)
+        table = self.scores(f"fine-tuned on {self.shots_used} demonstrations, {self.n_queries} queries", _NAMES)
         table.caption = f"learning rate {self.lr:g}; {self.exported.line}"
         return table
 
@@ -80,7 +56,7 @@ def finetune_adapter(
     json      a file for the scores, or "-" for standard output
     options   fields of `RunOptions`, except those of a comparison alone
     """
-    progress, clock, place = progress or Silent(), Clock(), Path(out)
+    progress, place = progress or Silent(), Path(out)
     refuse_options("finetune", options, COMPARISON_ONLY)
     must_hold_adapter(place, rank)
     check_place(json)
@@ -88,9 +64,7 @@ def finetune_adapter(
     if chosen.ft_params == "all" or chosen.ft_rule == "linearised":
         what = "ft_params all" if chosen.ft_params == "all" else "ft_rule linearised"
         raise UserError(f"The option {what} gives no low-rank change of linear maps; a LoRA adapter cannot hold it.")
-    prepared = prepare(chosen, None if isinstance(model, str) else model, progress)
-    known = provenance(prepared)
-    clock.lap("prepare")
+    prepared, known, clock = begin(chosen, model, progress)
     tuned = fine_tune(prepared, progress).tuned
     if tuned.status == "diverged":
         raise UserError(
@@ -99,29 +73,27 @@ def finetune_adapter(
     exported = deltas_as_adapter(tuned.patch, rank)
     clock.lap("fine-tuning")
     prompts = prepared.prompts
-    bare = prompts.zero_prefix
-
-    def scores(prefix: tuple[int, ...], patch: Patch | None = None) -> Any:
-        how = PassPlan(prefix, len(bare), record=False, batch_size=chosen.batch_size)
-        return ask(prepared.lm, prompts.queries, how, patch).settings[0].log_probs
-
+    bare, queries = prompts.zero_prefix, prompts.queries
     with progress.part("asking: zsl, icl, ft, adapter", 1) as advance:
-        found = {"zsl": scores(bare), "icl": scores(prompts.prefix), "ft": scores(bare, tuned.patch)}
-        found["adapter"] = scores(bare, exported.adapter)
+        asked = {
+            "zsl": (bare, None),
+            "icl": (prompts.prefix, None),
+            "ft": (bare, tuned.patch),
+            "adapter": (bare, exported.adapter),
+        }
+        found = {name: ask_all(prepared, queries, *how) for name, how in asked.items()}
         advance(1)
     clock.lap("asking")
     save_adapter(place, exported.adapter, prepared.lm)
-    written = FinetunedAdapter(
+    written = FinetunedAdapter.of(
+        prepared,
+        known,
+        clock,
         path=place,
-        task=prepared.task.name,
-        shots=prompts.shots,
-        shots_used=prompts.shots_used,
-        n_queries=len(prompts.queries),
         tokens=sum(len(sequence.ids) for sequence in prompts.training_sequences),
         lr=tuned.lr,
         exported=exported,
-        settings={name: score_setting(each, found["icl"], prompts.queries) for name, each in found.items()},
-        provenance=finished(known, prepared.lm, clock),
+        settings={name: score_setting(each, found["icl"], queries) for name, each in found.items()},
     )
     save_json(json, written.to_json())
     return written

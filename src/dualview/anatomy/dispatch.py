@@ -131,7 +131,7 @@ def _watched(
     if turn is None:
         raise RuntimeError(f"attention implementation {FAST!r} works only inside a dualview pass")
     rule = _rule(module, query, kwargs)
-    unknown = tuple(name for name in _UNKNOWN if kwargs.get(name) is not None)
+    unknown = tuple(name for name in ("position_bias", *FOREIGN) if kwargs.get(name) is not None)
     # Under FAST models build no mask, so one that still arrives comes from the architecture itself and hides something.
     if attention_mask is not None and native is None:
         unknown = (*unknown, "attention_mask")
@@ -143,8 +143,8 @@ def _watched(
     return out, None
 
 
-# Named arguments of some attention functions that change which keys are seen or how.
-_UNKNOWN = ("position_bias", "indices", "block_indices", "block_mask", "attn_bias", "attention_bias")
+FOREIGN = ("indices", "block_indices", "block_mask", "attn_bias", "attention_bias")
+"""Named arguments of some attention functions that change which keys are seen or how."""
 
 
 def window_is_unstated(config: Any, kwargs: Mapping[str, Any]) -> bool:
@@ -152,18 +152,24 @@ def window_is_unstated(config: Any, kwargs: Mapping[str, Any]) -> bool:
     return "sliding_window" not in kwargs and not getattr(config, "layer_types", None)
 
 
-def _rule(module: nn.Module, query: Tensor, kwargs: dict[str, Any]) -> Rule:
-    scale = kwargs.get("scaling")
-    window = kwargs.get("sliding_window") or None
-    chunk = None
+def stated_reach(module: nn.Module, kwargs: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """The window and the chunk of a layer, as its call states them or its configuration's types of layers."""
     config = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
-    at = getattr(module, "layer_idx", None)
+    # Read only where it matters: compiled layers that differ in a number they read are compiled one by one.
+    at = getattr(module, "layer_idx", None) if kinds else None
     kind = kinds[at] if kinds and isinstance(at, int) and at < len(kinds) else None
-    if window is None and (kind == "sliding_attention" or window_is_unstated(config, kwargs)):
+    own = getattr(config, "sliding_window", None) if kind == "sliding_attention" else None
+    chunk = getattr(config, "attention_chunk_size", None) if kind == "chunked_attention" else None
+    return kwargs.get("sliding_window") or own, chunk
+
+
+def _rule(module: nn.Module, query: Tensor, kwargs: dict[str, Any]) -> Rule:
+    scale = kwargs.get("scaling")
+    window, chunk = stated_reach(module, kwargs)
+    config = getattr(module, "config", None)
+    if window is None and window_is_unstated(config, kwargs):
         window = getattr(config, "sliding_window", None)
-    if kind == "chunked_attention":
-        chunk = getattr(config, "attention_chunk_size", None)
     return Rule(
         scale=float(scale) if scale is not None else query.shape[-1] ** -0.5,
         window=window,

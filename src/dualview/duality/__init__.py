@@ -25,12 +25,16 @@
 | `softmax_split`   | every head's softmax split into demonstrations and the rest            | Dai et al. 2023         |
 | `weight_space`    | ΔW_ICL and ΔW_FT, layer by layer                                       | Dai et al. 2023         |
 | `meta_gradients`  | W_V x'_i and fine-tuning's true error signals                          | Dai et al. 2023         |
-| `head_report`     | all three for one query and one fine-tuning (`dualview heads`)         |                         |
+| `block_patches`   | a change of every block's feed-forward weights, and how it is fitted   | Goldwaser et al. 2026   |
 | `context_patch`   | a context is a rank-1 patch of every block, for one query              | Goldwaser et al. 2026   |
 | `shared_patch`    | one patch for all queries, by least squares                            | Mazzawi et al. 2025     |
 | `task_vector`     | a context as one state at one layer                                    | Hendel et al. 2023      |
 
 `verify`: every identity on random data and on a model, each with the misprints that must fail.
+
+A new identity: its equation is a function of `theory` or `on_model`, with the paper in the docstring. In the file of
+that paper in `verify`, a function that returns both sides on random data is decorated with `@identity(statement,
+paper)`; its misprints follow, each under `@_that.misprint(...)`. The table, `--json` and the tests find them there.
 
 Imports go one way: theory ← on_model ← verify. Tokens are columns throughout (`X` is `d × token`), unless a docstring
 says otherwise. Nothing is imported here, so that importing the package does not import torch.

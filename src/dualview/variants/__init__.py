@@ -8,6 +8,9 @@ attention through `AttentionInterface`.
 or, with each variant's default setting and no parameters, call `register()` once and then
 `AutoModelForCausalLM.from_pretrained(name, attn_implementation="dualview_momentum")`.
 
+A new variant is a file with one frozen dataclass, a `Variant` whose `attend(call, coefficient)` is the equation of the
+docstring; add it to `VARIANTS` in `registry` and to the names below. State or hooks of its own go in an `Equipment`.
+
 Nothing here imports torch before a name is used.
 """
 

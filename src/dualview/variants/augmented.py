@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dualview.anatomy.layers import Layer, Projection, Role
 from dualview.io.errors import UserError
 from dualview.variants.base import AtLeastOne, Coefficient, Equipment, Variant
 from dualview.variants.softmax import Call, softmax_attention
@@ -30,58 +31,17 @@ from dualview.variants.softmax import Call, softmax_attention
 _ACTIVATIONS = {"relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu, "tanh": torch.tanh}
 
 
-if TYPE_CHECKING:
-    from dualview.anatomy.layers import Layer, Projection, Role
-
-
-@dataclass(frozen=True)
-class Augmented(Variant):
-    """Parallel adapters on values (g1), keys (g2) or both. They are trained; c is fixed unless `learnable`."""
-
-    c: float = 1.0
-    rank: AtLeastOne = 8
-    values: bool = True
-    """Use g1."""
-    keys: bool = True
-    """Use g2."""
-    activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
-    seed: int = 0
-    """Of W_1, which is drawn uniformly from ±1/√d_in."""
-
-    name: ClassVar[str] = "augmented"
-    symbol: ClassVar[str] = "c"
-    needs_layer: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.values or self.keys):
-            raise UserError("augmented: neither values nor keys are to be augmented; set one of them to True.")
-
-    def equip(self, attention: nn.Module, layer: Layer | None, index: int) -> Equipment:
-        if layer is None:
-            raise UserError(
-                "augmented: the projections of this model are not known; use attach(model, Augmented(...))."
-            )
-        adapters = _Adapters(self, attention, layer, index)
-        adapters.hook(attention)
-        return adapters
-
-    def attend(self, call: Call, coefficient: Coefficient) -> Float[Tensor, "batch query head d_value"]:
-        if not isinstance(getattr(call.module, "dualview", None), _Adapters):
-            raise UserError(
-                "dualview_augmented has no adapters on this model; use dualview.variants.attach(model, Augmented(...)) "
-                "instead of the name alone."
-            )
-        return softmax_attention(call)
-
-
 class _Adapters(Equipment):
     """g1 and g2 of one layer, hooked onto its projections."""
 
     variant: Augmented
 
-    def __init__(self, variant: Augmented, attention: nn.Module, layer: Layer, index: int) -> None:
-        super().__init__(variant, attention, layer.kv_heads)
+    def __init__(self, variant: Augmented, attention: nn.Module, layer: Layer | None, index: int) -> None:
+        super().__init__(variant, attention, layer, index)
+        if layer is None:
+            raise UserError(
+                "augmented: the projections of this model are not known; use attach(model, Augmented(...))."
+            )
         self.kv_heads = layer.kv_heads
         sides: dict[str, Role] = {"g1": "v", "g2": "k"}
         used = {"g1": variant.values, "g2": variant.keys}
@@ -107,6 +67,39 @@ class _Adapters(Equipment):
             c = c.repeat_interleave(added.shape[-1] // self.kv_heads)
         added = (c * added).to(output.dtype)
         return output + added if rows is None else output.index_add(-1, rows, added)
+
+
+@dataclass(frozen=True)
+class Augmented(Variant):
+    """Parallel adapters on values (g1), keys (g2) or both. They are trained; c is fixed unless `learnable`."""
+
+    c: float = 1.0
+    rank: AtLeastOne = 8
+    values: bool = True
+    """Use g1."""
+    keys: bool = True
+    """Use g2."""
+    activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
+    seed: int = 0
+    """Of W_1, which is drawn uniformly from ±1/√d_in."""
+
+    name: ClassVar[str] = "augmented"
+    symbol: ClassVar[str] = "c"
+    needs_layer: ClassVar[bool] = True
+    equipment: ClassVar[type[Equipment]] = _Adapters
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.values or self.keys):
+            raise UserError("augmented: neither values nor keys are to be augmented; set one of them to True.")
+
+    def attend(self, call: Call, coefficient: Coefficient) -> Float[Tensor, "batch query head d_value"]:
+        if not isinstance(getattr(call.module, "dualview", None), _Adapters):
+            raise UserError(
+                "dualview_augmented has no adapters on this model; use dualview.variants.attach(model, Augmented(...)) "
+                "instead of the name alone."
+            )
+        return softmax_attention(call)
 
 
 def _only(projections: tuple[Projection, ...], name: str, attention: nn.Module) -> Projection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, get_type_hints
 
 import torch
 from annotated_types import Ge
@@ -14,16 +14,55 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from dualview.anatomy.layers import Layer
 from dualview.io.errors import UserError
 from dualview.variants.softmax import Call
-
-if TYPE_CHECKING:
-    from dualview.anatomy.layers import Layer
 
 AtLeastOne = Annotated[int, Ge(1)]
 _ANY_TYPE = ConfigDict(arbitrary_types_allowed=True)
 Coefficient = float | Tensor
 """η, α, β or c: a number, or a tensor of shape [] (one per layer) or [kv_head] (one per key/value head)."""
+
+
+class Equipment(nn.Module):
+    """The state of a variant on one attention module: its setting, and the learnable coefficient if there is one.
+
+    A fixed coefficient adds nothing to the model's state dict.
+    """
+
+    def __init__(self, variant: Variant, attention: nn.Module, layer: Layer | None, index: int) -> None:
+        super().__init__()
+        self.variant = variant
+        self.previous: str | None = None
+        """The attention implementation to go back to."""
+        self.handles: list[RemovableHandle] = []
+        self.parameter_name: str | None = None
+        if variant.learnable:
+            start = variant.value()
+            self.parameter_name = f"{variant.symbol}_logit" if variant.bounded else variant.symbol
+            like = next(attention.parameters())
+            shape = () if variant.per == "layer" or layer is None else (layer.kv_heads,)
+            raw = math.log(start / (1 - start)) if variant.bounded else start
+            self.register_parameter(
+                self.parameter_name, nn.Parameter(torch.full(shape, raw, dtype=like.dtype, device=like.device))
+            )
+
+    def coefficient(self) -> Coefficient:
+        if self.parameter_name is None:
+            return self.variant.value()
+        raw: Tensor = getattr(self, self.parameter_name)
+        if not self.variant.bounded:
+            return raw
+        # A large logit rounds to 1, which is outside the interval: clamp to the largest number below it.
+        return torch.sigmoid(raw).clamp(max=1 - torch.finfo(raw.dtype).eps / 2)
+
+    def hook(self, attention: nn.Module) -> None:
+        """Register the hooks on the attention module and its parts, unless they are registered."""
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        while self.handles:
+            self.handles.pop().remove()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +79,10 @@ class Variant(ABC):
     symbol: ClassVar[str]
     bounded: ClassVar[bool] = False
     """The coefficient is in [0, 1): learnt as its logit, so that no step of an optimiser leaves the interval."""
-
     needs_layer: ClassVar[bool] = False
     """`attach` must find the layer's projections first."""
+    equipment: ClassVar[type[Equipment]] = Equipment
+    """What it keeps on an attention module: `Equipment`, or one with more state or hooks."""
 
     def __post_init__(self) -> None:
         self.check(getattr(self, self.symbol))
@@ -82,7 +122,9 @@ class Variant(ABC):
 
     def equip(self, attention: nn.Module, layer: Layer | None, index: int) -> Equipment:
         """What `attach` adds to the `index`-th attention module, as its child `dualview`, with its hooks."""
-        return Equipment(self, attention, layer.kv_heads if layer else 1)
+        equipment = self.equipment(self, attention, layer, index)
+        equipment.hook(attention)
+        return equipment
 
     def value(self) -> float:
         return float(getattr(self, self.symbol))
@@ -98,47 +140,6 @@ class Variant(ABC):
         if unknown := sorted(given.keys() - known):
             raise UserError(f"{cls.name} has no setting {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
         return cls(**given)
-
-
-class Equipment(nn.Module):
-    """The state of a variant on one attention module: its setting, and the learnable coefficient if there is one.
-
-    A fixed coefficient adds nothing to the model's state dict.
-    """
-
-    def __init__(self, variant: Variant, attention: nn.Module, kv_heads: int) -> None:
-        super().__init__()
-        self.variant = variant
-        self.previous: str | None = None
-        """The attention implementation to go back to."""
-        self.handles: list[RemovableHandle] = []
-        self.parameter_name: str | None = None
-        if variant.learnable:
-            start = variant.value()
-            self.parameter_name = f"{variant.symbol}_logit" if variant.bounded else variant.symbol
-            like = next(attention.parameters())
-            shape = () if variant.per == "layer" else (kv_heads,)
-            raw = math.log(start / (1 - start)) if variant.bounded else start
-            self.register_parameter(
-                self.parameter_name, nn.Parameter(torch.full(shape, raw, dtype=like.dtype, device=like.device))
-            )
-
-    def coefficient(self) -> Coefficient:
-        if self.parameter_name is None:
-            return self.variant.value()
-        raw: Tensor = getattr(self, self.parameter_name)
-        if not self.variant.bounded:
-            return raw
-        # A large logit rounds to 1, which is outside the interval: clamp to the largest number below it.
-        return torch.sigmoid(raw).clamp(max=1 - torch.finfo(raw.dtype).eps / 2)
-
-    def hook(self, attention: nn.Module) -> None:
-        """Register the hooks on the attention module and its parts, unless they are registered."""
-
-    def remove(self) -> None:
-        """Remove the hooks."""
-        while self.handles:
-            self.handles.pop().remove()
 
 
 def over_heads(coefficient: Coefficient) -> Coefficient:

@@ -48,7 +48,8 @@ class Linear(Variant):
         scaling = 1.0 if self.bare else call.scaling
         key, value = (x.repeat_interleave(groups, dim=1) for x in (call.key, call.value))
         whole = replace(call, key=key, value=value, scaling=scaling)
-        out = _chunked(whole) if call.mask is None and call.past == 0 else _masked(whole)
+        chunked = call.mask is None and call.past == 0
+        out = _chunked(whole) if chunked else (logits(whole) * readable(whole)) @ value
         factor = over_heads(coefficient)
         if isinstance(factor, Tensor):
             factor = to_query_heads(factor, call.heads)
@@ -61,10 +62,6 @@ def _biased(call: Call) -> bool:
     if call.mask is None or call.mask.dtype == torch.bool or torch.compiler.is_compiling():
         return False
     return bool(call.mask.masked_fill(~readable(call), 0.0).any())
-
-
-def _masked(call: Call) -> Float[Tensor, "batch head query d_value"]:
-    return (logits(call) * readable(call)) @ call.value
 
 
 def _chunked(call: Call) -> Float[Tensor, "batch head query d_value"]:

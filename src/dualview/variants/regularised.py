@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -31,8 +31,13 @@ from dualview.io.errors import UserError
 from dualview.variants.base import Coefficient, Equipment, Variant, over_heads, to_query_heads
 from dualview.variants.softmax import Call, attention_weights, softmax_attention, take_rows
 
-if TYPE_CHECKING:
-    from dualview.anatomy.layers import Layer
+
+class _Declared(Equipment):
+    """A layer's state with the number of demonstrations, where `demonstrations` has declared it."""
+
+    variant: Regularised
+    demo_length: int | Int[Tensor, " batch"] | None = None
+    """How many real tokens, from the start, are demonstrations."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,7 @@ class Regularised(Variant):
 
     name: ClassVar[str] = "regularised"
     symbol: ClassVar[str] = "alpha"
-
-    def equip(self, attention: nn.Module, layer: Layer | None, index: int) -> Equipment:
-        return _Declared(self, attention, layer.kv_heads if layer else 1)
+    equipment: ClassVar[type[Equipment]] = _Declared
 
     def attend(self, call: Call, coefficient: Coefficient) -> Float[Tensor, "batch query head d_value"]:
         alpha = over_heads(coefficient)
@@ -61,14 +64,6 @@ class Regularised(Variant):
         if self.form == "strict":
             own = own * _weight_on_itself(call)
         return (softmax_attention(call) - own).to(call.value.dtype)
-
-
-class _Declared(Equipment):
-    """A layer's state with the number of demonstrations, where `demonstrations` has declared it."""
-
-    variant: Regularised
-    demo_length: int | Int[Tensor, " batch"] | None = None
-    """How many real tokens, from the start, are demonstrations."""
 
 
 def _weight_on_itself(call: Call) -> Float[Tensor, "batch query head 1"]:

@@ -15,11 +15,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.integrations import sdpa_attention
 
+from dualview.anatomy.dispatch import FOREIGN, stated_reach
 from dualview.io.errors import UserError
 from dualview.variants.sums.layout import Layout, layout_of, visible
-
-# Arguments with which some architectures change which keys are read; none of the variants knows what to do with them.
-_FOREIGN = ("indices", "block_indices", "block_mask", "attn_bias", "attention_bias", "cache")
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def receive(
     **options: Any,
 ) -> Call:
     """A `Call` from the arguments every Hugging Face attention module passes."""
-    foreign = [name for name in _FOREIGN if options.get(name) is not None]
+    foreign = [name for name in (*FOREIGN, "cache") if options.get(name) is not None]
     causal = options.get("is_causal")
     if causal is False or (causal is None and getattr(module, "is_causal", True) is False):
         raise UserError(f"{type(module).__name__} is not causal; the attention variants are for causal self-attention.")
@@ -93,32 +91,11 @@ def receive(
         # A static cache being filled from empty: the keys after the queries are blank, and there is no mask to say so.
         key, value = key[:, :, :queries], value[:, :, :queries]
         bias = bias[..., :queries] if bias is not None else None
+    window, chunk = stated_reach(module, options)
+    softcap, sinks = options.get("softcap"), options.get("s_aux")
     return Call(
-        query,
-        key,
-        value,
-        attention_mask,
-        scaling,
-        dropout,
-        module,
-        softcap=options.get("softcap"),
-        sinks=options.get("s_aux"),
-        bias=bias,
-        window=_window(module, options),
+        query, key, value, attention_mask, scaling, dropout, module, softcap, sinks, bias, window=window or chunk
     )
-
-
-def _window(module: nn.Module, options: dict[str, Any]) -> int | None:
-    """How far back this layer reads, if not to the start."""
-    if options.get("sliding_window"):
-        return int(options["sliding_window"])
-    config = getattr(module, "config", None)
-    kinds = getattr(config, "layer_types", None)
-    # Read only where it matters: compiled layers that differ in a number they read are compiled one by one.
-    at = getattr(module, "layer_idx", None) if kinds else None
-    kind = kinds[at] if kinds and isinstance(at, int) and at < len(kinds) else None
-    source = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}.get(str(kind))
-    return getattr(config, source, None) if source else None
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from transformers.pytorch_utils import Conv1D
 
 import zoo
 from close import assert_close
-from dualview.duality.on_model.context_patch import context_patch, patch_report, unscaled
+from dualview.duality.on_model.block_patches import LowRank, unscaled
+from dualview.duality.on_model.context_patch import context_patch, patch_report
 from dualview.duality.on_model.feed_forward import feed_forwards
 from dualview.duality.on_model.single_prompt import last_logits
-from dualview.duality.theory.implicit import RankOne
 from dualview.io.errors import UserError
 from dualview.models.loading import adopt
 from equivalence.cases import lm as zoo_lm
@@ -56,20 +56,23 @@ def with_changed_weights(lm, patch):
     names = {module: name for name, module in lm.model.named_modules()}
     with torch.no_grad():
         for block in patch.blocks:
-            for reader, delta in zip(block.place.readers, block.inputs, strict=True):
-                change(twin.get_submodule(names[reader]), delta)
+            for reader in block.place.readers:
+                change(
+                    twin.get_submodule(names[reader]), lambda weight, low=block.readers: weight @ low.left.T @ low.right
+                )
             carrier = twin.get_submodule(names[block.place.carrier])
-            if isinstance(block.output, RankOne):
-                change(carrier, block.output)
+            if isinstance(block.carrier, LowRank):
+                change(carrier, lambda _, low=block.carrier: low.left.T @ low.right)
             else:
-                {"bias": lambda c: c.bias, "scale": lambda c: c.weight}[block.place.kind](carrier).add_(block.output)
+                {"bias": lambda c: c.bias, "scale": lambda c: c.weight}[block.place.kind](carrier).add_(block.carrier)
     return twin
 
 
 def change(module, delta):
-    matrix = torch.outer(delta.left, delta.right)
+    transposed = isinstance(module, Conv1D)
+    matrix = delta(module.weight.T if transposed else module.weight)
     assert torch.linalg.matrix_rank(matrix) <= 1
-    module.weight.add_(matrix.T if isinstance(module, Conv1D) else matrix)
+    module.weight.add_(matrix.T if transposed else matrix)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zoo
+from dualview.duality.on_model.block_patches import ridge_map
 from dualview.duality.on_model.context_patch import context_patch
 from dualview.duality.on_model.feed_forward import feed_forwards
 from dualview.duality.on_model.query_packing import branched, query_pack
-from dualview.duality.on_model.shared_patch import fit_patch, in_context_aims, ridge_map
+from dualview.duality.on_model.shared_patch import fit_patch, in_context_aims
 from dualview.duality.on_model.single_prompt import last_logits
 from dualview.duality.on_model.task_vector import TaskVector, ask_with_vectors
 from dualview.io.errors import UserError

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from scipy.special import log_softmax  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.records import Records, Setting
 
@@ -14,10 +15,6 @@ from dualview.records import Records, Setting
 def _mixed(rng: np.random.Generator, part: np.ndarray, cosine: float, own: np.ndarray | None = None) -> np.ndarray:
     """Something that has this cosine with `part`, on average."""
     return cosine * part + (1 - cosine**2) ** 0.5 * (rng.normal(size=part.shape) if own is None else own)
-
-
-def _log_softmax(x: np.ndarray) -> np.ndarray:
-    return x - np.log(np.exp(x).sum(1, keepdims=True))
 
 
 def planted(
@@ -82,7 +79,7 @@ def planted(
     for name, task, taught in (("icl", a, t), ("ft", b, k)):
         base = z + task + common * rng.normal(size=(layers, d)) - (z / 2 if shrink else 0)
         h[name], h[f"{name}_flipped_labels"] = base + 0.5 * taught, base - 0.5 * taught
-    settings = {name: Setting(_log_softmax(scores[name]), h[name]) for name in scores}
+    settings = {name: Setting(log_softmax(scores[name], axis=1), h[name]) for name in scores}
     if maps:
         m = rng.normal(size=(n, layers, 2, 6))
         x = rng.normal(size=m.shape)

@@ -17,7 +17,7 @@ from torch import Tensor
 from dualview.anatomy.layers import Role
 from dualview.duality.on_model.dual_finetuning import role_factors, update_contributions
 from dualview.duality.on_model.single_prompt import projected
-from dualview.duality.on_model.softmax_split import record_heads
+from dualview.duality.on_model.softmax_split import by_layer, record_heads
 from dualview.learning.traces import TrainingTokens, TrainingTrace
 from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import PromptSet
@@ -56,29 +56,18 @@ class DemoTokens:
 def demo_tokens(prompts: PromptSet) -> DemoTokens:
     """The shared tokens of a prompt set's demonstrations."""
     first = len(prompts.zero_prefix)
-    demo: list[int] = []
-    place: list[int] = []
-    position: list[int] = []
-    label: list[bool] = []
-    ids: list[int] = []
-    for number, (pieces, span) in enumerate(zip(prompts.demos, prompts.demo_spans, strict=True)):
-        both = [*span.template, *span.label]
-        demo += [number] * len(both)
-        place += both
-        position += range(first, first + len(both))
-        label += [False] * len(span.template) + [True] * len(span.label)
-        ids += [*pieces.template, *pieces.label]
-    return DemoTokens(*(torch.tensor(x) for x in (demo, place, position, label, ids)))
+    tokens: list[tuple[int, int, int, bool, int]] = []
+    for demo, (pieces, span) in enumerate(zip(prompts.demos, prompts.demo_spans, strict=True)):
+        pairs = zip([*span.template, *span.label], [*pieces.template, *pieces.label], strict=True)
+        for i, (place, token) in enumerate(pairs):
+            tokens.append((demo, place, first + i, i >= len(span.template), token))
+    return DemoTokens(*(torch.tensor(column) for column in zip(*tokens, strict=True)))
 
 
 def icl_mass(lm: LanguageModel, prompts: PromptSet, shared: DemoTokens) -> Float[Tensor, "layer head token"]:
     """The softmax mass of the query's last token on every shared token; NaN for heads a layer does not have."""
     layers = record_heads(lm, [*prompts.prefix, *prompts.queries[0].ids])
-    widest = max(layer.q.shape[0] for layer in layers)
-    mass = torch.full((len(layers), widest, len(shared)), torch.nan, dtype=torch.float64)
-    for into, layer in zip(mass, layers, strict=True):
-        into[: layer.q.shape[0]] = layer.weights()[:, shared.place.to(layer.q.device)].double().cpu()
-    return mass
+    return by_layer([layer.weights()[:, shared.place.to(layer.q.device)] for layer in layers])
 
 
 def ft_shares(

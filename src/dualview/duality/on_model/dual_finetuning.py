@@ -16,22 +16,22 @@ a token.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from dualview.anatomy.hooks import hooked
 from dualview.anatomy.layers import Projection, Role
-from dualview.duality.on_model.single_prompt import forward_row, hooked
-from dualview.duality.theory.linalg import norm
-from dualview.duality.theory.linear import DualForm, Residual, TokenIndex, summing_error
-from dualview.duality.theory.toy_attention import lin_attn, relative_error
+from dualview.duality.on_model.single_prompt import forward_row
+from dualview.duality.theory.linear import DualForm, Residual, TokenIndex, residual
+from dualview.duality.theory.toy_attention import lin_attn
 from dualview.io.errors import UserError
 from dualview.learning.traces import Factors, TrainingTokens, TrainingTrace
 from dualview.learning.training_step import Tape
@@ -66,8 +66,7 @@ def _bias(projection: Projection, dtype: torch.dtype) -> Tensor | None:
 def reconstruct(trace: TrainingTrace) -> tuple[Residual, ...]:
     """Every tuned projection rebuilt from its factors, against the one training made (T1c): errors per projection.
 
-    Summed in float64, so that what is reported is training's own rounding, which `rounding` estimates. Training sums
-    the update apart from the weights, so it is compared, and rounded, relative to its own size and not theirs.
+    Summed in float64, so that what is reported is training's own rounding, which `rounding` estimates.
     """
     deltas = deltas_of(trace)
     steps = int(trace.tokens.step.max()) + 1 if len(trace.tokens.step) else 0
@@ -76,21 +75,9 @@ def reconstruct(trace: TrainingTrace) -> tuple[Residual, ...]:
     for factors in _made(trace):
         form = dual_form(factors, trace.tokens, torch.float64)
         at = index[factors.projection.name]
-        weight, change = deltas.weights[at][0], deltas.biases[at]
-        eps = torch.finfo(weight.dtype).eps
-        bias = None if form.bias0 is None or change is None else change[0]
-        found.append(
-            Residual(
-                layer=factors.projection.name,
-                steps=steps,
-                tokens=form.keys.shape[1],
-                weight=relative_error(form.delta(), weight),
-                weight_total=norm(form.delta() - weight.double()) / norm(form.weight0 + weight.double()),
-                bias=None if bias is None else relative_error(form.bias_errors.sum(1), bias),
-                rounding=eps * math.sqrt(max(steps, 1)),
-                bias_rounding=None if bias is None else summing_error(form.bias_errors, bias, eps),
-            )
-        )
+        bias = deltas.biases[at]
+        change, bias_change = deltas.weights[at][0], None if bias is None else bias[0]
+        found.append(residual(factors.projection.name, form, change, bias_change, steps, apart=True))
     return tuple(found)
 
 
@@ -143,13 +130,11 @@ class DualPatch:
 
     @contextmanager
     def applied(self) -> Generator[None]:
-        def add(index: int) -> Any:
-            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                return added(output, self.change(index, inputs[0]), self.factors[index].projection)
+        def add(index: int, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            return added(output, self.change(index, inputs[0]), self.factors[index].projection)
 
-            return hook
-
-        with hooked((f.projection.module, add(i)) for i, f in enumerate(self.factors)):
+        modules = (factors.projection.module for factors in self.factors)
+        with hooked(module.register_forward_hook(partial(add, i)) for i, module in enumerate(modules)):
             yield
 
 
@@ -267,9 +252,9 @@ def _quadrature(lm: LanguageModel, trace: TrainingTrace, lead: _Lead, nodes: int
     values = torch.zeros(len(trace.factors), len(trace.tokens.step), dtype=torch.float64, device=lm.device)
     points, weights = np.polynomial.legendre.leggauss(nodes)
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
-        _accumulate(values, lm, trace, _scaled(deltas, float(point)), lead, float(weight))
+        _accumulate(values, lm, trace, deltas.scaled(float(point)), lead, float(weight))
     ends: list[float] = []
-    for end in (_scaled(deltas, 0.0), deltas):
+    for end in (deltas.scaled(0.0), deltas):
         with torch.no_grad(), end.applied():
             ends.append(float(lead.score(lm)))
     names = tuple(factors.projection.name for factors in trace.factors)
@@ -314,8 +299,3 @@ def _accumulate(
         errors, keys = factors.errors, factors.inputs.to(factors.errors.dtype)
         shares = keys @ x[0].to(errors).T + (1.0 if factors.projection.biased else 0.0)  # x_t·x_s, and 1 for the bias
         values[place] += weight * ((errors @ g[0].to(errors).T) * shares).sum(1)
-
-
-def _scaled(deltas: Deltas, share: float) -> Deltas:
-    biases = tuple(None if bias is None else share * bias for bias in deltas.biases)
-    return Deltas(deltas.projections, tuple(share * weight for weight in deltas.weights), biases)

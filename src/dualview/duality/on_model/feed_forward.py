@@ -13,6 +13,7 @@ s is 1 but for architectures that scale their residual branches (Granite).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,8 +21,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from dualview.anatomy.hooks import hooked
 from dualview.duality.errors import NotApplicable
-from dualview.duality.on_model.single_prompt import forward_row, hooked
+from dualview.duality.on_model.single_prompt import forward_row
 from dualview.models.language_model import LanguageModel
 
 Kind = Literal["bias", "weight", "scale"]
@@ -67,36 +69,30 @@ def feed_forwards(lm: LanguageModel) -> tuple[FeedForward, ...]:
     order: dict[nn.Module, int] = {}
     ends: dict[nn.Module, Tensor] = {}
 
-    def keep_linear(block: nn.Module) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
-            if not isinstance(output, Tensor):
-                return output
-            # Cut from what made it, so that a gradient stops at the nearest map and names it alone.
-            cut = output.detach().requires_grad_()
-            linear[block].append(_Watched(module, inputs[0], cut))
+    def keep_linear(block: nn.Module, module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
+        if not isinstance(output, Tensor):
+            return output
+        # Cut from what made it, so that a gradient stops at the nearest map and names it alone.
+        cut = output.detach().requires_grad_()
+        linear[block].append(_Watched(module, inputs[0], cut))
+        order[module] = len(order)
+        return cut.clone()  # some architectures go on to change it in place
+
+    def keep_norm(block: nn.Module, module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            norms[block].append(_Watched(module, inputs[0], output))
             order[module] = len(order)
-            return cut.clone()  # some architectures go on to change it in place
-
-        return hook
-
-    def keep_norm(block: nn.Module) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
-            if isinstance(output, Tensor) and output.requires_grad:
-                norms[block].append(_Watched(module, inputs[0], output))
-                order[module] = len(order)
-
-        return hook
 
     def keep_end(block: nn.Module, _inputs: Any, output: Any) -> None:
         ends[block] = block_output(output)
 
-    hooks: list[tuple[nn.Module, Any]] = [(block, keep_end) for block in lm.anatomy.blocks]
+    hooks = [block.register_forward_hook(keep_end) for block in lm.anatomy.blocks]
     for block in lm.anatomy.blocks:
         for module in (m for m in block.modules() if m not in attention):
             if isinstance(module, nn.Linear | Conv1D):
-                hooks.append((module, keep_linear(block)))
+                hooks.append(module.register_forward_hook(partial(keep_linear, block)))
             elif _is_norm(module):
-                hooks.append((module, keep_norm(block)))
+                hooks.append(module.register_forward_hook(partial(keep_norm, block)))
     with torch.enable_grad(), hooked(hooks):
         forward_row(lm, [token % lm.vocab for token in range(8)])
     return tuple(_found(block, linear[block], norms[block], order, ends.get(block)) for block in lm.anatomy.blocks)

@@ -25,7 +25,7 @@ from dualview.duality.on_model.demo_tokens import DemoTokens
 from dualview.duality.on_model.dual_finetuning import role_factors
 from dualview.duality.on_model.single_prompt import projected
 from dualview.duality.on_model.weight_space import LayerTable, mean_of, random_orders
-from dualview.duality.theory.geometry import column_cosines, linear_cka, orthonormal_basis
+from dualview.duality.theory.geometry import column_cosines, linear_cka, orthonormal_basis, overlap
 from dualview.duality.theory.linalg import norm
 from dualview.learning.traces import TrainingTrace
 from dualview.models.language_model import LanguageModel
@@ -93,7 +93,7 @@ def _layer(vectors: TokenVectors, rank: int, shuffles: int, seed: int) -> dict[s
     cosines = np.array([_cosine(meta, error[:, order]) for order in orders])
     ckas = np.array([linear_cka(meta, error[:, order]) for order in orders])
     # The space of values needs no shuffles: permuting tokens does not change which values they span.
-    shared = np.array([_overlap(over_tokens, error_over_tokens[order]) for order in orders])
+    shared = np.array([overlap(over_tokens, error_over_tokens[order]) for order in orders])
     return {
         "cosine": _cosine(meta, error),
         "cosine_floor": mean_of(cosines),
@@ -101,17 +101,12 @@ def _layer(vectors: TokenVectors, rank: int, shuffles: int, seed: int) -> dict[s
         "cka": linear_cka(meta, error),
         "cka_floor": mean_of(ckas),
         "cka_floor_sd": float(ckas.std()) if shuffles else float("nan"),
-        "overlap": _overlap(values, error_values),
+        "overlap": overlap(values, error_values),
         "overlap_chance": max(values.shape[1], error_values.shape[1]) / meta.shape[0],
-        "token_overlap": _overlap(over_tokens, error_over_tokens),
+        "token_overlap": overlap(over_tokens, error_over_tokens),
         "token_overlap_floor": mean_of(shared),
     }
 
 
 def _cosine(a: Float[Tensor, "d token"], b: Float[Tensor, "d token"]) -> float:
     return float(column_cosines(a, b).nanmean())
-
-
-def _overlap(u: Float[Tensor, "n r"], v: Float[Tensor, "n s"]) -> float:
-    """Mean squared cosine of the principal angles between two orthonormal bases: ‖uᵀv‖² / min(r, s)."""
-    return norm(u.T @ v) ** 2 / min(u.shape[1], v.shape[1])

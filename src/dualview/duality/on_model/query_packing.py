@@ -17,6 +17,7 @@ from dualview.models.language_model import LanguageModel
 from dualview.models.packing.rows import Pack, Tree, grow, pack, plan
 from dualview.models.prefix import Prefix
 from dualview.models.probe import Packed
+from dualview.models.scoring import candidate_scores
 from dualview.tasks.prompts import Query
 
 _TOKENS = 2048
@@ -45,15 +46,7 @@ class QueryPack:
 
     def log_probs(self, logits: Float[Tensor, "read vocab"]) -> Float[np.ndarray, "query candidate"]:
         """Mean log-prob of every candidate's tokens; −∞ where a query has fewer candidates."""
-        scores = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1)
-        found = scores[self.pack.read_row, self.pack.target].double().cpu().numpy()
-        rows, columns = self.pack.scored_query.cpu().numpy(), self.pack.scored_candidate.cpu().numpy()
-        total = np.zeros((len(self.pack.members), self.candidates))
-        count = np.zeros_like(total)
-        # Not `+=`: a candidate of several tokens has its index several times.
-        np.add.at(total, (rows, columns), found)
-        np.add.at(count, (rows, columns), 1)
-        return np.where(count > 0, total / np.maximum(count, 1), -np.inf)
+        return candidate_scores(self.pack, logits[None], self.candidates)[0].cpu().numpy()
 
 
 def query_pack(lm: LanguageModel, queries: Sequence[Query], prefix: Prefix) -> QueryPack:

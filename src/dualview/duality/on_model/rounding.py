@@ -34,8 +34,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dualview.anatomy.hooks import hooked
 from dualview.duality.errors import NotApplicable
-from dualview.duality.on_model.single_prompt import hooked, last_logits
+from dualview.duality.on_model.single_prompt import last_logits
 from dualview.duality.theory.linalg import norm
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Patch
@@ -81,7 +82,7 @@ class Disturbed:
         leaves = [m for m in self.model.modules() if not list(m.children()) and list(m.parameters(recurse=False))]
         # The patch comes first, so that what it adds is disturbed too.
         patch = nullcontext() if self.patch is None else self.patch.applied()
-        with patch, hooked((module, disturb) for module in leaves):
+        with patch, hooked(module.register_forward_hook(disturb) for module in leaves):
             yield
 
 

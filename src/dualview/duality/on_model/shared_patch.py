@@ -1,11 +1,7 @@
 """A context as one patch for every query: the rank-1 patches of `context_patch`, fitted by least squares on many.
 
-One query's patch solves D z = z_C − z and ΔW h = δ at its last token. With queries i = 1 … n, ridge μ and tokens as
-columns, block by block, each reading the patched states of the block before it (Goldwaser et al. 2026, Alg. 1):
-
-    readers    ΔW = W D,   D = (Z_C − Z)(ZᵀZ + μI)⁻¹ Zᵀ
-    carrier    ΔW = Δ (HᵀH + μI)⁻¹ Hᵀ                Δ = (O_C − O)/s
-               Δm_j = Σ_i u_ij Δ_ij / (Σ_i u_ij² + μ)      where a norm ends the block (Gemma); its bias: the mean of Δ
+With queries i = 1 … n, their last tokens are fitted together, block by block, each reading the patched states of the
+block before it (`block_patches` has the formulas, with the ridge μ).
 
 For n = 1 and μ → 0 these are the patches of one query, exactly; for n up to the width and μ → 0 the patched zero-shot
 model still gives every fitted query its in-context logits (but for Gemma's norms, which have too few numbers). What it
@@ -17,107 +13,32 @@ all tokens of a prompt meet, fitted at the prompts' last tokens only.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+from torch import Tensor
 
 from dualview.anatomy.layers import Projection
-from dualview.duality.on_model.context_patch import Aims, as_tokens, carried, recorded_aims, unscaled
-from dualview.duality.on_model.feed_forward import FeedForward, block_output, feed_forwards, with_states
-from dualview.duality.on_model.query_packing import QueryPack, query_pack
-from dualview.duality.on_model.single_prompt import hooked
-from dualview.duality.theory.linalg import symmetric_eigen
+from dualview.duality.on_model.block_patches import (
+    Aims,
+    BlockPatch,
+    BlockPatches,
+    LowRank,
+    fitted,
+    is_linear,
+    recorded_aims,
+)
+from dualview.duality.on_model.feed_forward import FeedForward, feed_forwards
+from dualview.duality.on_model.query_packing import query_pack
 from dualview.io.atomic import whole
 from dualview.io.errors import UserError
 from dualview.learning.adapter_writing import Exported, truncated
-from dualview.learning.adapters import Adapter, LinearChange, random_directions, random_vector
+from dualview.learning.adapters import Adapter, LinearChange
 from dualview.models.language_model import LanguageModel
 from dualview.models.prefix import Prefix
 from dualview.tasks.prompts import Query
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """The matrix leftᵀ · right: attention over the fitted queries, keys `right`, values `left`."""
-
-    left: Float[Tensor, "fitted d_out"]
-    right: Float[Tensor, "fitted d_in"]
-
-    def __call__(self, x: Float[Tensor, "*token d_in"]) -> Float[Tensor, "*token d_out"]:
-        """leftᵀ right x for tokens as rows, in the patch's own precision."""
-        return (x.to(self.right.dtype) @ self.right.T) @ self.left
-
-
-@dataclass(frozen=True)
-class ReusableBlock:
-    """The patch of one block."""
-
-    readers: LowRank | None
-    """D: the readers see z + D z, that is, their weights become W (I + D)."""
-    carrier: LowRank | Float[Tensor, " d_model"]
-    """ΔW of a linear carrier, else a norm's Δb or Δm."""
-
-
-@dataclass(frozen=True)
-class ReusablePatch:
-    """One change of weights for all queries, active within `applied()`, like any patch."""
-
-    places: tuple[FeedForward, ...]
-    blocks: tuple[ReusableBlock, ...]
-
-    rows = 1
-
-    def scaled(self, factor: float) -> ReusablePatch:
-        return self._changed(lambda low: LowRank(factor * low.left, low.right), lambda vector: factor * vector)
-
-    def in_random_directions(self, generator: torch.Generator) -> ReusablePatch:
-        """Another change of the same places, with the same ranks and singular values."""
-
-        def drawn(low: LowRank) -> LowRank:
-            left, right = random_directions(low.left.T, low.right, generator)
-            return LowRank(left.T.contiguous(), right)
-
-        return self._changed(drawn, lambda vector: random_vector(vector, generator))
-
-    def _changed(self, low: Callable[[LowRank], LowRank], vector: Callable[[Tensor], Tensor]) -> ReusablePatch:
-        blocks = tuple(
-            ReusableBlock(
-                None if block.readers is None else low(block.readers),
-                low(block.carrier) if isinstance(block.carrier, LowRank) else vector(block.carrier),
-            )
-            for block in self.blocks
-        )
-        return ReusablePatch(self.places, blocks)
-
-    @contextmanager
-    def applied(self) -> Generator[None]:
-        def reading(delta: LowRank) -> Any:
-            def hook(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-                return (_plus(inputs[0], delta(inputs[0])), *inputs[1:])
-
-            return hook
-
-        def carrying(place: FeedForward, block: ReusableBlock) -> Any:
-            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                return _plus(output, carried(place, block.carrier, inputs[0]))
-
-            return hook
-
-        pairs = list(zip(self.places, self.blocks, strict=True))
-        before = [(reader, reading(b.readers)) for p, b in pairs if b.readers is not None for reader in p.readers]
-        with hooked([(p.carrier, carrying(p, b)) for p, b in pairs], before):
-            yield
-
-
-def _plus(x: Tensor, change: Tensor) -> Tensor:
-    return x + change.to(x.dtype)
 
 
 def in_context_aims(
@@ -135,7 +56,7 @@ def fit_patch(
     bare: Sequence[int],
     aims: Sequence[Aims],
     ridge: float,
-) -> ReusablePatch:
+) -> BlockPatches:
     """Fit every block in one pass over the queries without demonstrations, each block on patched states.
 
     `ridge` is μ in units of the mean squared length of what a map reads; `bare` is what comes before a query without
@@ -147,82 +68,16 @@ def fit_patch(
         raise UserError("A reusable patch is fitted on queries: give at least one.")
     # BOS is put into the queries, since its own states change with every block that is patched.
     pack = query_pack(lm, [replace(q, ids=(*bare, *q.ids)) for q in queries], Prefix(0))
-    fit = _Fit(tuple(places), tuple(aims), ridge, pack)
-    before = [(reader, fit.read(i)) for i, place in enumerate(places) for reader in place.readers]
-    after = [(place.carrier, fit.carry(i)) for i, place in enumerate(places)]
-    with hooked([*after, *((place.block, fit.end(i)) for i, place in enumerate(places))], before):
-        pack.run(lm)
-    return ReusablePatch(fit.places, tuple(fit.blocks))
+    return fitted(places, aims, pack.last, lambda: pack.run(lm), ridge=ridge)
 
 
-class _Fit:
-    """The fit under way: each block's patch is made and applied as the pass reaches it."""
-
-    def __init__(self, places: tuple[FeedForward, ...], aims: tuple[Aims, ...], ridge: float, pack: QueryPack):
-        self.places, self.aims, self.ridge, self.pack = places, aims, ridge, pack
-        self.readers: dict[int, LowRank] = {}
-        self.inputs: dict[int, Tensor] = {}
-        self.blocks: list[ReusableBlock] = []
-
-    def read(self, index: int) -> Any:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            if index not in self.readers:  # gate and up read the same z
-                z, aim = as_tokens(inputs[0])[0, self.pack.last], self.aims[index].read
-                assert aim is not None
-                self.readers[index] = ridge_map(z, aim - z, self.ridge)
-            return (_plus(inputs[0], self.readers[index](inputs[0])), *inputs[1:])
-
-        return hook
-
-    def carry(self, index: int) -> Any:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
-            self.inputs[index] = as_tokens(inputs[0])
-
-        return hook
-
-    def end(self, index: int) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-            place, states, x = self.places[index], block_output(output), self.inputs.pop(index)
-            change = (self.aims[index].out - states[0, self.pack.last]) / place.scale
-            delta = _carrier_patch(place, x[0, self.pack.last], change, self.ridge)
-            self.blocks.append(ReusableBlock(self.readers.get(index), delta))
-            return with_states(output, _plus(states, place.scale * carried(place, delta, x)))
-
-        return hook
-
-
-def _carrier_patch(place: FeedForward, x: Tensor, change: Tensor, ridge: float) -> LowRank | Tensor:
-    if _is_linear(place.carrier):
-        return ridge_map(x, change, ridge)
-    if place.kind == "bias":
-        return change.mean(0)
-    u = unscaled(place.carrier, x)
-    power = u.square()
-    return (u * change).sum(0) / (power.sum(0) + ridge * power.mean())
-
-
-def ridge_map(x: Float[Tensor, "fitted d_in"], y: Float[Tensor, "fitted d_out"], ridge: float) -> LowRank:
-    """The matrix M that minimises Σ_i ‖y_i − M x_i‖² + μ‖M‖², μ = ridge · mean ‖x_i‖², as attention over the i.
-
-    M = Yᵀ(XXᵀ + μI)⁻¹X with the x_i and y_i as rows; the least of all solutions where ridge is 0.
-    """
-    wide_x, wide_y = x.double(), y.double()
-    values, vectors = symmetric_eigen(wide_x @ wide_x.T)
-    values = values.clamp(min=0)
-    shrunk = values + ridge * values.sum() / len(values)
-    usable = shrunk > len(values) * torch.finfo(torch.float64).eps * shrunk.max()
-    inverse = torch.where(usable, 1 / torch.where(usable, shrunk, 1.0), 0.0)
-    left = vectors @ (inverse[:, None] * (vectors.T @ wide_y))
-    kept = x.dtype if x.dtype == torch.float64 else torch.float32
-    return LowRank(left.to(kept), x.to(kept).clone())
-
-
-def patch_as_adapter(patch: ReusablePatch, lm: LanguageModel, rank: int | None) -> Exported:
+def patch_as_adapter(patch: BlockPatches, lm: LanguageModel, rank: int | None) -> Exported:
     """A patch as a LoRA adapter: the readers' W D and the carriers' ΔW, of at most as many ranks as fitted rows."""
-    must_be_linear(patch.places, lm)
+    must_be_linear([block.place for block in patch.blocks], lm)
     names = {module: name for name, module in lm.model.named_modules()}
     changes: list[LinearChange] = []
-    for place, block in zip(patch.places, patch.blocks, strict=True):
+    for block in patch.blocks:
+        place = block.place
         if block.readers is not None:
             for reader in place.readers:
                 weight = Projection("", reader, None).weight().to(block.readers.left)
@@ -236,18 +91,14 @@ def patch_as_adapter(patch: ReusablePatch, lm: LanguageModel, rank: int | None) 
 
 def must_be_linear(places: Sequence[FeedForward], lm: LanguageModel) -> None:
     """Refuse places whose patch is no change of linear maps: LoRA cannot hold it."""
-    if not all(_is_linear(module) for place in places for module in (place.carrier, *place.readers)):
+    if not all(is_linear(module) for place in places for module in (place.carrier, *place.readers)):
         raise UserError(f"A patch of {lm.name} also changes norms, which LoRA cannot hold; use --format patch.")
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | Conv1D)
 
 
 SCHEMA = "dualview.patch/1"
 
 
-def save_patch(path: Path, patch: ReusablePatch, lm: LanguageModel, metadata: Mapping[str, Any]) -> Path:
+def save_patch(path: Path, patch: BlockPatches, lm: LanguageModel, metadata: Mapping[str, Any]) -> Path:
     """Write a patch as safetensors, whole or not at all; the metadata records what it was made from."""
     from safetensors.torch import save_file
 
@@ -260,7 +111,7 @@ def save_patch(path: Path, patch: ReusablePatch, lm: LanguageModel, metadata: Ma
                 tensors[f"{index}.{part}.left"], tensors[f"{index}.{part}.right"] = delta.left, delta.right
             elif delta is not None:
                 tensors[f"{index}.{part}.vector"] = delta
-    header = {"schema": SCHEMA, "carriers": [names[place.carrier] for place in patch.places], **metadata}
+    header = {"schema": SCHEMA, "carriers": [names[block.place.carrier] for block in patch.blocks], **metadata}
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with whole(path) as temporary:
         save_file(kept, temporary, {"dualview": json.dumps(header)})
@@ -288,7 +139,7 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return cast("dict[str, Any]", header), tensors
 
 
-def load_patch(path: Path | str, lm: LanguageModel) -> ReusablePatch:
+def load_patch(path: Path | str, lm: LanguageModel) -> BlockPatches:
     """A compiled patch, ready for the model it was made for; any other model is refused."""
     path = Path(path)
     header, tensors = _open(path)
@@ -302,13 +153,13 @@ def load_patch(path: Path | str, lm: LanguageModel) -> ReusablePatch:
     names = {module: name for name, module in lm.model.named_modules()}
     if [names[place.carrier] for place in places] != header["carriers"]:
         raise UserError(f"The patch {path} was made for other modules than {lm.name} has; compile it again.")
-    blocks: list[ReusableBlock] = []
+    blocks: list[BlockPatch] = []
     for index, place in enumerate(places):
         readers, carrier = (_part(tensors, f"{index}.{part}", lm) for part in ("readers", "carrier"))
         if carrier is None or isinstance(readers, Tensor) or (readers is None) != (not place.readers):
             raise UserError(f"The patch {path} lacks a part of block {index}; compile it again.")
-        blocks.append(ReusableBlock(readers, carrier))
-    return ReusablePatch(places, tuple(blocks))
+        blocks.append(BlockPatch(place, readers, carrier))
+    return BlockPatches(tuple(blocks))
 
 
 def _part(tensors: Mapping[str, Tensor], name: str, lm: LanguageModel) -> LowRank | Tensor | None:

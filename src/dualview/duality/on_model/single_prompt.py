@@ -1,14 +1,13 @@
-"""Running one whole prompt through a model as a single row, with hooks on its modules."""
+"""Running one whole prompt through a model as a single row."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from dualview.anatomy.dispatch import Strategy, run_forward
 from dualview.anatomy.layers import Projection
@@ -42,11 +41,8 @@ def whole_row(lm: LanguageModel, at: Tensor) -> Strategy:
 
 def last_logits(lm: LanguageModel, ids: Sequence[int], patch: Patch | None = None) -> Float[Tensor, " vocab"]:
     """The logits after a prompt, with a patch applied or without."""
-    with torch.no_grad():
-        if patch is None:
-            return forward_row(lm, ids)[0, 0]
-        with patch.applied():
-            return forward_row(lm, ids)[0, 0]
+    with torch.no_grad(), nullcontext() if patch is None else patch.applied():
+        return forward_row(lm, ids)[0, 0]
 
 
 def projected(lm: LanguageModel, ids: Sequence[int], projections: Sequence[Projection]) -> list[Tap]:
@@ -56,15 +52,3 @@ def projected(lm: LanguageModel, ids: Sequence[int], projections: Sequence[Proje
         forward_row(lm, ids)
     # Hooks fire in the order of the model, not of the list.
     return [next(tap for tap in taps if tap.projection is projection) for projection in projections]
-
-
-@contextmanager
-def hooked(hooks: Iterable[tuple[nn.Module, Any]], before: Iterable[tuple[nn.Module, Any]] = ()) -> Generator[None]:
-    """Run with these forward hooks (and pre-hooks `before`) on their modules; they are removed whatever happens."""
-    handles = [module.register_forward_pre_hook(hook) for module, hook in before]
-    handles += [module.register_forward_hook(hook) for module, hook in hooks]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

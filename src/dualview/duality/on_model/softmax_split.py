@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dualview.anatomy.dispatch import AttentionCall, Strategy
 from dualview.anatomy.kernels import Rule, final_logits
@@ -126,15 +127,16 @@ class HeadSplits:
         }
 
 
+def by_layer(heads: Sequence[Float[Tensor, "head ..."]]) -> Float[Tensor, "layer head ..."]:
+    """One tensor of all layers; NaN where a layer has fewer heads than the widest one."""
+    return pad_sequence([each.double().cpu() for each in heads], batch_first=True, padding_value=torch.nan)
+
+
 def split_heads(layers: Sequence[Heads], demos: range) -> HeadSplits:
     """Split every layer's softmax at the demonstrations and put it together again."""
     if not layers or not 0 <= demos.start < demos.stop < layers[0].k.shape[1]:
         raise UserError("The softmax is split between demonstrations and query: give the places of both in the prompt.")
     splits = [layer.split(demos) for layer in layers]
-    widest = max(split.mass.shape[0] for split in splits)
-    # NaN where a layer has fewer heads than the widest one.
-    mass = torch.full((len(splits), widest), torch.nan, dtype=torch.float64)
-    for row, split in zip(mass, splits, strict=True):
-        row[: split.mass.shape[0]] = split.mass.double().cpu()
+    mass = by_layer([split.mass for split in splits])
     errors = [relative_error(s.output.cpu(), layer.out.cpu()) for s, layer in zip(splits, layers, strict=True)]
     return HeadSplits(mass, tuple(errors))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dualview.anatomy.hooks import hooked
 from dualview.duality.on_model.feed_forward import block_output, with_states
 from dualview.duality.on_model.query_packing import QueryPack, branched, tree_packs
-from dualview.duality.on_model.single_prompt import hooked
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import compute_prefix
 from dualview.tasks.prompts import Query
@@ -61,16 +62,11 @@ def _put_in(
 ) -> Generator[None]:
     """Replace each vector's block's output at its own copy of every query's last token."""
 
-    def putting(copy: int, vector: TaskVector) -> Any:
-        nodes = [pack.pack.slots[i, len(query.ids) - 1 + copy] for i, query in enumerate(members)]
-        at = torch.stack(nodes)
-
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-            states = block_output(output)
-            return with_states(output, states.index_copy(1, at, vector.state.to(states).expand(1, len(at), -1)))
-
-        return hook
+    def put(copy: int, vector: TaskVector, _module: nn.Module, _inputs: Any, output: Any) -> Any:
+        at = torch.stack([pack.pack.slots[i, len(query.ids) - 1 + copy] for i, query in enumerate(members)])
+        states = block_output(output)
+        return with_states(output, states.index_copy(1, at, vector.state.to(states).expand(1, len(at), -1)))
 
     blocks = lm.anatomy.blocks
-    with hooked((blocks[vector.layer], putting(copy, vector)) for copy, vector in enumerate(vectors)):
+    with hooked(blocks[v.layer].register_forward_hook(partial(put, copy, v)) for copy, v in enumerate(vectors)):
         yield

@@ -100,10 +100,6 @@ def tuned_on_base_states(
     return tuple(strategy.layers)
 
 
-def _demo_states(heads: Heads, demos: range) -> tuple[Tensor, Tensor]:
-    return tuple(x[:, demos.start : demos.stop].mT for x in (heads.k, heads.v))  # pyright: ignore
-
-
 @dataclass(frozen=True)
 class LayerTable:
     """A dataclass with tuples of one number per layer; NaN where a layer has none."""
@@ -165,7 +161,7 @@ def compare_updates(
 
 
 def _layer(heads: Heads, demos: range, states: KeyValues, rank: int, shuffles: int, seed: int) -> dict[str, float]:
-    keys, values = _demo_states(heads, demos)
+    keys, values = (x[:, demos.start : demos.stop].mT for x in (heads.k, heads.v))
     terms, rounding = states.four_terms(), states.rounding().tolist()
     orders = random_orders(keys.shape[-1], shuffles, seed, keys.device)
     per_head: list[dict[str, float]] = []
@@ -182,17 +178,10 @@ def _layer(heads: Heads, demos: range, states: KeyValues, rank: int, shuffles: i
         floors.append([other.cosine for other in others])
         per_head.append(
             {
-                "cosine": found.cosine,
-                "left_overlap": found.left_overlap,
+                **vars(found),
                 "left_floor": mean_of([other.left_overlap for other in others]),
-                "right_overlap": found.right_overlap,
                 "right_floor": mean_of([other.right_overlap for other in others]),
-                "stable_rank_icl": found.stable_rank_a,
-                "stable_rank_ft": found.stable_rank_b,
-                "norm_ratio": found.norm_ratio,
-                "from_key": norm(terms.from_key[head]) / size,
-                "from_value": norm(terms.from_value[head]) / size,
-                "cross": norm(terms.cross[head]) / size,
+                **{part: norm(getattr(terms, part)[head]) / size for part in ("from_key", "from_value", "cross")},
             }
         )
     if not per_head:

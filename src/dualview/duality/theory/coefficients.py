@@ -23,6 +23,8 @@ Adam is not of this form: it divides each element of G_s by its own running scal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dualview.io.errors import UserError
 
 
@@ -54,39 +56,20 @@ class Coefficients:
     steps: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class _Linear:
-    """One step as a linear map: (w, m) ← A (w, m) + (b_w, b_m) G, A = [[ww, wm], [mw, mm]]."""
-
-    ww: float
-    wm: float
-    mw: float
-    mm: float
-    b_w: float
-    b_m: float
-
-
-_IDENTITY = _Linear(1.0, 0.0, 0.0, 1.0, 0.0, 0.0)
-
-
-def _linear_map(rule: StepRule, first: bool) -> _Linear:
+def _linear_map(rule: StepRule, first: bool) -> tuple[np.ndarray, np.ndarray]:
+    """A and b of one step as a linear map, (w, m) ← A (w, m) + b G."""
     keep = 1 - rule.lr * rule.decoupled_decay
     if rule.momentum == 0:  # torch neither reads nor writes the buffer
-        return _Linear(keep - rule.lr * rule.coupled_decay, 0.0, 0.0, 1.0, -rule.lr * rule.clip, 0.0)
+        return np.diag([keep - rule.lr * rule.coupled_decay, 1.0]), np.array([-rule.lr * rule.clip, 0.0])
     # torch fills an empty buffer with the gradient itself, without dampening.
     fresh = 1.0 if first else 1 - rule.dampening
     mu = 0.0 if first else rule.momentum
     # u = from_g · g + from_m · m, with m the buffer before the step
     from_g = 1 + rule.momentum * fresh if rule.nesterov else fresh
     from_m = rule.momentum * mu if rule.nesterov else mu
-    return _Linear(
-        ww=keep - rule.lr * from_g * rule.coupled_decay,
-        wm=-rule.lr * from_m,
-        mw=fresh * rule.coupled_decay,
-        mm=mu,
-        b_w=-rule.lr * from_g * rule.clip,
-        b_m=fresh * rule.clip,
-    )
+    # what g and the buffer before the step add to (w, m), g itself holding κ w
+    of_g, of_m = np.array([-rule.lr * from_g, fresh]), np.array([-rule.lr * from_m, mu])
+    return np.stack([of_g * rule.coupled_decay + [keep, 0.0], of_m], axis=1), of_g * rule.clip
 
 
 def unroll(rules: Sequence[StepRule | None]) -> Coefficients:
@@ -97,21 +80,17 @@ def unroll(rules: Sequence[StepRule | None]) -> Coefficients:
     >>> unroll([StepRule(lr=0.1), StepRule(lr=0.2)])
     Coefficients(initial=1.0, steps=(-0.1, -0.2))
     """
-    maps: list[_Linear] = []
+    maps: list[tuple[np.ndarray, np.ndarray]] = []
     buffered = False
     for rule in rules:
-        if rule is None:
-            maps.append(_IDENTITY)
-            continue
-        maps.append(_linear_map(rule, first=not buffered))
-        buffered = buffered or rule.momentum != 0
-    on_w, on_m = 1.0, 0.0  # the row vector (1, 0) A_{T-1} … A_{s+1}
-    steps = [0.0] * len(maps)
-    for s in range(len(maps) - 1, -1, -1):
-        step = maps[s]
-        steps[s] = on_w * step.b_w + on_m * step.b_m
-        on_w, on_m = on_w * step.ww + on_m * step.mw, on_w * step.wm + on_m * step.mm
-    return Coefficients(initial=on_w, steps=tuple(steps))
+        maps.append((np.eye(2), np.zeros(2)) if rule is None else _linear_map(rule, first=not buffered))
+        buffered = buffered or (rule is not None and rule.momentum != 0)
+    row = np.array([1.0, 0.0])  # (1, 0) A_{T-1} … A_{s+1}
+    steps: list[float] = []
+    for matrix, gradient in reversed(maps):
+        steps.append(float(row @ gradient))
+        row = row @ matrix
+    return Coefficients(initial=float(row[0]), steps=tuple(reversed(steps)))
 
 
 def constant_rate(steps: int, lr: float, momentum: float = 0.0, decoupled_decay: float = 0.0) -> Coefficients:

@@ -74,17 +74,9 @@ def taylor_exp(t: Float[Tensor, "*shape"], order: int) -> Float[Tensor, "*shape"
 
 
 def taylor_remainder(t: Float[Tensor, "*shape"], order: int) -> Float[Tensor, "*shape"]:
-    """Σ_{n>order} |t|^n / n!: a bound on |exp(t) − taylor_exp(t)|, summed until the terms vanish."""
+    """Σ_{n>order} |t|^n / n! = e^|t| P(order + 1, |t|), P the incomplete gamma: a bound on |exp(t) − taylor_exp(t)|."""
     size = t.abs()
-    term = torch.exp(order * torch.log(size.clamp(min=torch.finfo(t.dtype).tiny)) - math.lgamma(order + 1))
-    total, n = torch.zeros_like(t), order
-    while True:
-        n += 1
-        term = term * size / n
-        total = total + term
-        # Terms grow until n passes |t|, so small terms before that prove nothing.
-        if n > float(size.max()) and bool((term <= torch.finfo(t.dtype).eps * total).all()):
-            return total
+    return torch.exp(size) * torch.special.gammainc(torch.full_like(size, order + 1), size)
 
 
 def taylor_features(points: Float[Tensor, "d point"], order: int) -> Float[Tensor, "feature point"]:
@@ -114,32 +106,23 @@ def random_directions(
     return rotations.transpose(0, 1).reshape(d, -1)[:, :n_features] * column_norms(plain)
 
 
-def random_features(n_features: int, seed: int, orthogonal: bool = False) -> FeatureMap:
-    """Positive random features (Choromanski et al. 2021): φ(z) = e^{−‖z‖²/2} [exp(w_rᵀ z)]_r / √m.
+def random_features(n_features: int, seed: int, orthogonal: bool = False, kind: RandomKind = "positive") -> FeatureMap:
+    """Random features, both kinds unbiased for exp(aᵀb); the same seed gives the same directions w_r.
 
-    Unbiased for exp(aᵀb); all features positive, so attention weights stay positive. The same seed gives the same
-    directions.
+        positive        φ(z) = e^{−‖z‖²/2} [exp(w_rᵀ z)]_r / √m               (Choromanski et al. 2021)
+        trigonometric   φ(z) = e^{‖z‖²/2} [cos w_rᵀz, sin w_rᵀz]_r / √(m/2)     (Rahimi & Recht 2007)
+
+    Positive ones keep attention weights positive; trigonometric ones, two for each of m/2 directions, may not.
     """
+    count = n_features if kind == "positive" else n_features // 2
 
     def features(points: Float[Tensor, "d point"]) -> Float[Tensor, "feature point"]:
         generator = torch.Generator().manual_seed(seed)
-        directions = random_directions(points.shape[0], n_features, generator, orthogonal).to(points)
-        return torch.exp(directions.T @ points - 0.5 * points.square().sum(dim=0)) / math.sqrt(n_features)
-
-    return features
-
-
-def trigonometric_features(n_features: int, seed: int, orthogonal: bool = False) -> FeatureMap:
-    """Trigonometric random features (Rahimi & Recht 2007): φ(z) = e^{‖z‖²/2} [cos w_rᵀz, sin w_rᵀz]_r / √(m/2).
-
-    Two features for each of m/2 directions. Unbiased for exp(aᵀb), but an attention weight may come out negative.
-    """
-
-    def features(points: Float[Tensor, "d point"]) -> Float[Tensor, "feature point"]:
-        generator = torch.Generator().manual_seed(seed)
-        directions = random_directions(points.shape[0], n_features // 2, generator, orthogonal).to(points)
-        angles, size = directions.T @ points, torch.exp(0.5 * points.square().sum(dim=0))
-        return torch.cat([torch.cos(angles), torch.sin(angles)]) * size / math.sqrt(n_features // 2)
+        directions = random_directions(points.shape[0], count, generator, orthogonal).to(points)
+        inner, half = directions.T @ points, 0.5 * points.square().sum(dim=0)
+        if kind == "positive":
+            return torch.exp(inner - half) / math.sqrt(count)
+        return torch.cat([torch.cos(inner), torch.sin(inner)]) * torch.exp(half) / math.sqrt(count)
 
     return features
 

@@ -43,23 +43,12 @@ def orthonormal_basis(a: Float[Tensor, "m n"], rank: int | None = None) -> Float
     return u[:, : above if rank is None else min(rank, above)]
 
 
-def principal_angles(
-    a: Float[Tensor, "m p"], b: Float[Tensor, "m q"], rank: int | None = None
-) -> Float[Tensor, " angle"]:
-    """Angles between the (leading) column spaces, in radians, ascending: 0 a shared direction, π/2 an orthogonal one.
+def overlap(u: Float[Tensor, "m r"], v: Float[Tensor, "m s"]) -> float:
+    """Mean squared cosine of the principal angles between the spaces of two orthonormal bases: ‖uᵀv‖² / min(r, s).
 
-    Björck & Golub (1973): large angles from the cosines, small ones from the sines, so both are accurate. For row
-    spaces pass the transposes. Two random r-dimensional subspaces of R^m have a mean squared cosine of r/m.
+    1 if one space contains the other, 0 if they are orthogonal; r/m for two random r-dimensional subspaces of R^m.
     """
-    u, v = orthonormal_basis(a, rank), orthonormal_basis(b, rank)
-    # The sines below need the smaller space to be projected onto the larger one.
-    if v.shape[1] > u.shape[1]:
-        u, v = v, u
-    cosines = singular_values(u.T @ v).clamp(max=1)
-    # singular values of the part of v outside u, ascending, to pair with the descending cosines
-    sines = singular_values(v - u @ (u.T @ v)).clamp(max=1).flip(0)
-    # arccos loses half the digits near 0 and arcsin near π/2.
-    return torch.where(cosines.square() < 0.5, torch.arccos(cosines), torch.arcsin(sines))
+    return norm(u.T @ v) ** 2 / min(u.shape[1], v.shape[1])
 
 
 def linear_cka(a: Float[Tensor, "d_a token"], b: Float[Tensor, "d_b token"]) -> float:
@@ -83,23 +72,19 @@ class WeightComparison:
     """Mean squared cosine of the principal angles of the leading column spaces: 1 shared, about rank/d by chance."""
     right_overlap: float
     """The same for the row spaces."""
-    stable_rank_a: float
-    stable_rank_b: float
+    stable_rank_icl: float
+    stable_rank_ft: float
     norm_ratio: float
-    """‖A‖ / ‖B‖."""
+    """‖ΔW_ICL‖ / ‖ΔW_FT‖."""
 
 
-def compare_weights(a: Float[Tensor, "m n"], b: Float[Tensor, "m n"], rank: int = 8) -> WeightComparison:
+def compare_weights(icl: Float[Tensor, "m n"], ft: Float[Tensor, "m n"], rank: int = 8) -> WeightComparison:
     """ΔW_ICL and ΔW_FT: direction, subspaces of the `rank` leading singular vectors, ranks and sizes."""
-
-    def overlap(x: Tensor, y: Tensor) -> float:
-        return float(torch.cos(principal_angles(x, y, rank)).square().mean())
-
     return WeightComparison(
-        cosine=cosine(a, b),
-        left_overlap=overlap(a, b),
-        right_overlap=overlap(a.T, b.T),
-        stable_rank_a=stable_rank(a),
-        stable_rank_b=stable_rank(b),
-        norm_ratio=norm(a) / norm(b),
+        cosine=cosine(icl, ft),
+        left_overlap=overlap(orthonormal_basis(icl, rank), orthonormal_basis(ft, rank)),
+        right_overlap=overlap(orthonormal_basis(icl.T, rank), orthonormal_basis(ft.T, rank)),
+        stable_rank_icl=stable_rank(icl),
+        stable_rank_ft=stable_rank(ft),
+        norm_ratio=norm(icl) / norm(ft),
     )

@@ -19,19 +19,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualview.duality.theory.linalg import solve_right
+from dualview.duality.theory.regression import Answers, Asked, Inputs, Targets
+from dualview.duality.theory.toy_attention import Keys, Values
 from dualview.io.errors import UserError
 
 Kernel = Callable[[Float[Tensor, "d n"], Float[Tensor, "d m"]], Float[Tensor, "n m"]]
 """K(A, B)[i, j] = K(a_i, b_j), over columns."""
 
 
+State = Float[Tensor, "d_v d_k"]
+"""S: what the layer has learnt of its tokens."""
+
+
 def delta_rule(
-    keys: Float[Tensor, "d_k token"],
-    values: Float[Tensor, "d_v token"],
+    keys: Keys,
+    values: Values,
     rates: Float[Tensor, " token"],
     decays: Float[Tensor, " token"] | None = None,
-    initial: Float[Tensor, "d_v d_k"] | None = None,
-) -> Float[Tensor, "d_v d_k"]:
+    initial: State | None = None,
+) -> State:
     """DeltaNet's state after all tokens: sequential SGD on ½ ‖S k_t − v_t‖², token t with rate β_t (T8).
 
     S ← α S (I − β k kᵀ) + β v kᵀ writes v at k, erasing what S had there; decays α < 1 make it the gated one.
@@ -43,9 +49,7 @@ def delta_rule(
     return state
 
 
-def mesa(
-    keys: Float[Tensor, "d_k token"], values: Float[Tensor, "d_v token"], strength: float
-) -> Float[Tensor, "d_v d_k"]:
+def mesa(keys: Keys, values: Values, strength: float) -> State:
     """V Kᵀ (K Kᵀ + I/λ)⁻¹: ridge regression of values on keys, λ = `strength` (large: least squares, small: λ V Kᵀ)."""
     if strength <= 0:
         raise UserError("The mesa layer's strength λ must be positive.")
@@ -53,9 +57,7 @@ def mesa(
     return solve_right(values @ keys.T, gram)
 
 
-def mesa_recursion(
-    keys: Float[Tensor, "d_k token"], values: Float[Tensor, "d_v token"], strength: float
-) -> Float[Tensor, "d_v d_k"]:
+def mesa_recursion(keys: Keys, values: Values, strength: float) -> State:
     """The same solution B R token by token, from R = λ I and B = 0 (T9), without any inversion.
 
     Sherman & Morrison: R = (K Kᵀ + I/λ)⁻¹ ← R − R k kᵀ R / (1 + kᵀ R k), B = V Kᵀ ← B + v kᵀ. At every token B R is the
@@ -86,14 +88,7 @@ def gaussian_kernel(a: Float[Tensor, "d n"], b: Float[Tensor, "d m"]) -> Float[T
     return torch.exp(-0.5 * torch.cdist(a.T, b.T, compute_mode="donot_use_mm_for_euclid_dist").square())
 
 
-def kernel_attention(
-    kernel: Kernel,
-    x: Float[Tensor, "d demo"],
-    y: Float[Tensor, "n_y demo"],
-    x_query: Float[Tensor, "d query"],
-    rate: float,
-    layers: int,
-) -> Float[Tensor, "n_y query"]:
+def kernel_attention(kernel: Kernel, x: Inputs, y: Targets, x_query: Asked, rate: float, layers: int) -> Answers:
     """k layers of kernel attention: y_j ← y_j − r Σ_i K(x_i, x_j) y_i for context and query; prediction −y_q (T7).
 
     The query starts at y_q = 0 and is no key; the context's y_i turn into residuals layer by layer.
@@ -105,14 +100,7 @@ def kernel_attention(
     return -y_query
 
 
-def functional_descent(
-    kernel: Kernel,
-    x: Float[Tensor, "d demo"],
-    y: Float[Tensor, "n_y demo"],
-    x_query: Float[Tensor, "d query"],
-    rate: float,
-    steps: int,
-) -> Float[Tensor, "n_y query"]:
+def functional_descent(kernel: Kernel, x: Inputs, y: Targets, x_query: Asked, rate: float, steps: int) -> Answers:
     """Functional gradient descent in the kernel's space: f ← f + r Σ_i (y_i − f(x_i)) K(·, x_i) from f = 0, at x_query.
 
     f = Σ_i a_i K(·, x_i) throughout, so only the coefficients a_i move: a ← a + r (y − f(x)).

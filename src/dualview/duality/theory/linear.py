@@ -135,25 +135,38 @@ def summing_error(errors: Float[Tensor, "d_out token"], change: Float[Tensor, " 
 
 
 def residual(
-    name: str, form: DualForm, weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, " d_out"] | None, steps: int
+    name: str,
+    form: DualForm,
+    change: Float[Tensor, "d_out d_in"],
+    bias_change: Float[Tensor, " d_out"] | None,
+    steps: int,
+    apart: bool = False,
 ) -> Residual:
-    """Compare a dual form with the layer that training really produced (Irie's identity, dualities T1c)."""
-    rebuilt, bias_rebuilt = form.weight(), form.bias()
-    moved = norm(weight - form.weight0)
-    eps = torch.finfo(weight.dtype).eps
+    """Compare a dual form with the change that training really made (Irie's identity, dualities T1c).
+
+    `apart`: training summed the change apart from the weights, so it is rounded relative to its own size, not theirs.
+    """
+    eps = torch.finfo(change.dtype).eps
+    each = eps * math.sqrt(max(steps, 1))  # what rounding after every step leaves of a number of size 1
+    # (a − 1) W_0 + Σ_t e_t x_tᵀ, so that an update much smaller than W_0 keeps its digits
+    rebuilt, moved, size = (
+        (form.weight_shrink - 1) * form.weight0 + form.delta(),
+        norm(change),
+        norm(form.weight0 + change),
+    )
+    rounding = each if apart else each * size / moved if moved else 0.0
     bias_error = bias_rounding = None
-    if bias is not None and form.bias0 is not None and bias_rebuilt is not None:
-        change = bias - form.bias0
-        bias_error = relative_error(bias_rebuilt - form.bias0, change)
-        stored = eps * math.sqrt(max(steps, 1)) * norm(bias)
-        bias_rounding = summing_error(form.bias_errors, change, eps) + stored / (norm(change) or 1.0)
+    if bias_change is not None and form.bias0 is not None:
+        bias_error = relative_error((form.bias_shrink - 1) * form.bias0 + form.bias_errors.sum(dim=1), bias_change)
+        stored = 0.0 if apart else each * norm(form.bias0 + bias_change) / (norm(bias_change) or 1.0)
+        bias_rounding = summing_error(form.bias_errors, bias_change, eps) + stored
     return Residual(
         layer=name,
         steps=steps,
         tokens=form.keys.shape[1],
-        weight=relative_error(rebuilt - form.weight0, weight - form.weight0),
-        weight_total=relative_error(rebuilt, weight),
+        weight=relative_error(rebuilt, change),
+        weight_total=norm(rebuilt - change) / size,
         bias=bias_error,
-        rounding=eps * math.sqrt(max(steps, 1)) * norm(weight) / moved if moved else 0.0,
+        rounding=rounding,
         bias_rounding=bias_rounding,
     )

@@ -249,7 +249,9 @@ class DualRecorder:
         found: list[Residual] = []
         for track in self._tracks.values():
             weight, (_, bias) = weight_matrix(track.module), _parameters(track.module)
-            found.append(residual(track.name, _dual_form(track), weight, bias, len(track.steps)))
+            bias_change = None if bias is None or track.bias0 is None else bias - track.bias0
+            change = weight - track.weight0
+            found.append(residual(track.name, _dual_form(track), change, bias_change, len(track.steps)))
         return found
 
 

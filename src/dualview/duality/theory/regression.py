@@ -24,17 +24,20 @@ from dualview.duality.theory.linalg import solve_right
 from dualview.duality.theory.toy_attention import lin_attn
 from dualview.io.errors import UserError
 
+Inputs = Float[Tensor, "n_x demo"]
+Targets = Float[Tensor, "n_y demo"]
+Asked = Float[Tensor, "n_x query"]
+"""The queries' inputs, which have no target."""
+Answers = Float[Tensor, "n_y query"]
+Weight = Float[Tensor, "n_y n_x"]
 
-def squared_loss(
-    weight: Float[Tensor, "n_y n_x"], x: Float[Tensor, "n_x demo"], y: Float[Tensor, "n_y demo"]
-) -> Float[Tensor, ""]:
+
+def squared_loss(weight: Weight, x: Inputs, y: Targets) -> Float[Tensor, ""]:
     """L(W) = 1/(2N) Σ_i ‖W x_i − y_i‖²."""
     return 0.5 * (weight @ x - y).square().sum() / x.shape[1]
 
 
-def gd_step(
-    weight: Float[Tensor, "n_y n_x"], x: Float[Tensor, "n_x demo"], y: Float[Tensor, "n_y demo"], rate: float
-) -> Float[Tensor, "n_y n_x"]:
+def gd_step(weight: Weight, x: Inputs, y: Targets, rate: float) -> Weight:
     """W − η ∇L(W) = W − (η/N) (W X − Y) Xᵀ."""
     return weight - rate / x.shape[1] * (weight @ x - y) @ x.T
 
@@ -57,7 +60,7 @@ def _diagonal(n_x: int, n_y: int, x_value: float, y_value: float, like: Tensor) 
     return torch.diag(torch.cat([like.new_full((n_x,), x_value), like.new_full((n_y,), y_value)]))
 
 
-def gd_layer(weight0: Float[Tensor, "n_y n_x"], rate: float, n_demos: int) -> LinearSelfAttention:
+def gd_layer(weight0: Weight, rate: float, n_demos: int) -> LinearSelfAttention:
     """The K, Q, V and P of Prop. 1: one layer, one gradient step, for any data and any W_0."""
     n_y, n_x = weight0.shape
     read_x = _diagonal(n_x, n_y, 1.0, 0.0, weight0)
@@ -90,17 +93,12 @@ class Regression:
     n_x: int
 
     @property
-    def prediction(self) -> Float[Tensor, "n_y query"]:
+    def prediction(self) -> Answers:
         """Minus the query tokens' y block."""
         return -self.query[self.n_x :]
 
 
-def regression_tokens(
-    x: Float[Tensor, "n_x demo"],
-    y: Float[Tensor, "n_y demo"],
-    x_query: Float[Tensor, "n_x query"],
-    weight0: Float[Tensor, "n_y n_x"] | None = None,
-) -> Regression:
+def regression_tokens(x: Inputs, y: Targets, x_query: Asked, weight0: Weight | None = None) -> Regression:
     """e_i = (x_i, y_i) and e_q = (x_q, −W_0 x_q); zeros in the query's y block when W_0 = 0."""
     start = y.new_zeros(y.shape[0], x_query.shape[1]) if weight0 is None else -(weight0 @ x_query)
     return Regression(context=torch.cat([x, y]), query=torch.cat([x_query, start]), n_x=x.shape[0])
@@ -114,14 +112,7 @@ def run_layers(tokens: Regression, layers: Sequence[LinearSelfAttention]) -> Reg
     return Regression(context=context, query=query, n_x=tokens.n_x)
 
 
-def gd_plus_plus(
-    x: Float[Tensor, "n_x demo"],
-    y: Float[Tensor, "n_y demo"],
-    x_query: Float[Tensor, "n_x query"],
-    rate: float,
-    gamma: float,
-    steps: int,
-) -> Float[Tensor, "n_y query"]:
+def gd_plus_plus(x: Inputs, y: Targets, x_query: Asked, rate: float, gamma: float, steps: int) -> Answers:
     """GD++ without attention: each step fits the residuals on the present inputs, then conditions those inputs."""
     prediction = y.new_zeros(y.shape[0], x_query.shape[1])
     residual = y
@@ -181,10 +172,7 @@ class LsaOptimum:
 
 
 def lsa_optimum(
-    covariance: Float[Tensor, "d d"],
-    n_demos: int,
-    prior: Float[Tensor, "d d"] | None = None,
-    noise: float = 0.0,
+    covariance: Float[Tensor, "d d"], n_demos: int, prior: Float[Tensor, "d d"] | None = None, noise: float = 0.0
 ) -> LsaOptimum:
     """The analytic optimum for x ~ N(0, Σ), w ~ N(0, Λ), y = wᵀx + noise (Ahn 2306.00297, Zhang 2306.09927).
 

@@ -17,15 +17,20 @@ Proposition 1, which read x alone. Copying and then k such layers are exactly k 
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from dualview.duality.theory.regression import LinearSelfAttention, Regression, gd_layer
+from dualview.duality.theory.regression import (
+    Answers,
+    Asked,
+    Inputs,
+    LinearSelfAttention,
+    Regression,
+    Targets,
+    gd_layer,
+)
 
 
-def separate_tokens(
-    x: Float[Tensor, "n_x demo"], y: Float[Tensor, "n_y demo"], x_query: Float[Tensor, "n_x query"]
-) -> Regression:
+def separate_tokens(x: Inputs, y: Targets, x_query: Asked) -> Regression:
     """2N context tokens, x_1, y_1, x_2, y_2, …, each with its position's unit vector; queries have no position."""
     n_x, n = x.shape
     n_y, count = y.shape[0], 2 * n
@@ -64,6 +69,6 @@ def merged(tokens: Regression, n_y: int) -> Regression:
     return replace(tokens, context=tokens.context[kept, 0::2], query=tokens.query[kept])
 
 
-def prediction(tokens: Regression, n_y: int) -> Float[Tensor, "n_y query"]:
+def prediction(tokens: Regression, n_y: int) -> Answers:
     """Minus the queries' y block; what follows it is positions."""
     return -tokens.query[tokens.n_x : tokens.n_x + n_y]

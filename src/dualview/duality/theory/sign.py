@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dualview.duality.theory.toy_attention import lin_attn
+from dualview.duality.theory.toy_attention import Keys, Outputs, Queries, Values, lin_attn
 from dualview.io.errors import UserError
 
 Noise = Literal["none", "gaussian", "cauchy"]
@@ -29,46 +29,27 @@ NORMAL_MEDIAN = 0.6744897501960817
 """median |z| for z ~ N(0, 1)."""
 
 
-def signed_values(
-    keys: Float[Tensor, "d_k token"],
-    values: Float[Tensor, "d_v token"],
-    query: Float[Tensor, "d_k *query"],
-    alpha: float,
-) -> Float[Tensor, "d_v *query"]:
+def signed_values(keys: Keys, values: Values, query: Queries, alpha: float) -> Outputs:
     """α sign(V) Kᵀ q: the proposal; a subgradient step on the L1 loss, answering q."""
     return alpha * lin_attn(keys, torch.sign(values), query)
 
 
-def sign_sign(
-    keys: Float[Tensor, "d_k token"],
-    values: Float[Tensor, "d_v token"],
-    query: Float[Tensor, "d_k *query"],
-    alpha: float,
-) -> Float[Tensor, "d_v *query"]:
+def sign_sign(keys: Keys, values: Values, query: Queries, alpha: float) -> Outputs:
     """α sign(V) sign(K)ᵀ q: the sum of per-sample signSGD steps."""
     return alpha * lin_attn(torch.sign(keys), torch.sign(values), query)
 
 
-def batch_sign(
-    keys: Float[Tensor, "d_k token"],
-    values: Float[Tensor, "d_v token"],
-    query: Float[Tensor, "d_k *query"],
-    alpha: float,
-) -> Float[Tensor, "d_v *query"]:
+def batch_sign(keys: Keys, values: Values, query: Queries, alpha: float) -> Outputs:
     """α sign(V Kᵀ) q: one signSGD step on the whole batch."""
     return alpha * torch.sign(values @ keys.T) @ query
 
 
-def l1_loss(
-    weight: Float[Tensor, "d_v d_k"], keys: Float[Tensor, "d_k token"], targets: Float[Tensor, "d_v token"]
-) -> Float[Tensor, ""]:
+def l1_loss(weight: Float[Tensor, "d_v d_k"], keys: Keys, targets: Values) -> Float[Tensor, ""]:
     """Σ_i ‖W k_i − y_i‖₁; its descent step −α ∂ is α sign(V) Kᵀ with V = Y − W K."""
     return (weight @ keys - targets).abs().sum()
 
 
-def consistent_scale(
-    values: Float[Tensor, "d_v token"], kind: Literal["mean", "median"] = "mean"
-) -> Float[Tensor, " d_v"]:
+def consistent_scale(values: Values, kind: Literal["mean", "median"] = "mean") -> Float[Tensor, " d_v"]:
     """α per output, for which α sign(V) Kᵀ → W as N grows (Gaussian keys, exact values).
 
     mean: (π/2) mean|v| / N. median: √(π/2) median|v| / (.6745 N), the same limit, and finite under Cauchy noise.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
@@ -75,10 +75,11 @@ Sides = tuple[Tensor, Tensor]
 Setup = Callable[..., Any]
 """Makes the data of a formula from `Draws`, and from the model for a formula that is checked on one."""
 
-Measure = Callable[..., float | Sides | Deviation]
+Measure = Callable[..., float | Sides | Deviation | Iterator[Deviation]]
 """A function of the data that a set-up made (of the draws themselves where there is none).
 
-It returns the two sides, or how far they are apart (relative, unless the statement says otherwise).
+It returns the two sides, or how far they are apart (relative, unless the statement says otherwise); or it yields how
+far they are apart in each of several cases, of which the worst counts.
 """
 
 
@@ -99,8 +100,8 @@ class Formula:
     def deviation(self, draws: Draws, *model: Any) -> Deviation:
         """The distance of the two sides on these draws (and this model)."""
         found = self.measure(draws, *model) if self.given is None else self.measure(self.given(draws, *model))
-        if isinstance(found, Deviation):
-            return found
+        if isinstance(found, Deviation | Iterator):
+            return found if isinstance(found, Deviation) else worst_of(list(found))
         return Deviation(relative_error(*found) if isinstance(found, tuple) else found)
 
     def error(self, draws: Draws, *model: Any) -> float:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import torch
-from torch import Tensor
 
 from dualview.duality.errors import NotApplicable
-from dualview.duality.on_model.context_patch import BlockPatch, ContextPatch, Token, context_patch, patch_report
+from dualview.duality.on_model.block_patches import BlockPatches, LowRank, Token
+from dualview.duality.on_model.context_patch import context_patch, patch_report
 from dualview.duality.on_model.dual_finetuning import (
     DualPatch,
     deltas_of,
@@ -29,11 +29,9 @@ from dualview.duality.on_model.single_prompt import projected
 from dualview.duality.on_model.softmax_split import Heads, record_heads, split_heads
 from dualview.duality.on_model.weight_space import tuned_on_base_states
 from dualview.duality.theory.icl_as_update import state_weights
-from dualview.duality.theory.implicit import RankOne
 from dualview.duality.theory.linalg import column_norms, norm
-from dualview.duality.theory.recorder import weight_matrix
 from dualview.duality.theory.toy_attention import lin_attn, relative_error
-from dualview.duality.verify.check import DAI, DHERIN, GOLDWASER, IRIE, Deviation, identity, worst_of
+from dualview.duality.verify.check import DAI, DHERIN, GOLDWASER, IRIE, Deviation, identity
 from dualview.duality.verify.model_setup import ModelSetup, judged, missed, patched_rounding, trial
 from dualview.models.scoring import compute_prefix
 
@@ -42,17 +40,15 @@ on_model = partial(identity, tolerance=0.0, given=trial)
 
 
 @on_model("model: every tuned K and V is W₀ + Σ_t e_t x_tᵀ over its training tokens", IRIE)
-def _reconstruction(setup: ModelSetup) -> Deviation:
+def _reconstruction(setup: ModelSetup) -> Iterator[Deviation]:
     """κ = Σ_t ‖e_t‖‖x_t‖ / ‖ΔW‖, for the sum over training tokens."""
     trace = setup.train(epochs=2)
     patch = deltas_of(trace)
     sizes = {p.name: norm(w[0]) for p, w in zip(patch.projections, patch.weights, strict=True)}
-    found: list[Deviation] = []
     for residual, factors in zip(reconstruct(trace), trace.factors, strict=True):
         terms = column_norms(factors.errors.double().T) * column_norms(factors.inputs.double().T)
         kappa = float(terms.sum()) / (sizes[factors.projection.name] or 1.0)
-        found.append(Deviation(residual.weight, rounding=summed(factors.errors.dtype, len(terms), kappa)))
-    return worst_of(found)
+        yield Deviation(residual.weight, rounding=summed(factors.errors.dtype, len(terms), kappa))
 
 
 @on_model("model: base weights + LinAttn(X, E, ·) gives the fine-tuned logits", IRIE)
@@ -80,7 +76,7 @@ def _errors_at_start(setup: ModelSetup) -> Deviation:
 
 
 @on_model("model: ‖ΔW_V x‖ = Σ_t ⟨e_t, ΔW_V x⟩ (x_t·x) / ‖ΔW_V x‖, every layer", IRIE)
-def _contributions(setup: ModelSetup) -> Deviation:
+def _contributions(setup: ModelSetup) -> Iterator[Deviation]:
     """Σ of the tokens' parts, from the factors alone, against ‖ΔW_V x‖, from the ΔW that training summed.
 
     κ = Σ_t ‖e_t‖ Σ_i |x_ti x_i| / ‖ΔW_V x‖: an entry of ΔW is rounded relative to the terms it is the sum of.
@@ -91,7 +87,6 @@ def _contributions(setup: ModelSetup) -> Deviation:
     factors = role_factors(setup.lm, trace, "v")
     with patch.applied():
         taps = projected(setup.lm, setup.zero_shot_ids, [f.projection for f in factors])
-    found: list[Deviation] = []
     for f, tap in zip(factors, taps, strict=True):
         whole, delta = trained[f.projection.name]
         rows = rows_within(f.projection, whole)
@@ -100,8 +95,7 @@ def _contributions(setup: ModelSetup) -> Deviation:
         parts = update_contributions(replace(f, errors=f.errors.double()), x)
         terms = column_norms(f.errors.double().T) * (f.inputs.double().abs() @ x.abs())
         rounding = summed(f.errors.dtype, len(terms), float(terms.sum()) / (moved or 1.0))
-        found.append(Deviation(abs(float(parts.sum()) - moved) / (moved or 1.0), rounding=rounding))
-    return worst_of(found)
+        yield Deviation(abs(float(parts.sum()) - moved) / (moved or 1.0), rounding=rounding)
 
 
 @on_model(
@@ -128,10 +122,10 @@ def _lead(setup: ModelSetup) -> Deviation:
 
 
 @on_model("model: attention = λ y_demos + (1−λ) y_own, every head", DAI + ", exact for softmax")
-def _split(setup: ModelSetup) -> Deviation:
+def _split(setup: ModelSetup) -> Iterator[Deviation]:
     layers = record_heads(setup.lm, setup.in_context_ids)
-    errors = split_heads(layers, setup.demo_places).error
-    return worst_of([Deviation(e, rounding=head_rounding(h)) for e, h in zip(errors, layers, strict=True)])
+    for error, heads in zip(split_heads(layers, setup.demo_places).error, layers, strict=True):
+        yield Deviation(error, rounding=head_rounding(heads))
 
 
 def head_rounding(heads: Heads) -> float:
@@ -140,25 +134,22 @@ def head_rounding(heads: Heads) -> float:
 
 
 @_split.misprint("model: attention = y_demos + y_own  [no masses]", DAI, 0.0)
-def _without_masses(setup: ModelSetup) -> Deviation:
+def _without_masses(setup: ModelSetup) -> Iterator[Deviation]:
     """y = y_demos + y_own, as if softmax attention were linear."""
     layers = record_heads(setup.lm, setup.in_context_ids)
     splits = [layer.split(setup.demo_places) for layer in layers]
     if all(float(split.mass.max()) == 0 for split in splits):
         raise NotApplicable("its windows are so short that no layer sees the demonstrations")
-    pairs = zip(splits, layers, strict=True)
-    return worst_of(
-        [Deviation(relative_error(s.demos + s.own, layer.out), rounding=head_rounding(layer)) for s, layer in pairs]
-    )
+    for split, layer in zip(splits, layers, strict=True):
+        yield Deviation(relative_error(split.demos + split.own, layer.out), rounding=head_rounding(layer))
 
 
 @on_model("model: relaxed to linear attention, F_ICL(q) = (W_ZSL + ΔW_ICL) q, every head", DAI)
-def _relaxed(setup: ModelSetup) -> Deviation:
+def _relaxed(setup: ModelSetup) -> Iterator[Deviation]:
     """Linear attention over the model's own keys and values: one sum over all tokens, or two matrices.
 
     In float64, with κ = Σ_t ‖v_t‖ Σ_i |k_ti q_i| / ‖y‖.
     """
-    found: list[Deviation] = []
     for layer in record_heads(setup.lm, setup.in_context_ids):
         group = layer.q.shape[0] // layer.k.shape[0]
         inside = torch.zeros(layer.k.shape[1], dtype=torch.bool, device=layer.k.device)
@@ -169,33 +160,30 @@ def _relaxed(setup: ModelSetup) -> Deviation:
             aim = lin_attn(keys, values, q)
             kappa = float((column_norms(values) * (keys.abs().T @ q.abs())).sum()) / (norm(aim) or 1.0)
             error = relative_error((parts[0] + parts[1]) @ q, aim)
-            found.append(Deviation(error, rounding=summed(q.dtype, sum(keys.shape), kappa)))
-    return worst_of(found)
+            yield Deviation(error, rounding=summed(q.dtype, sum(keys.shape), kappa))
 
 
 @on_model("model: tuned heads, V₁K₁ᵀ − V₀K₀ᵀ = V₀ΔKᵀ + ΔV K₀ᵀ + ΔV ΔKᵀ, every head", DAI)
-def _four_terms(setup: ModelSetup) -> Deviation:
+def _four_terms(setup: ModelSetup) -> Iterator[Deviation]:
     """ΔW_FT itself, in float64: next to the base's V₀K₀ᵀ a small update would be lost in rounding.
 
     κ = Σ_t (‖v₁‖‖k₁‖ + ‖v₀‖‖k₀‖) / ‖ΔW_FT‖: the update is the difference of two sums over tokens.
     """
     patch, start = deltas_of(setup.move().trace), len(setup.prompts.prefix)
-    found: list[Deviation] = []
     for states in tuned_on_base_states(setup.lm, patch, setup.bare, setup.query.ids, start):
         wide = states.double()
         before = state_weights(wide.base_keys.mT, wide.base_values.mT)
         after = state_weights(wide.tuned_keys.mT, wide.tuned_values.mT)
         kappa = float(wide.summed_size().sum()) / (norm(after - before) or 1.0)
         error = relative_error(wide.four_terms().delta, after - before)
-        found.append(Deviation(error, rounding=summed(before.dtype, wide.base_keys.shape[1], kappa)))
-    return worst_of(found)
+        yield Deviation(error, rounding=summed(before.dtype, wide.base_keys.shape[1], kappa))
 
 
-def _patch(setup: ModelSetup, token: Token = "last") -> ContextPatch:
+def _patch(setup: ModelSetup, token: Token = "last") -> BlockPatches:
     return context_patch(setup.lm, setup.prompts.prefix, setup.query.ids, setup.bare, token)
 
 
-def _patched(setup: ModelSetup, patch: ContextPatch, right: ContextPatch) -> Deviation:
+def _patched(setup: ModelSetup, patch: BlockPatches, right: BlockPatches) -> Deviation:
     """What a patch leaves, with the rounding that the right one is allowed."""
     report = patch_report(setup.lm, setup.prompts.prefix, setup.query.ids, setup.bare, patch)
     return judged(setup, report, patched_rounding(setup, setup.query, right))
@@ -219,43 +207,25 @@ def _wrong_token(setup: ModelSetup) -> Deviation:
 
 @_at_last_token.misprint("model: ΔW = W (z_C − z) zᵀ  [no 1/‖z‖²]", GOLDWASER, 0.0)
 def _without_norm(setup: ModelSetup) -> Deviation:
-    """ΔW = W (z_C − z) zᵀ: right is z/‖z‖², so dividing by ‖right‖² leaves z."""
+    """ΔW = W (z_C − z) zᵀ: left is (z_C − z)/‖z‖² and right z, so multiplying by ‖right‖² leaves z_C − z."""
     patch = _patch(setup)
-
-    def undivided(delta: RankOne | Tensor) -> RankOne | Tensor:
-        return RankOne(delta.left, delta.right / (delta.right @ delta.right)) if isinstance(delta, RankOne) else delta
-
-    blocks = [
-        BlockPatch(b.place, tuple(cast(RankOne, undivided(d)) for d in b.inputs), undivided(b.output))
-        for b in patch.blocks
-    ]
-    if not any(_has_rank_one(block, setup.lm.dtype) for block in patch.blocks):
+    # In a parallel block z_C = z but for rounding, and ‖left‖‖right‖ = ‖z_C − z‖/‖z‖. Between rounding (ε) and a real
+    # change (1) the line is drawn at √ε.
+    least = math.sqrt(torch.finfo(setup.lm.dtype).eps)
+    moved = [d for d in (block.readers for block in patch.blocks) if d is not None]
+    if not any(norm(delta.left) * norm(delta.right) > least for delta in moved) and not any(
+        isinstance(block.carrier, LowRank) for block in patch.blocks
+    ):
         raise NotApplicable("its blocks are parallel and have biases, so there is no rank-1 patch to get wrong")
-    return _patched(setup, ContextPatch(tuple(blocks), patch.token), patch)
-
-
-def _has_rank_one(block: BlockPatch, dtype: torch.dtype) -> bool:
-    """Whether a block's patch has a part of rank 1 that is more than rounding.
-
-    In a parallel block z_C = z but for rounding, so W (z_C − z) is compared with W z = W right / ‖right‖². Between
-    rounding (ε) and a real change (1) the line is drawn at √ε.
-    """
-    if isinstance(block.output, RankOne):
-        return True
-    least = math.sqrt(torch.finfo(dtype).eps)
-    pairs = zip(block.place.readers, block.inputs, strict=True)
-    return any(norm(d.left) * norm(d.right) ** 2 > least * norm(weight_matrix(m) @ d.right) for m, d in pairs)
+    wrong = patch.changed(lambda d: LowRank(d.left * d.right.square().sum(), d.right), lambda vector: vector)
+    return _patched(setup, wrong, patch)
 
 
 @_at_last_token.misprint("model: input patches alone  [no output patch]", GOLDWASER, 0.0)
 def _without_output(setup: ModelSetup) -> Deviation:
-    patch = _patch(setup)
-
-    def without(output: RankOne | Tensor) -> RankOne | Tensor:
-        return RankOne(torch.zeros_like(output.left), output.right) if isinstance(output, RankOne) else output * 0
-
-    blocks = [replace(block, output=without(block.output)) for block in patch.blocks]
-    return _patched(setup, ContextPatch(tuple(blocks), patch.token), patch)
+    patch, none = _patch(setup), _patch(setup).scaled(0.0)
+    pairs = zip(patch.blocks, none.blocks, strict=True)
+    return _patched(setup, replace(patch, blocks=tuple(replace(b, carrier=no.carrier) for b, no in pairs)), patch)
 
 
 @on_model("model: the same as a change of weights that every token meets", GOLDWASER + "; " + DHERIN)
@@ -268,7 +238,7 @@ def _at_every_token(setup: ModelSetup) -> Deviation:
     "model: one least-squares patch (ridge 0) gives two queries their in-context logits",
     "Mazzawi et al. 2025, fitted as " + GOLDWASER,
 )
-def _one_patch_for_both(setup: ModelSetup) -> Deviation:
+def _one_patch_for_both(setup: ModelSetup) -> Iterator[Deviation]:
     lm, prompts = setup.lm, setup.prompts
     places = feed_forwards(lm)
     if any(not isinstance(place.carrier, torch.nn.Linear) and place.kind == "scale" for place in places):
@@ -277,6 +247,6 @@ def _one_patch_for_both(setup: ModelSetup) -> Deviation:
         prefix = compute_prefix(lm, prompts.prefix, len(setup.bare))
     aims = in_context_aims(lm, places, prompts.queries, prefix)
     patch = fit_patch(lm, places, prompts.queries, setup.bare, aims, ridge=0.0)
-    reports = [patch_report(lm, prompts.prefix, q.ids, setup.bare, patch) for q in prompts.queries]
-    pairs = zip(reports, prompts.queries, strict=True)
-    return worst_of([judged(setup, report, patched_rounding(setup, q, patch)) for report, q in pairs])
+    for query in prompts.queries:
+        report = patch_report(lm, prompts.prefix, query.ids, setup.bare, patch)
+        yield judged(setup, report, patched_rounding(setup, query, patch))

@@ -21,11 +21,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dualview.anatomy.hooks import hooked
 from dualview.comparison.inputs import make_prompts
 from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.duality.on_model.feed_forward import block_output
 from dualview.duality.on_model.query_packing import QueryPack, branched, tree_packs
-from dualview.duality.on_model.single_prompt import hooked
 from dualview.io.errors import UserError
 from dualview.metrics.statistics import generator
 from dualview.models.language_model import LanguageModel
@@ -104,7 +104,8 @@ def last_tokens(lm: LanguageModel, queries: Sequence[Query], prefix: Sequence[in
         for pack in tree_packs(lm, [grow(query) for query in queries], start):
             n = len(layers)
             places = [*lm.anatomy.blocks, *(layer.output for layer in layers), *(layer.output for layer in layers)]
-            with hooked((place, keep(slot, pack, slot >= 2 * n)) for slot, place in enumerate(places)):
+            kept_at = [keep(slot, pack, slot >= 2 * n) for slot in range(len(places))]
+            with hooked(p.register_forward_hook(hook) for p, hook in zip(places, kept_at, strict=True)):
                 pack.run(lm)
     states = [torch.stack(each) for each in kept]
     heads = [x.unflatten(-1, (layer.heads, -1)) for x, layer in zip(states[2 * len(layers) :], layers, strict=True)]
@@ -160,7 +161,8 @@ def head_effects(
 
                 return hook
 
-            with hooked((), ((layer.output, put_in(i)) for i, layer in enumerate(lm.anatomy.layers))):
+            outputs = [layer.output for layer in lm.anatomy.layers]
+            with hooked(m.register_forward_pre_hook(put_in(i)) for i, m in enumerate(outputs)):
                 scores = pack.log_probs(pack.run(lm))
             for index, query, row in zip(pack.pack.members, members, scores, strict=True):
                 own = row[: copies * len(query.candidates)].reshape(copies, -1)

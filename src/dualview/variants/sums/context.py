@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -25,9 +25,6 @@ from dualview.io.errors import UserError
 from dualview.variants.base import Equipment, Variant
 from dualview.variants.softmax import Call
 from dualview.variants.sums.layout import Layout
-
-if TYPE_CHECKING:
-    from dualview.anatomy.layers import Layer
 
 _caches = cast(Any, cache_utils)
 # Cache layers that are known to return the keys they held in front of the new ones.
@@ -57,20 +54,17 @@ class _Found:
     """Of the keys that the cache will return in front of the new ones."""
 
 
-class CarryingVariant(Variant):
-    """A variant that calls `sums_of_every_key`."""
-
-    def equip(self, attention: nn.Module, layer: Layer | None, index: int) -> Equipment:
-        equipment = _Carrier(self, attention, layer.kv_heads if layer else 1)
-        equipment.hook(attention)
-        return equipment
-
-
 class _Carrier(Equipment):
     def hook(self, attention: nn.Module) -> None:
         if not self.handles:
             self.handles.append(attention.register_forward_pre_hook(_look, with_kwargs=True))
             self.handles.append(attention.register_forward_hook(_forget, always_call=True))
+
+
+class CarryingVariant(Variant):
+    """A variant that calls `sums_of_every_key`."""
+
+    equipment: ClassVar[type[Equipment]] = _Carrier
 
 
 def sums_of_every_key(
