@@ -11,6 +11,7 @@ arms of a seed come before the next seed, so that a run that ends early (--minut
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -190,6 +191,7 @@ def _start(bench: _Bench, arm: str) -> dict[str, Any]:
 def _training(bench: _Bench, arm: str, seed: int, unit: Unit, job: Job[RetrofitSettings]) -> dict[str, Any]:
     """Train one arm and measure it: `found` is the same on every run, `cost` depends on the machine."""
     settings, title = bench.settings, f"{arm}, seed {seed}"
+    gc.collect()  # a model and what was compiled for it may refer to each other, and they fill a GPU
     with job.progress.part(title, settings.steps) as advance:
         model = fitted(bench.lm.model, arm, bench.sizes)
         blocks = Blocks(bench.train, settings.context, settings.batch, seed)
