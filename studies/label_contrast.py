@@ -18,6 +18,7 @@ from dualview.comparison.controls.settings import REORDERED, flipped_labels, reo
 from dualview.comparison.prepare import prepare
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.label_contrast import label_contrast, specific_contrast
+from dualview.metrics.predictions import accuracy
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import ask
 from dualview.options import RunOptions
@@ -30,10 +31,10 @@ def measured(options: RunOptions, lm: LanguageModel | None) -> tuple[LanguageMod
     queries, flipped = prepared.prompts.queries, flipped_labels(prepared)
     orders = [each for own in (prepared.prompts, flipped) for each in (own, reordered(own, REORDERED))]
     plans = [prepared.zero_shot, *(replace(prepared.in_context, prefix=each.prefix) for each in orders)]
-    zsl, true, true_again, other, other_again = (
-        np.asarray(ask(prepared.lm, queries, plan).settings[0].h, dtype=np.float64) for plan in plans
-    )
-    found = {"raw, same query": [overall_mean(label_contrast(zsl, true, other, true_again, other_again))]}
+    asked, gold = [ask(prepared.lm, queries, plan).settings[0] for plan in plans], np.array([q.gold for q in queries])
+    zsl, true, true_again, other, other_again = (np.asarray(each.h, dtype=np.float64) for each in asked)
+    found = {f"accuracy, {name}": [accuracy(asked[at].log_probs, gold)] for name, at in (("true", 1), ("flipped", 3))}
+    found |= {"raw, same query": [overall_mean(label_contrast(zsl, true, other, true_again, other_again))]}
     found["specific, same query"] = [float(specific_contrast(zsl, true, other, true_again, other_again).mean())]
     for shift in range(1, OTHERS + 1):
         moved = [np.roll(side, shift, axis=0) for side in (true_again, other_again)]
