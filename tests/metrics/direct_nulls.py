@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -18,6 +18,7 @@ from dualview.metrics.cosine import (
     layer_of,
     long_enough,
     norm,
+    overall_mean,
     ratio,
     reference_norm,
 )
@@ -205,21 +206,24 @@ def centred(layer: LayerVectors) -> Sides:
     return Sides(sides[0], sides[1])
 
 
-def without_shrinkage(layer: LayerVectors) -> LayerVectors:
-    """x and y outside the heads' span, or else less their components along zsl; 0 where that is rounding.
-
-    Their lengths stay those of the whole, so that shares stay shares.
-    """
-    sides = layer.off
-    if sides is None:
-        away = ratio(layer.z, layer.z_norm[..., None])
-        x, y = (side - np.nan_to_num(dot(side, away)[..., None] * away) for side in (layer.x, layer.y))
-        sides = x, y
-    x, y = (
-        np.where((norm(side) < UNDEFINED_BELOW * whole)[..., None], 0.0, side)
-        for side, whole in zip(sides, (layer.x_norm, layer.y_norm), strict=True)
-    )
-    return replace(layer, x=x, y=y)
+def beyond_mean_and_span(layer: LayerVectors, block: Int[np.ndarray, " member"], group: int) -> tuple[np.ndarray, ...]:
+    """ICL's and FT's vectors of a block beyond their means and outside the heads' span, or else off each query's zsl;
+    and where they are more than rounding. Query by query."""
+    lengths = layer.x_norm[block, group], layer.y_norm[block, group]
+    usable = np.isfinite(lengths[0] * lengths[1])
+    found: list[np.ndarray] = []
+    for side, whole in zip(layer.off or (layer.x, layer.y), lengths, strict=True):
+        rows = [side[i, group] for i in block]
+        kept = [bool(u and norm(row) >= UNDEFINED_BELOW * w) for row, u, w in zip(rows, usable, whole, strict=True)]
+        rows = [row if keep else np.zeros_like(row) for row, keep in zip(rows, kept, strict=True)]
+        mean = sum(rows) / max(1, int(usable.sum()))
+        rest = np.stack([row - mean for row in rows])
+        for row, i in zip(rest, block, strict=True):
+            if layer.off is None and layer.z_norm[i, group] > 0:
+                unit = layer.z[i, group] / layer.z_norm[i, group]
+                row -= (row @ unit) * unit
+        found += [rest, np.array(kept) & ~(norm(rest) < UNDEFINED_BELOW * whole)]
+    return *found, usable
 
 
 def rotation_variance(sides: Sides, dims: Int[np.ndarray, " query"], sample: Int[np.ndarray, " member"]) -> float:
@@ -289,9 +293,8 @@ class _Collected:
     @classmethod
     def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " _member"]]) -> _Collected:
         squares = [[np.full((layers, block.size, block.size), np.nan) for block in blocks] for _ in range(2)]
-        tables = {
-            name: np.full((n, layers), np.nan) for name in ("value", "shrinkage", "gaussian", "noise", "before", "rest")
-        }
+        names = ("value", "shrinkage", "gaussian", "noise", "before", "rest", "cosines", "portion")
+        tables = {name: np.full((n, layers), np.nan) for name in names}
         return cls(tables, squares[0], squares[1], {name: np.full(layers, np.nan) for name in ("whole", "specific")})
 
     def fill(self, index: int, layer: LayerVectors, random: Float[np.ndarray, "query group"]) -> None:
@@ -318,13 +321,26 @@ class _Collected:
         sample: Int[np.ndarray, " member"],
     ) -> None:
         """What is similar outside the span and beyond the block's mean, and how far chance alone carries it."""
-        rest, away = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan)), without_shrinkage(layer)
-        for numbers in _of_one_size(blocks):
-            several = np.stack([blocks[number] for number in numbers])
-            sides = centred(away.take(several))
-            rest.x[several], rest.y[several] = sides.x, sides.y
-        self.tables["rest"][:, index] = defined_mean(dot(rest.x, rest.y), axis=1)
-        for name, sides in {"whole": units(layer), "specific": rest}.items():
+        n, groups = layer.x_norm.shape
+        tables = {name: np.full((n, groups), np.nan) for name in ("rest", "cosines", "portion")}
+        units_ = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan))
+        for block in blocks:
+            for group in range(groups):
+                x, x_left, y, y_left, usable = beyond_mean_and_span(layer, block, group)
+                count = int(usable.sum())
+                for at, i in enumerate(block):
+                    if not usable[at] or count < 2:
+                        continue
+                    whole, own = layer.x_norm[i, group] * layer.y_norm[i, group], norm(x[at]) * norm(y[at])
+                    tables["rest"][i, group] = x[at] @ y[at] * count / (count - 1) / whole
+                    tables["cosines"][i, group] = x[at] @ y[at] / own if x_left[at] and y_left[at] else 0.0
+                    sizes = norm(x[at]) / layer.x_norm[i, group], norm(y[at]) / layer.y_norm[i, group]
+                    tables["portion"][i, group] = min(1.0, sizes[0]) * min(1.0, sizes[1])
+                    units_.x[i, group] = x[at] / norm(x[at]) if x_left[at] else 0.0
+                    units_.y[i, group] = y[at] / norm(y[at]) if y_left[at] else 0.0
+        for name, table in tables.items():
+            self.tables[name][:, index] = defined_mean(table, axis=1)
+        for name, sides in {"whole": units(layer), "specific": units_}.items():
             self.deviations[name][index] = rotation_variance(sides, dims, sample) ** 0.5
 
 
@@ -391,6 +407,5 @@ def _finish(
     whole, rest = (float(defined_mean(into.deviations[part], axis=0)) for part in ("whole", "specific"))
     if not whole > 0 or not rest > 0:
         return RecordFloors(value, floors, tests, None)
-    left = into.tables["rest"]
-    floors["rotated"] = Floor(value - left.clip(-1.0, 1.0), left)
-    return RecordFloors(value, floors, tests, Rotated(whole, rest))
+    floors["rotated"] = Floor(value - into.tables["rest"].clip(-1.0, 1.0), into.tables["cosines"])
+    return RecordFloors(value, floors, tests, Rotated(whole, rest, overall_mean(into.tables["portion"])))

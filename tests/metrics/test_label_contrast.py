@@ -8,7 +8,8 @@ import pytest
 from dualview.analyses.certificate.plants import planted
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.floors.nulls import contrast_floors
-from dualview.metrics.label_contrast import label_contrast
+from dualview.metrics.label_contrast import label_contrast, specific_contrast
+from dualview.metrics.summary import compute_metrics
 from dualview.records import Records
 
 NAMES = ("zsl", "icl", "icl_flipped_labels", "ft", "ft_flipped_labels")
@@ -48,3 +49,38 @@ def test_its_floors_are_those_of_the_contrast() -> None:
     assert found.tests["shuffled_query"].p is not None and found.tests["shuffled_query"].p < 0.01
     bare = Records(records.gold, {name: records[name] for name in ("zsl", "icl", "ft")})
     assert contrast_floors(bare) is None
+
+
+def test_the_specific_contrast_against_a_slow_one() -> None:
+    sides = arrays(planted(3, labels=0.5, n=9))
+    z, icl, icl_flipped, ft, ft_flipped = sides
+    sizes = np.sqrt((z**2).sum(-1).mean(0))[:, None]
+    x, y = (icl - icl_flipped) / sizes, (ft - ft_flipped) / sizes
+    for query, found in enumerate(specific_contrast(*sides)):
+        a, b = ((side[query] - sum(side) / 9).ravel() for side in (x, y))
+        assert found == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)), abs=1e-12)
+
+
+def test_what_all_queries_share_is_not_specific() -> None:
+    """One change of all queries in both settings, and in a layer where labels hardly matter noise alone."""
+    z, icl, icl_flipped, ft, ft_flipped = arrays(planted(4, labels=0.0, n=200))
+    shared = 5 * np.random.default_rng(0).normal(size=z.shape[1:])
+    sides = z, icl + shared, icl_flipped, ft + shared, ft_flipped
+    assert overall_mean(label_contrast(*sides)) > 0.8 and abs(specific_contrast(*sides).mean()) < 0.05
+    z, icl, icl_flipped, ft, ft_flipped = arrays(planted(4, labels=0.9, n=200))
+    noise = np.random.default_rng(1).normal(size=(4, *z.shape[:1], z.shape[2]))
+    for side, own in zip((icl, icl_flipped, ft, ft_flipped), noise, strict=True):
+        side[:, 0] = z[:, 0] + 0.01 * own
+    assert specific_contrast(z, icl, icl_flipped, ft, ft_flipped).mean() > 0.85
+    assert overall_mean(label_contrast(z, icl, icl_flipped, ft, ft_flipped)) < 0.7
+
+
+def test_a_diverged_query_has_no_specific_contrast_and_leaves_the_others_theirs() -> None:
+    records = planted(5, labels=0.5, n=20)
+    sides = arrays(records)
+    whole = specific_contrast(*sides)
+    sides[3][4] = np.inf
+    found = specific_contrast(*sides)
+    assert np.isnan(found[4]) and np.isfinite(np.delete(found, 4)).all()
+    assert compute_metrics(planted(5, labels=0.5, n=20)).label_specific == pytest.approx(whole.mean())
+    assert np.isnan(specific_contrast(*(side[:1] for side in arrays(planted(5, n=3))))).all(), "one query has no others"

@@ -178,3 +178,17 @@ def test_same_seed_same_floors() -> None:
     assert_close(first.floors["gaussian"].per_query, second.floors["gaussian"].per_query)
     assert first.tests["shuffled_query"].p == second.tests["shuffled_query"].p
     assert defined_mean(first.value, axis=0).shape == (2,)
+
+
+@pytest.mark.parametrize("unequal", [0.0, 1.0])
+def test_rotations_are_about_zero_with_a_mean_that_both_share(unequal: float) -> None:
+    """Whatever all queries have in common is gone, also where some queries have little besides."""
+    scores: list[float] = []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        z, a, b = rng.normal(size=(3, 50, 1, 12))
+        shared, far = 4 * rng.normal(size=12), np.exp(unequal * rng.normal(size=(50, 1, 1)))
+        found = record_floors(z, z + shared + far * a, z + shared + far * b, ["update"])["update"]
+        assert found.rotated is not None
+        scores.append(float(found.floors["rotated"].excess.mean()) / found.rotated.specific)
+    assert abs(np.mean(scores)) < 0.7 and 0.6 < np.std(scores) < 1.5

@@ -11,6 +11,7 @@ import pytest
 
 from dualview.analyses.certificate.plants import INDEPENDENT, planted, same_queries
 from dualview.io.errors import UserError
+from dualview.metrics.agreement import centred_log_odds
 from dualview.metrics.verdict import LEVELS, Verdict, judge, over_draws
 from dualview.records import Records, Setting
 
@@ -247,6 +248,28 @@ def test_agreement_by_length_alone_is_not_supported() -> None:
         unknown = judge(Records(known.gold, known.settings), draws=499).levels["predictions"]
         assert unknown.outcome == "supported", "lengths that are not recorded cannot be told"
     assert judge(planted(0, **ALL, length=1.0), draws=499).overall == "supported"
+
+
+def bent(seed: int, opposite: bool = False, **options: float) -> Records:
+    """Both settings shrink the zero-shot log-odds by a bend, more so in one class (FT in the other, if `opposite`)."""
+    records = planted(seed, n=160, **options)
+    zsl = 2 * centred_log_odds(records["zsl"].log_probs)
+    settings = {name: replace(each, log_probs=each.log_probs + zsl / 2) for name, each in records.settings.items()}
+    for name in ("icl", "ft"):
+        strong = records.gold == int(opposite and name == "ft")
+        shrunk = np.where(strong[:, None], 1.5, 0.5) * np.tanh(zsl)
+        settings[name] = replace(settings[name], log_probs=settings[name].log_probs - shrunk)
+    return Records(records.gold, settings)
+
+
+def test_agreement_by_zero_shot_alone_is_not_supported() -> None:
+    """A straight line in the zero-shot log-odds, the same for all classes, leaves what both bend alike."""
+    found = [judge(bent(seed), draws=499).levels["predictions"] for seed in range(10)]
+    assert sum(level.outcome == "supported" for level in found) <= 1
+    assert sum(level.decided_by == "zero-shot" and "log-odds explain" in level.clause for level in found) >= 8
+    against = [judge(bent(seed, opposite=True), draws=499).levels["predictions"] for seed in range(10)]
+    assert sum(level.outcome == "contradicted" for level in against) <= 1
+    assert judge(bent(0, **ALL), draws=499).levels["predictions"].outcome == "supported"
 
 
 @pytest.mark.parametrize("wrong", [{"draws": 0}, {"level": 2}, {"level": 0}, {"seed": -1}, {"alpha": 0}])

@@ -16,6 +16,8 @@ History:
    that a verdict over draws needs. What a query has beyond the mean update is at most 1 in a floor, and controls with
    several draws are read on Fisher's scale.
 5. Untrained weights are drawn by numpy.
+6. Agreement is also tested beyond any bent or class-wise shrinking of the zero-shot log-odds. The rotations compare the
+   cosines of what is beyond the mean update, not shares of the whole, and remove the zero-shot direction after it.
 """
 
-NUMERICS_VERSION = 5
+NUMERICS_VERSION = 6

@@ -75,16 +75,23 @@ def agreement(
     ft: Float[np.ndarray, "query candidate"],
     *,
     length: Int[np.ndarray, " query"] | None = None,
+    bends: bool = False,
     seed: int = 0,
     draws: int = DRAWS,
 ) -> Agreement:
     """Agreement of the settings' candidate scores (mean log-probabilities); see the module for its equation.
 
     length   the queries' numbers of tokens, for what agrees beyond them: the fit then has a slope in each class
+    bends    for what agrees beyond any shrinking of the zero-shot log-odds: the fit may bend, and differ by class
     """
     base = centred_log_odds(zsl)
     moved = [centred_log_odds(side) - base for side in (icl, ft)]
-    return _agreement(gold, base, moved, "agreement", seed, draws, length)
+    own, extra = _classes(gold), list[np.ndarray]()
+    if length is not None:
+        extra.append(own * ((length - length.mean()) / max(float(length.std()), 1.0))[:, None])
+    if bends:
+        extra += _bends(gold, own, base)
+    return _agreement(gold, base, moved, "agreement", seed, draws, extra)
 
 
 def label_agreement(
@@ -111,15 +118,13 @@ def _agreement(
     name: str,
     seed: int,
     draws: int,
-    length: Int[np.ndarray, " query"] | None = None,
+    extra: Sequence[Float[np.ndarray, "query column"]] = (),
 ) -> Agreement:
-    """Agreement of two changes of log-odds; `name` names its random draws."""
+    """Agreement of two changes of log-odds beyond the `extra` columns too; `name` names its random draws."""
     if not all(np.isfinite(side).all() for side in moved):
         return Agreement(None, reason="a score is not finite: fine-tuning diverged")
-    classes, member = np.unique(gold, return_inverse=True)
-    own = np.eye(classes.size)[member]
-    slopes = [] if length is None else [own * ((length - length.mean()) / max(float(length.std()), 1.0))[:, None]]
-    basis = _column_basis(np.column_stack([own, base, *slopes]))
+    own = _classes(gold)
+    member, basis = own.argmax(axis=1), _column_basis(np.column_stack([own, base, *extra]))
     if gold.size < basis.shape[1] + 2:
         return Agreement(None, reason=f"{gold.size} queries are too few to tell them apart within classes")
     orders = sum(math.lgamma(int(size) + 1) for size in np.bincount(member))
@@ -143,6 +148,31 @@ def _agreement(
         interval=correlation_interval(ours, theirs, seed=seed, name=f"ci/{name}", draws=draws),
         detectable=min(1.0, found_at(0.01) * max(float(null.std()), spread)),
     )
+
+
+def _classes(gold: Int[np.ndarray, " query"]) -> Float[np.ndarray, "query class"]:
+    """Which of the classes that occur each query is of: a 1 in its column."""
+    classes, member = np.unique(gold, return_inverse=True)
+    return np.eye(classes.size)[member]
+
+
+def _bends(
+    gold: Int[np.ndarray, " query"], own: Float[np.ndarray, "query class"], base: Float[np.ndarray, "query candidate"]
+) -> list[Float[np.ndarray, "query column"]]:
+    """Columns for a fit on the zero-shot log-odds that bends and differs by class, as many as the queries can carry.
+
+    In this order: a slope by class of every candidate's log-odds, or of the gold label's alone; the latter's excess
+    over its class's lower and upper third; the signed square of every candidate's.
+    """
+    odds = base[np.arange(gold.size), gold]
+    knots = [[np.quantile(odds[own[:, c] > 0], at) for c in range(own.shape[1])] for at in (1 / 3, 2 / 3)]
+    hinges = [own * np.maximum(odds - own @ np.array(at), 0.0)[:, None] for at in knots]
+    slopes = [own * each[:, None] for each in base.T]
+    taken: list[np.ndarray] = []
+    for columns in (np.column_stack(slopes), own * odds[:, None], np.column_stack(hinges), base * np.abs(base)):
+        if _column_basis(np.column_stack([own, base, *taken, columns])).shape[1] <= gold.size / 4:
+            taken.append(columns)
+    return taken
 
 
 def centred_log_odds(log_probs: Float[np.ndarray, "query candidate"]) -> Float[np.ndarray, "query candidate"]:

@@ -113,14 +113,18 @@ def _gain(records: Records, name: str, over: str, options: ControlOptions) -> tu
     return float(gain.mean()), found, student_p(gain)
 
 
-def predictions_level(found: Agreement, floors: Mapping[str, FloorResult], alpha: float) -> Level:
-    """Agreement above 0 by permutations of the queries and by their signs, also beyond what their lengths explain.
+def predictions_level(
+    found: Agreement, floors: Mapping[str, FloorResult], below: Mapping[str, float], alpha: float
+) -> Level:
+    """Agreement above 0 by permutations of the queries and by their signs, also beyond what their lengths and any
+    function of their zero-shot log-odds explain.
 
-    The p-value is that of the permutations, unless only another test fails.
+    The p-value is that of the permutations, unless only another test fails. `below` are the p-values of the same tests
+    that it is not below 0.
     """
     if found.value is None:
         return Level("not testable", f"agreement is undefined: {found.reason}")
-    above, below = {test: 1.0 if floor.p is None else floor.p for test, floor in floors.items()}, found.below
+    above = {test: 1.0 if floor.p is None else floor.p for test, floor in floors.items()}
     decided = next((test for test, p in above.items() if p >= alpha), "permuted")
     outcome: Outcome = "supported" if above[decided] < alpha else "not supported"
     if max(below.values()) < alpha:
@@ -128,7 +132,7 @@ def predictions_level(found: Agreement, floors: Mapping[str, FloorResult], alpha
     relation = {
         "supported": "the same way",
         "contradicted": "against each other",
-        "not supported": "no more than " + ("their lengths explain" if decided == "length" else "by chance"),
+        "not supported": "no more than " + _EXPLAINED.get(decided, "by chance"),
     }
     p = (below if outcome == "contradicted" else above)[decided]
     clause = f"the same queries move {relation[outcome]}, agreement {found.value:.3f} ({p_clause(p)})"
@@ -144,6 +148,9 @@ def predictions_level(found: Agreement, floors: Mapping[str, FloorResult], alpha
         query_p=max(above.values()),
         below_p=max(below.values()),
     )
+
+
+_EXPLAINED = {"length": "their lengths explain", "zero-shot": "their zero-shot log-odds explain"}
 
 
 def similarity_level(metric: MetricControls, alpha: float, level: float = 0.95) -> Level:

@@ -102,6 +102,8 @@ class AgreementPart(ResultPart):
 class LabelContrastPart(ResultPart):
     value: float | None
     per_layer: LayerRow
+    specific: float | None = None
+    """Beyond what flipping changes in all queries alike; not in older results."""
     reason: str | None = None
     log_odds: AgreementPart | None = None
     """The same of the label log-odds, as `agreement` compares them."""

@@ -10,9 +10,9 @@ from jaxtyping import Float
 
 from dualview.metrics.agreement import Agreement, agreement, label_agreement
 from dualview.metrics.arrays import NUMPY, Backend
-from dualview.metrics.cosine import layer_means, overall_mean
+from dualview.metrics.cosine import defined_mean, layer_means, overall_mean
 from dualview.metrics.floors.tables import FORMS, RecordTables
-from dualview.metrics.label_contrast import FLIPPED
+from dualview.metrics.label_contrast import FLIPPED, specific_contrast
 from dualview.metrics.measured import LayerBounds
 from dualview.metrics.predictions import Rec2FTP, accuracy, prediction_warnings, rec2ftp
 from dualview.metrics.sim_am import DemoMass, SimAM, by_query, demo_mass_summary
@@ -78,6 +78,8 @@ class Metrics:
     agreement: Agreement
     label_contrast: Layered | None
     """None where flipped labels were not run."""
+    label_specific: float | None
+    """The label contrast beyond what all queries share; None where it is undefined or flipped labels were not run."""
     label_agreement: Agreement | None
     """The same of the log-odds."""
     warnings: tuple[str, ...]
@@ -140,6 +142,7 @@ class Metrics:
         return {
             "value": found.value,
             "per_layer": found.per_layer,
+            "specific": self.label_specific,
             "reason": found.reason,
             "log_odds": log_odds,
         }
@@ -194,16 +197,27 @@ def compute_metrics(records: object, tables: RecordTables | None = None) -> Metr
         demo_mass=None if icl.demo_mass is None else demo_mass_summary(icl.demo_mass),
         agreement=agreement(data.gold, zsl.log_probs, icl.log_probs, ft.log_probs),
         label_contrast=contrast,
+        label_specific=_label_specific(data),
         label_agreement=_label_agreement(data),
         warnings=tuple(_warnings(data)),
     )
 
 
-def _label_agreement(records: Records) -> Agreement | None:
-    names = ("zsl", "icl", FLIPPED["icl"], "ft", FLIPPED["ft"])
-    if any(name not in records.settings for name in names):
+_CONTRASTED = ("zsl", "icl", FLIPPED["icl"], "ft", FLIPPED["ft"])
+
+
+def _label_specific(records: Records) -> float | None:
+    h = [records[name].h for name in _CONTRASTED if name in records.settings]
+    known = [each for each in h if each is not None]
+    if len(known) < len(_CONTRASTED):
         return None
-    zsl, icl, icl_flipped, ft, ft_flipped = (records[name].log_probs for name in names)
+    return plain(float(defined_mean(specific_contrast(*known), axis=0)))
+
+
+def _label_agreement(records: Records) -> Agreement | None:
+    if any(name not in records.settings for name in _CONTRASTED):
+        return None
+    zsl, icl, icl_flipped, ft, ft_flipped = (records[name].log_probs for name in _CONTRASTED)
     return label_agreement(records.gold, zsl, icl, icl_flipped, ft, ft_flipped)
 
 

@@ -155,11 +155,13 @@ def judge_one(given: Records, options: ControlOptions, limit: float, tables: Rec
     seed, draws, level = options.seed, options.draws, options.level
     scores = [given[name].log_probs for name in MAIN_SETTINGS]
     agreed = agreement(given.gold, *scores, seed=seed, draws=draws)
-    floors = {test: FloorResult(0.0, p) for test, p in agreed.tests.items()}
-    if given.columns is not None and agreed.value is not None:
-        beyond = agreement(given.gold, *scores, length=given.columns, seed=seed, draws=draws)
-        if beyond.value is not None:
-            floors["length"] = FloorResult(0.0, max(beyond.tests.values()))
+    floors, below = {test: FloorResult(0.0, p) for test, p in agreed.tests.items()}, agreed.below
+    if agreed.value is not None:
+        beyond = {"zero-shot": agreement(given.gold, *scores, bends=True, seed=seed, draws=draws)}
+        if given.columns is not None:
+            beyond["length"] = agreement(given.gold, *scores, length=given.columns, seed=seed, draws=draws)
+        for name, found in ((name, found) for name, found in beyond.items() if found.value is not None):
+            floors[name], below[name] = FloorResult(0.0, max(found.tests.values())), max(found.below.values())
     metrics = {
         **compute_controls(given, options, tables),
         "agreement": MetricControls(
@@ -175,7 +177,7 @@ def judge_one(given: Records, options: ControlOptions, limit: float, tables: Rec
     }
     levels = {
         "learning": learning_level(given, options),
-        "predictions": predictions_level(agreed, floors, limit),
+        "predictions": predictions_level(agreed, floors, below, limit),
         "representations": similarity_level(metrics["sim_aou"], limit, level),
         "attention": similarity_level(metrics["sim_am"], limit, level),
         "labels": labels_level(given, metrics["label_contrast"], options, limit),

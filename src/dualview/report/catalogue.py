@@ -70,6 +70,12 @@ NUMBERS = (
         "cosine of what flipping the demonstrations' labels changes in attention's output, ICL's with fine-tuning's",
     ),
     Number(
+        "label_contrast.specific",
+        "label contrast beyond the mean",
+        "+.3f",
+        "the same beyond what flipping changes in all queries alike, layers weighing as much as it changes them",
+    ),
+    Number(
         "label_contrast.log_odds.value",
         "label contrast of log-odds",
         "+.3f",

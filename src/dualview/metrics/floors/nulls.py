@@ -35,7 +35,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dualview.metrics.arrays import NUMPY, Backend, as_type, library, put_like, to_numpy
-from dualview.metrics.cosine import Form, defined_mean, long_enough, ratio
+from dualview.metrics.cosine import Form, defined_mean, long_enough, overall_mean, ratio
 from dualview.metrics.floors.rotations import BlockChunk, Rotations, UpdateSources, block_chunks
 from dualview.metrics.floors.updates import BlockProducts, Compared, gaussian, random_directions
 from dualview.metrics.label_contrast import FLIPPED
@@ -83,7 +83,9 @@ class Rotated:
     whole: float
     """Of the similarity itself."""
     specific: float
-    """Of what is left of it beyond the mean updates and outside the heads' span."""
+    """Of the cosine of what is left beyond the mean updates and outside the heads' span."""
+    portion: float
+    """How long that is over the whole updates, ICL's times FT's, on average."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class RecordFloors:
     def detectable(self) -> float | None:
         """The smallest similarity beyond its floors that is found at p < .01 with a probability of 80 %."""
         spreads = [test.spread for test in self.tests.values() if test.p is not None]
-        spreads += [] if self.rotated is None else [self.rotated.specific]
+        spreads += [] if self.rotated is None else [self.rotated.specific * self.rotated.portion]
         return found_at(0.01) * max(spreads) if spreads else None
 
 
@@ -169,7 +171,7 @@ class _Collected:
             return at.put(np.full(shape, np.nan))
 
         pairs, centred = ([full(layers, block.size, block.size) for block in blocks] for _ in range(2))
-        names = ("value", "shrinkage", "gaussian", "noise", "before", "rest")
+        names = ("value", "shrinkage", "gaussian", "noise", "before", "rest", "cosines", "portion")
         deviations = {name: full(layers) for name in ("whole", "specific")}
         return cls({name: full(layers, n) for name in names}, pairs, centred, deviations)
 
@@ -255,7 +257,8 @@ def _floors(
         if rotations is not None:
             into, lengths = collected["update"], own["update"]["x_norm"] * own["update"]["b_norm"]
             isfinite = library(lengths).isfinite
-            into.tables["rest"][step] = defined_mean(rotations.rest, axis=-1)
+            for name in ("rest", "cosines", "portion"):
+                into.tables[name][step] = defined_mean(getattr(rotations, name), axis=-1)
             into.deviations["whole"][step] = rotations.deviation("whole", isfinite(lengths))
             into.deviations["specific"][step] = rotations.deviation("specific", isfinite(rotations.rest))
 
@@ -321,6 +324,8 @@ def _finish(
     whole, rest = (float(defined_mean(to_numpy(into.deviations[part]), axis=0)) for part in ("whole", "specific"))
     if not whole > 0 or not rest > 0:
         return RecordFloors(value, floors, tests, None)
-    left = tables["rest"]
-    floors["rotated"] = Floor(value - left.clip(-1.0, 1.0), left)
-    return RecordFloors(value, floors, tests, Rotated(whole, rest))
+    # The floor is what is left of the similarity itself; the test compares the queries' cosines beyond mean and span.
+    # Shares would not do: the longer a query's update is for its part, the smaller its share, and what ICL and FT have
+    # in common in length alone would pass for similarity.
+    floors["rotated"] = Floor(value - tables["rest"].clip(-1.0, 1.0), tables["cosines"])
+    return RecordFloors(value, floors, tests, Rotated(whole, rest, overall_mean(tables["portion"])))

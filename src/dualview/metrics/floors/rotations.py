@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from dualview.metrics.arrays import Backend, as_type, library, put_like
-from dualview.metrics.cosine import dot, ratio, root
+from dualview.metrics.cosine import dot, norm, ratio, root
 from dualview.metrics.floors.updates import BlockVectors, Compared, inner_products, short
 
 
@@ -90,7 +90,7 @@ class Rotations:
         self.dims, self.sample, self.at = dims, sample, at
         self.slot = np.full(dims.size, -1)
         self.slot[sample] = np.arange(sample.size)
-        self.rest = at.put(np.full((layers, dims.size, groups), np.nan))
+        self.rest, self.cosines, self.portion = (at.put(np.full((layers, dims.size, groups), np.nan)) for _ in range(3))
 
     def add(self, chunk: BlockChunk, v: BlockVectors, compared: Compared) -> None:
         """Take in the queries of some blocks."""
@@ -106,22 +106,17 @@ class Rotations:
                 side[:, into, :, : chunk.width] = sampled(row) / sampled(length)[..., None]
         if chunk.members.shape[1] < 2:
             return
-        xp, (pairs, kept) = library(v.u), _outside_span(v, compared)
-        both = kept[0][..., :, None] & kept[1][..., None, :]
-        rest = compared.beyond_mean(xp.where(both, pairs, 0.0))
-        self.rest[:, self.at.put(chunk.members)] = xp.einsum("...ii->...i", rest).swapaxes(2, 3)
-        if not found[0].size:
-            return
-        less = compared.without_zsl()
-        sides = v.off or (v.u + less.beta[..., None] * v.z, v.w + less.delta[..., None] * v.z)
+        sides, members = _beyond_mean_and_span(v, compared), self.at.put(chunk.members)
+        both = dot(sides[0].rows, sides[1].rows)
         count = as_type(compared.usable.sum(axis=-1), "float64")[..., None]
-        factor = root(ratio(count, count - 1))
-        for side, row, keep, length in zip(self.rows["specific"], sides, kept, lengths, strict=True):
-            counted = (compared.usable & keep)[..., None]
-            clean = row if bool(counted.all()) else xp.where(counted, row, 0.0)
-            mean = ratio(clean.sum(axis=-2), count)
-            side[:, into] = 0.0
-            side[:, into, :, : chunk.width] = (sampled(clean) - mean[:, block]) * sampled(factor / length)[..., None]
+        unbiased = ratio(count, count - 1)  # NaN for a single query, which has no mean to be beyond
+        self.rest[:, members] = ratio(both * unbiased, lengths[0] * lengths[1]).swapaxes(2, 3)
+        self.cosines[:, members] = (both * sides[0].inverse * sides[1].inverse + 0 * unbiased).swapaxes(2, 3)
+        self.portion[:, members] = (sides[0].portion * sides[1].portion).swapaxes(2, 3)
+        if found[0].size:
+            for side, own in zip(self.rows["specific"], sides, strict=True):
+                side[:, into] = 0.0
+                side[:, into, :, : chunk.width] = sampled(own.rows) * sampled(own.inverse)[..., None]
 
     def deviation(self, name: str, defined: Bool[np.ndarray, "layer query group"]) -> Float[np.ndarray, " layer"]:
         x, y = self.rows[name]
@@ -129,15 +124,37 @@ class Rotations:
         return root(rotation_variance(x, y, self.dims[self.sample], queries=self.dims.size, defined=total))
 
 
-def _outside_span(v: BlockVectors, compared: Compared) -> tuple[np.ndarray, Sequence[np.ndarray]]:
-    """x_i·y_j outside the heads' span (or else less the components along zsl), and where x and y are not 0 there."""
-    p, lengths = compared.products, (compared.x_norm, compared.y_norm)
-    if v.off:
-        squares, pairs = [dot(side, side) for side in v.off], inner_products(*v.off)
-    else:
-        along = [library(az).nan_to_num(ratio(az**2, p.zz)) for az in (p.uz, p.wz)]
-        squares, pairs = [p.uu - along[0], p.ww - along[1]], compared.without_zsl().pairs()
-    return pairs, [~short(square, length) for square, length in zip(squares, lengths, strict=True)]
+@dataclass(frozen=True)
+class _Beyond:
+    """ICL's or FT's updates beyond the block's mean and outside the heads' span (or else the direction of zsl)."""
+
+    rows: Float[np.ndarray, "layer block group member dim"]
+    inverse: Float[np.ndarray, "layer block group member"]
+    """1 over their lengths, 0 where they are rounding; NaN where the update itself is undefined."""
+    portion: Float[np.ndarray, "layer block group member"]
+    """Their lengths over those of the whole updates, at most 1."""
+
+
+def _beyond_mean_and_span(v: BlockVectors, compared: Compared) -> tuple[_Beyond, _Beyond]:
+    xp, usable, unit = library(v.u), compared.usable, ratio(v.z, root(compared.products.zz)[..., None])
+    count = as_type(usable.sum(axis=-1), "float64")[..., None]
+
+    def beyond(row: np.ndarray, whole: np.ndarray) -> _Beyond:
+        kept = usable & ~short(dot(row, row), whole)
+        clean = row if bool(kept.all()) else xp.where(kept[..., None], row, 0.0)
+        rows = clean - ratio(clean.sum(axis=-2), count)[..., None, :]
+        if not v.off:
+            # After the mean: a mean without its part along each query's own zsl would differ from query to query, alike
+            # in ICL and FT.
+            rows = rows - xp.nan_to_num(dot(rows, unit)[..., None] * unit)
+        length = norm(rows)
+        # Where nothing is left (all queries share the update, or it lies in the span) nothing is similar: 0, not NaN.
+        left = kept & ~short(length**2, whole)
+        inverse = xp.where(left, ratio(xp.ones_like(length), length), 0.0) + 0 * whole
+        return _Beyond(rows, inverse, ratio(length, whole).clip(0.0, 1.0))
+
+    x, y = v.off or (v.u, v.w)
+    return beyond(x, compared.x_norm), beyond(y, compared.y_norm)
 
 
 def rotation_variance(
