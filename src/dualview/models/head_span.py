@@ -82,9 +82,10 @@ def off_spans(
             for into, kept in zip(found.values(), left, strict=True):
                 into[(*at, slice(d_model))] = kept.to(torch.from_numpy(into[:0]).dtype).cpu().numpy()
 
+    fill(0)  # alone: torch sets its linear algebra up on a GPU at first use, which two threads must not do at once
     # On a GPU most of the time goes into copying, which threads share; on a processor torch has threads of its own.
     with ThreadPoolExecutor(4 if lm.device.type == "cuda" else 1) as pool:
-        list(pool.map(fill, range(len(layers))))
+        list(pool.map(fill, range(1, len(layers))))
     return found
 
 
