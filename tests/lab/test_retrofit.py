@@ -260,6 +260,7 @@ def test_the_time_of_a_training_is_expected_from_the_arms_last(monkeypatch):
 
 def _training(arm: str, seed: int, loss: list[float], right: list[str], learnt: Any = None) -> dict[str, Any]:
     task = {"task": "t", "icl": [0.5], "right": right, "chance": 0.5, "zsl": 0.5, "n_queries": len(right[0])}
+    task["right_without"] = "0" * len(right[0])
     held_out = {"16": {"loss": float(np.mean(loss)), "perplexity": float(np.exp(np.mean(loss))), "blocks": loss}}
     return {"arm": arm, "seed": seed, "status": "ok", "held_out": held_out, "few_shot": [task], "learnt": learnt}
 
@@ -291,6 +292,22 @@ def test_a_difference_must_hold_over_seeds_and_over_blocks(second: float, word: 
     loss = found["differences"][0]["loss"]["16"]
     assert loss["ci"][0] > 0 and (loss["rows_ci"][0] > 0) == (second > 0)
     assert f"%, {word}" in found["sentences"][0] and ") and (" in found["sentences"][0]
+
+
+def test_where_demonstrations_help_the_pretrained_model_is_told_apart():
+    """Task a: right with demonstrations alone, and the arm is wrong there. Task b: no better with them."""
+    a, b = {"task": "a", "right_without": "0" * 20}, {"task": "b", "right_without": "01" * 10}
+    rows = []
+    for arm, right in (("plain", ["1" * 20, "01" * 10]), ("momentum", ["0" * 19 + "1", "11" * 10])):
+        row = _training(arm, 1, [1.0, 2.0, 3.0], ["1"])
+        row["few_shot"] = [{**row["few_shot"][0], **each, "right": [x]} for each, x in zip((a, b), right, strict=True)]
+        rows.append(row)
+    found = summarise(rows, {"plain": rows[0]}, [16])
+    assert found["works"] == ["a"]
+    difference = found["differences"][0]
+    assert difference["accuracy_where_it_works"]["mean"] == pytest.approx(-0.95)
+    assert difference["accuracy"]["mean"] == pytest.approx((-0.95 + 0.5) / 2)
+    assert "; on a -0.950 (" in found["sentences"][0]
 
 
 def test_tasks_count_equally_whatever_their_number_of_queries():

@@ -39,11 +39,13 @@ def summarise(trainings: Sequence[Training], starts: Mapping[str, Any], lengths:
     names = list(dict.fromkeys(training["arm"] for training in trainings))
     of = {name: [t for t in trainings if t["arm"] == name] for name in names}
     arms = {name: _arm(of[name], starts.get(name, starts["plain"]), lengths) for name in names}
-    differences = [_difference(name, of[name], of["plain"], lengths) for name in names if name != "plain"]
+    works = _works(starts["plain"])
+    differences = [_difference(name, of[name], of["plain"], lengths, works) for name in names if name != "plain"]
     return {
         "arms": arms,
+        "works": works,
         "differences": differences,
-        "sentences": [_sentence(each, lengths[-1]) for each in differences],
+        "sentences": [_sentence(each, lengths[-1], works) for each in differences],
     }
 
 
@@ -65,18 +67,31 @@ def _arm(trainings: Sequence[Training], start: Training, lengths: Sequence[int])
     }
 
 
-def _right(training: Training) -> Float[np.ndarray, " query"]:
+def _works(start: Training) -> list[str]:
+    """The tasks on which demonstrations help the pretrained model, by the interval over queries."""
+    found: list[str] = []
+    for task in start["few_shot"]:
+        gap = _shares(task["right"]) - _shares([task["right_without"]])
+        interval = query_interval(gap, seed=0, name=f"{task['task']}/works")
+        if interval is not None and interval.low > 0:
+            found.append(task["task"])
+    return found
+
+
+def _shares(right: Sequence[str]) -> Float[np.ndarray, " query"]:
+    """For every query the share of draws in which it is right."""
+    return np.array([[int(x) for x in draw] for draw in right], dtype=float).mean(0)
+
+
+def _right(training: Training, only: Sequence[str] | None = None) -> Float[np.ndarray, " query"]:
     """For every query of every task the share of draws in which it is right, weighted so that tasks count equally."""
-    tasks = [
-        np.array([[int(x) for x in draw] for draw in task["right"]], dtype=float).mean(0)
-        for task in training["few_shot"]
-    ]
+    tasks = [_shares(task["right"]) for task in training["few_shot"] if only is None or task["task"] in only]
     total = sum(map(len, tasks))
     return np.concatenate([task * total / (len(tasks) * len(task)) for task in tasks])
 
 
 def _difference(
-    name: str, mine: Sequence[Training], control: Sequence[Training], lengths: Sequence[int]
+    name: str, mine: Sequence[Training], control: Sequence[Training], lengths: Sequence[int], works: Sequence[str]
 ) -> dict[str, Any]:
     """An arm less the control, seed by seed: held-out loss at each length, and in-context accuracy."""
     by_seed = {t["seed"]: t for t in control}
@@ -89,7 +104,14 @@ def _difference(
     loss = {n: _over_both([blocks(a, n) - blocks(b, n) for a, b in usable], f"{name}/{n}") for n in map(str, lengths)}
     asked = [(a, b) for a, b in usable if a["few_shot"]]
     accuracy = _over_both([_right(a) - _right(b) for a, b in asked], f"{name}/accuracy")
-    return {"arm": name, "seeds": [a["seed"] for a, _ in usable], "loss": loss, "accuracy": accuracy}
+    where = [_right(a, works) - _right(b, works) for a, b in asked if works]
+    return {
+        "arm": name,
+        "seeds": [a["seed"] for a, _ in usable],
+        "loss": loss,
+        "accuracy": accuracy,
+        "accuracy_where_it_works": _over_both(where, f"{name}/works"),
+    }
 
 
 def _over_both(runs: Sequence[Float[np.ndarray, " row"]], name: str) -> dict[str, Any] | None:
@@ -101,7 +123,7 @@ def _over_both(runs: Sequence[Float[np.ndarray, " row"]], name: str) -> dict[str
     return {**found, "rows_ci": None if rows is None else rows.to_json()}
 
 
-def _sentence(difference: Mapping[str, Any], length: int) -> str:
+def _sentence(difference: Mapping[str, Any], length: int, works: Sequence[str]) -> str:
     """The conclusion about one arm: perplexity at the longest length, accuracy and, for signed values, use."""
     title, loss = title_of(difference["arm"]), difference["loss"][str(length)]
     if loss is None:
@@ -109,6 +131,8 @@ def _sentence(difference: Mapping[str, Any], length: int) -> str:
     parts = [f"perplexity at {length} tokens {_change(loss)} %, {_verdict(loss, 'worse', 'better')}"]
     if difference["accuracy"] is not None:
         parts.append(f"in-context accuracy {_accuracy(difference)}, {_verdict(difference['accuracy'])}")
+    if (where := difference["accuracy_where_it_works"]) is not None:
+        parts.append(f"on {', '.join(works)} {_accuracy(difference, 'accuracy_where_it_works')}, {_verdict(where)}")
     if difference["arm"].startswith("sign"):
         fine = loss["ci"] is not None and percent(max(ci[1] for ci in (loss["ci"], loss["rows_ci"]) if ci)) < USABLE
         parts.append(f"usable: below +{USABLE:g} %" if fine else f"not shown usable: not below +{USABLE:g} %")
@@ -160,6 +184,9 @@ def _arms_table(result: LabResult) -> Table:
         f"{found['held_out_tokens']:,} held-out tokens. Seeds: {', '.join(map(str, result.seeds))}. ± is the standard "
         f"deviation over seeds. Learnt: lowest / median / highest coefficient over heads. {LIMITS}"
     )
+    if (works := found.get("works")) is not None and found["starts"]["plain"]["few_shot"]:
+        named = ", ".join(works) or "none"
+        about += f" Tasks on which demonstrations help the pretrained model, by the interval over queries: {named}."
     if left_out := found.get("left_out"):
         about += f" Not trained, for want of time: {', '.join(left_out)}."
     columns = ["added to the attention", "ppl before", *(f"ppl at {n}" for n in lengths), "change, %", "accuracy"]
@@ -175,8 +202,8 @@ def _change(found: Mapping[str, Any] | None) -> str:
     return change(found) + _and(rows, "+.2f")
 
 
-def _accuracy(difference: Mapping[str, Any]) -> str:
-    found = difference["accuracy"]
+def _accuracy(difference: Mapping[str, Any], key: str = "accuracy") -> str:
+    found = difference[key]
     if found is None:
         return "none"
     return f"{found['mean']:+.3f}{bracketed(found['ci'], '+.3f')}{_and(found['rows_ci'], '+.3f')}"
@@ -188,19 +215,23 @@ def _and(ci: Sequence[float] | None, style: str) -> str:
 
 def _tasks_table(result: LabResult) -> Table:
     found = result.results
-    before, arms = found["starts"]["plain"]["few_shot"], found["arms"]
+    before = found["starts"]["plain"]["few_shot"]
+    by_arm = {
+        name: [task for training in found["trainings"] if training["arm"] == name for task in training["few_shot"]]
+        for name in found["arms"]
+    }
     rows = [
         [
             task["task"],
             f"{task['chance']:.3f}",
             str(task["n_queries"]),
-            f"{mean(task['icl']):.3f} ({task['zsl']:.3f})",
-            *(_number(each["tasks"].get(task["task"]), ".3f") for each in arms.values()),
+            _with_and_without([task]),
+            *(_with_and_without([row for row in asked if row["task"] == task["task"]]) for asked in by_arm.values()),
         ]
         for task in before
     ]
-    columns = ["task", "chance", "queries", "pretrained", *(title_of(name) for name in arms)]
-    asked = [task for training in found["trainings"] for task in training["few_shot"]]
+    columns = ["task", "chance", "queries", "pretrained", *(title_of(name) for name in by_arm)]
+    asked = [task for tasks in by_arm.values() for task in tasks]
     constant, draws = sum(task["constant_draws"] for task in asked), sum(len(task["icl"]) for task in asked)
     note = (
         f"In-context accuracy with up to {result.settings['shots']} demonstrations, mean over seeds and "
@@ -208,6 +239,12 @@ def _tasks_table(result: LabResult) -> Table:
         "one label was predicted for every query."
     )
     return Table("retrofit: in-context accuracy by task", columns, rows, note)
+
+
+def _with_and_without(asked: Sequence[Mapping[str, Any]]) -> str:
+    """The mean accuracy with demonstrations and, in brackets, without."""
+    accuracy, bare = mean([mean(task["icl"]) for task in asked]), mean([task["zsl"] for task in asked])
+    return "none" if accuracy is None else f"{accuracy:.3f} ({bare:.3f})"
 
 
 def _speed_table(result: LabResult) -> Table:
@@ -231,11 +268,11 @@ def _speed_table(result: LabResult) -> Table:
                 "yes" if all(cost["compiled"] for cost in own) else "no",
             ]
         )
-    one = next(iter(costs.values()))
+    rates = sorted({cost["matrix_rate"] for cost in costs.values()})
     note = (
         f"On {', '.join(sorted({cost['machine'] for cost in costs.values()}))}, {result.settings['precision']}. Model "
-        f"operations: 6 for each parameter and token, and causal attention. Matrix rate, measured: "
-        f"{one['matrix_rate'] / 1e12:,.2f} TFLOP/s."
+        f"operations: 6 for each parameter and token, and causal attention. Matrix rate, measured in each process: "
+        f"{', '.join(f'{rate / 1e12:,.2f}' for rate in rates)} TFLOP/s."
     )
     columns = ["added to the attention", "tokens/s", "model TFLOP/s", "of the matrix rate", "peak GPU GB", "compiled"]
     return Table("retrofit: speed of the training", columns, rows, note)

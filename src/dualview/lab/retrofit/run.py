@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -67,9 +67,16 @@ class _Bench:
         lm = replace(self.lm, model=model, slow_because="it is compared with variants")
         with _fast_products(settings.precision == "bfloat16"):
             tasks = [few_shot(lm, name, prompts) for name, prompts in self.prompts.items() if ask]
-        right = [["".join(map(str, draw.astype(int))) for draw in each.icl] for each in tasks]
-        found["few_shot"] = [{**each.to_json(), "right": rows} for each, rows in zip(tasks, right, strict=True)]
+        found["few_shot"] = [
+            {**each.to_json(), "right": [_digits(draw) for draw in each.icl], "right_without": _digits(each.zsl)}
+            for each in tasks
+        ]
         return found
+
+
+def _digits(right: Bool[np.ndarray, " query"]) -> str:
+    """Which queries are right, as 0s and 1s."""
+    return "".join(map(str, right.astype(int)))
 
 
 @contextmanager
