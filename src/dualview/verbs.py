@@ -33,42 +33,13 @@ Say = Callable[[str], None]
 Seeds = str | Sequence[int]
 
 
+# Each says only what decides the type of the answer; the function itself has every argument.
 @overload
-def run(
-    *,
-    model: str | LanguageModel = ...,
-    seeds: None = None,
-    out: Path | str | None = ...,
-    json: Place = ...,
-    dry_run: Literal[False] = ...,
-    progress: Progress | None = ...,
-    on_written: Callable[[Path], object] | None = ...,
-    **options: Any,
-) -> Result: ...
+def run(*, seeds: None = None, dry_run: Literal[False] = ..., **options: Any) -> Result: ...
 @overload
-def run(
-    *,
-    model: str | LanguageModel = ...,
-    seeds: Seeds,
-    out: Path | str | None = ...,
-    json: Place = ...,
-    dry_run: Literal[False] = ...,
-    progress: Progress | None = ...,
-    on_written: Callable[[Path], object] | None = ...,
-    **options: Any,
-) -> SeedsResult: ...
+def run(*, seeds: Seeds, dry_run: Literal[False] = ..., **options: Any) -> SeedsResult: ...
 @overload
-def run(
-    *,
-    model: str | LanguageModel = ...,
-    seeds: Seeds | None = ...,
-    out: Path | str | None = ...,
-    json: Place = ...,
-    dry_run: bool,
-    progress: Progress | None = ...,
-    on_written: Callable[[Path], object] | None = ...,
-    **options: Any,
-) -> Result | SeedsResult | Estimate: ...
+def run(*, seeds: Seeds | None = ..., dry_run: bool, **options: Any) -> Result | SeedsResult | Estimate: ...
 def run(
     *,
     model: str | LanguageModel = "embedded",

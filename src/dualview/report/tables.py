@@ -1,28 +1,17 @@
-"""The metrics table as text, built once; `terminal` renders it with rich and `templates/tables.html` as HTML."""
+"""The tables of a result: its numbers with their controls, the papers' values, the verdict's levels, and seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
+from dualview.io.text_table import TextTable
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.metrics.statistics import p_text
 from dualview.report.catalogue import NUMBERS, Number, accuracy_interval, learner_numbers, present, shown
 from dualview.report.published import published
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A table of text for any renderer; the first cell of a row is its heading."""
-
-    label: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numeric: Collection[int]
-    """The columns that are aligned to the right."""
-    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dualview.io.text_table import TextTable
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.metrics.predictions import accuracy
 from dualview.records.as_xarray import DIMS
 from dualview.report.catalogue import run_lines, run_title
 from dualview.report.html.page import TEMPLATES
-from dualview.report.tables import TextTable, levels_table, metrics_table, seeds_table
+from dualview.report.tables import levels_table, metrics_table, seeds_table
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,6 +12,7 @@ from dualview.comparison.result import NormPoint, Result
 from dualview.io.assets import about_model
 from dualview.io.atomic import write_text
 from dualview.io.errors import UserError
+from dualview.io.text_table import TextTable
 from dualview.report.catalogue import NUMBERS, SIMILARITIES, Number, shown
 from dualview.report.charts.run import NORM_KEYS, norm_charts
 from dualview.report.charts.store import group_charts
@@ -25,7 +26,7 @@ from dualview.report.figures.style import save
 from dualview.report.html.page import render_page
 from dualview.report.overview import Mean, RunGroup, RunSummary, groups_of, ordered, tasks_of
 from dualview.report.published import published
-from dualview.report.tables import TextTable, span
+from dualview.report.tables import span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,8 +93,7 @@ def _first(points: Sequence[NormPoint]) -> str:
 
 def store_report(results: Iterable[Result | RunSummary], path: Path, *, title: str = "Many runs") -> Path:
     """Write the report of many runs, whole or not at all."""
-    write_text(path, render_store(results, title))
-    return path
+    return write_text(path, render_store(results, title))
 
 
 def write_store_figures(runs: Sequence[RunSummary], folder: Path) -> list[Path]:
