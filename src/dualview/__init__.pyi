@@ -46,8 +46,8 @@ from dualview.tasks.task import tasks as tasks
 from dualview.verbs import assets as assets
 from dualview.verbs import calibrate as calibrate
 from dualview.verbs import prompt as prompt
-from dualview.verbs import run as run
 from dualview.verbs import run as compare
+from dualview.verbs import run as run
 from dualview.verbs import verify as verify
 from dualview.web.serve import serve as serve
 
