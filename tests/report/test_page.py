@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from dualview.io.text_table import TextTable
+from dualview.io.display import TextTable
 from dualview.report.html.page import TEMPLATES, data_json, policy, render_page
 from report.parsed import data_of, parse
 

@@ -9,8 +9,8 @@ import typer
 
 from dualview.cli.options import json_option
 from dualview.io import terminal
+from dualview.io.display import TextTable
 from dualview.io.json_files import is_stdout
-from dualview.io.text_table import TextTable
 
 if TYPE_CHECKING:
     from dualview.io.doctor import Diagnosis

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from dualview.io.text_table import TextTable
+from dualview.io.display import TextTable
 from dualview.store.api import Difference, StoreDifference
 from dualview.store.index import Failure
 

@@ -24,14 +24,15 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from dualview.io.atomic import exclusive
 from dualview.io.download import Pin, pip_download
 from dualview.io.errors import UserError
 from dualview.io.gguf.download import GGUFPin, fetch_gguf
 from dualview.io.gguf.reading import read_gguf, save_gguf
-from dualview.io.hashing import FileNote, notes_of, sha256_of
+from dualview.io.hashing import FileNote, notes_of
+from dualview.io.json_files import read_if_valid
 
 Say = Callable[[str], None]
 State = Literal["missing", "ready", "damaged"]
@@ -203,21 +204,13 @@ def _bytes_in(folder: Path) -> int:
 
 def _problem(asset: Asset, *, rehash: bool) -> str | None:
     """Why the asset's existing folder cannot be trusted, or None."""
-    try:
-        manifest = _Manifest.model_validate_json((asset.folder / MANIFEST).read_bytes())
-    except (OSError, ValidationError):
+    manifest = read_if_valid(_Manifest, asset.folder / MANIFEST)
+    if manifest is None:
         return f"{MANIFEST} is missing or unreadable"
     if manifest.source_sha256 != asset.sha256:
         return f"it was made from another archive (sha256 {manifest.source_sha256[:12]}…)"
-    for name, record in manifest.files.items():
-        path = asset.folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != record.size:
-            return f"{name} has {path.stat().st_size} bytes instead of {record.size}"
-        if rehash and sha256_of(path) != record.sha256:
-            return f"{name} does not match its sha256"
-    return None
+    problems = (note.problem(asset.folder / name, rehash=rehash) for name, note in manifest.files.items())
+    return next((problem for problem in problems if problem is not None), None)
 
 
 def _ensure(asset: Asset, say: Say, *, rehash: bool = False) -> Path:

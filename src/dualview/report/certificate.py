@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from dualview.analyses.certificate.certificate import LIMIT, Certificate
 from dualview.io.atomic import write_json, write_text
+from dualview.io.display import TextTable
 from dualview.io.saving import extra, save_somewhere
-from dualview.io.text_table import TextTable
 from dualview.metrics.verdict import DECIDING
 from dualview.report.figures.curves import Curve, curves
 from dualview.report.figures.style import save

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
-from dualview.io.text_table import TextTable
+from dualview.io.display import TextTable
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.metrics.statistics import p_text
 from dualview.report.catalogue import NUMBERS, Number, accuracy_interval, learner_numbers, present, shown

@@ -12,8 +12,8 @@ from dualview.analyses.certificate.certificate import Certificate
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
 from dualview.io.assets import AssetStatus
+from dualview.io.display import TextTable
 from dualview.io.gguf.cache import Conversion
-from dualview.io.text_table import TextTable
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.report import tables
 from dualview.report.catalogue import run_lines, run_title

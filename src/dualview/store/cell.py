@@ -25,7 +25,7 @@ import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dualview.io.errors import UserError, first_problem
-from dualview.io.hashing import FileNote, notes_of, sha256_of
+from dualview.io.hashing import FileNote, notes_of
 from dualview.options import RunOptions, plain
 from dualview.records import Records, save_records
 from dualview.store.cell_key import CellIdentity, asked_id, asked_now
@@ -240,16 +240,8 @@ def checked(folder: Path) -> Manifest:
 
 def check_file(path: Path, note: FileNote) -> None:
     """Raise `Damage` if a file is not what its note says."""
-    try:
-        size = path.stat().st_size
-        if size != note.size:
-            raise Damage(f"{path.name} has {size} bytes instead of {note.size}")
-        if sha256_of(path) != note.sha256:
-            raise Damage(f"{path.name} is not what was written (its sha256 differs)")
-    except FileNotFoundError:
-        raise Damage(f"{path.name} is missing") from None
-    except OSError as error:
-        raise Damage(f"{path.name} cannot be read ({error.strerror or error})") from error
+    if (problem := note.problem(path)) is not None:
+        raise Damage(problem)
 
 
 def foreign_files(folder: Path, manifest: Manifest) -> list[Path]:

@@ -19,8 +19,9 @@ from dualview.io.progress import Progress, Silent
 from dualview.options import RunOptions
 from dualview.store.cell import NewCell, NoRecords
 from dualview.store.cell_key import CellIdentity, Fingerprints
-from dualview.store.folder import StoreProblem, is_nothing
+from dualview.store.folder import StoreProblem
 from dualview.store.locks import CellLock
+from dualview.store.marker import is_nothing
 from dualview.store.packs.compaction import pack
 from dualview.store.signals import uninterrupted
 from dualview.store.store import Store

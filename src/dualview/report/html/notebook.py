@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dualview.io.text_table import TextTable
+from dualview.io.display import TextTable
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.metrics.predictions import accuracy
 from dualview.records.as_xarray import DIMS

@@ -12,7 +12,7 @@ from typing import Any
 
 from dualview.comparison.result import Result
 from dualview.io.atomic import write_text
-from dualview.io.text_table import TextTable
+from dualview.io.display import TextTable
 from dualview.metrics.floors.controls import ROLES
 from dualview.metrics.measured import Measured
 from dualview.metrics.statistics import p_text

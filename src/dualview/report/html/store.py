@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from dualview.comparison.result import NormPoint, Result
 from dualview.io.assets import about_model
 from dualview.io.atomic import write_text
+from dualview.io.display import TextTable
 from dualview.io.errors import UserError
-from dualview.io.text_table import TextTable
 from dualview.report.catalogue import NUMBERS, SIMILARITIES, Number, shown
 from dualview.report.charts.run import NORM_KEYS, norm_charts
 from dualview.report.charts.store import group_charts

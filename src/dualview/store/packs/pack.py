@@ -26,7 +26,7 @@ from dualview.io.errors import UserError, first_problem
 from dualview.io.hashing import FileNote, digest
 from dualview.store.cell import ROWS, Damage, check_file, is_newer
 from dualview.store.cell_key import OPTIONS_VERSION, asked_now
-from dualview.store.index import PackedRow, PackNote
+from dualview.store.index import Entry, PackNote
 
 SCHEMA = "dualview.pack/1"
 PACK, FILES = "pack.json", "files.parquet"
@@ -42,7 +42,7 @@ FILES_SCHEMA = pa.schema(
         *(pa.field(name, _TEXT) for name in ("manifest", "result")),
     ]
 )
-_ABOUT = list(PackedRow.__dataclass_fields__)
+_ABOUT = FILES_SCHEMA.names[:-2]
 
 
 class PackManifest(BaseModel):
@@ -106,11 +106,11 @@ def pack_stamp(folder: Path) -> str:
     return digest(*(f"{name} {size} {time}" for name, size, time in found))
 
 
-def rows_of(folder: Path) -> Iterator[PackedRow]:
+def rows_of(folder: Path) -> Iterator[Entry]:
     """What the index holds about each cell of a pack, sorted by key."""
     for batch in pq.ParquetFile(folder / FILES).iter_batches(columns=_ABOUT):
         for row in batch.to_pylist():
-            yield PackedRow(**row)
+            yield Entry(stamp="", pack=folder.name, **row)
 
 
 def earlier_ids(folder: Path) -> Iterator[tuple[str, str, str]]:
