@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dualview.cli.options import json_option
-from dualview.io import terminal
+from dualview.cli.options import json_option, show
 from dualview.io.display import TextTable
-from dualview.io.json_files import is_stdout
 
 if TYPE_CHECKING:
     from dualview.io.doctor import Diagnosis
@@ -28,8 +26,7 @@ def doctor(json: Annotated[Path | None, json_option("what was found")] = None) -
     from dualview.io.doctor import doctor as diagnose
 
     found = diagnose(json=json)
-    if not is_stdout(json):
-        terminal.show(doctor_table(found).rich())
+    show(json, doctor_table(found).rich())
     if not found.healthy:
         raise typer.Exit(UNHEALTHY)
 

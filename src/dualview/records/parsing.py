@@ -39,17 +39,11 @@ class _Draft:
             self.put(setting, "log_probs", value)
 
 
-@dataclass(frozen=True)
-class ParsedRecords:
-    """The parts of `Records`, before their shapes are checked against each other."""
-
-    gold: Int[np.ndarray, " query"]
-    settings: Mapping[str, Setting]
-    columns: Int[np.ndarray, " query"] | None
-    meta: Mapping[str, object]
+Parsed = tuple[Int[np.ndarray, " query"], Mapping[str, Setting], Int[np.ndarray, " query"] | None, Mapping[str, object]]
+"""gold, settings, columns and meta of `Records`, before their shapes are checked against each other."""
 
 
-def parse_mapping(source: Mapping[str, object]) -> ParsedRecords:
+def parse_mapping(source: Mapping[str, object]) -> Parsed:
     """The records a plain mapping describes; see `dualview.records.as_records` for the layouts."""
     draft = _Draft()
     for key, value in source.items():
@@ -58,11 +52,11 @@ def parse_mapping(source: Mapping[str, object]) -> ParsedRecords:
     if draft.gold is None:
         raise UserError("records: the field gold is missing; give the right label's index for each query.")
     gold = _integers("gold", draft.gold)
-    maps = _pad_maps({name: fields["m"] for name, fields in draft.settings.items() if "m" in fields})
-    columns = maps.columns if draft.columns is None else _integers("columns", draft.columns)
+    maps, columns = _pad_maps({name: fields["m"] for name, fields in draft.settings.items() if "m" in fields})
+    columns = columns if draft.columns is None else _integers("columns", draft.columns)
     width = _candidates(draft, gold)
-    settings = {name: _setting(name, fields, maps.arrays.get(name), width) for name, fields in draft.settings.items()}
-    return ParsedRecords(gold, settings, columns, cast("Mapping[str, object]", draft.meta or {}))
+    settings = {name: _setting(name, fields, maps.get(name), width) for name, fields in draft.settings.items()}
+    return gold, settings, columns, cast("Mapping[str, object]", draft.meta or {})
 
 
 def _read_entry(draft: _Draft, key: str, value: object) -> None:
@@ -165,13 +159,7 @@ def _setting(name: str, fields: Mapping[str, object], m: np.ndarray | None, widt
     return Setting(**arrays)
 
 
-@dataclass(frozen=True)
-class _Maps:
-    arrays: Mapping[str, np.ndarray]
-    columns: Int[np.ndarray, " query"] | None
-
-
-def _pad_maps(given: Mapping[str, object]) -> _Maps:
+def _pad_maps(given: Mapping[str, object]) -> tuple[Mapping[str, np.ndarray], Int[np.ndarray, " query"] | None]:
     """Attention maps as one padded array a setting; columns from ragged lists, or from zsl's NaN padding."""
     arrays: dict[str, np.ndarray] = {}
     columns: np.ndarray | None = None
@@ -191,7 +179,7 @@ def _pad_maps(given: Mapping[str, object]) -> _Maps:
     if columns is None and base is not None and bool(np.isnan(base).any()):
         columns = _columns_before_nan(base)
         arrays = {name: _zero_beyond(array, columns) for name, array in arrays.items()}
-    return _Maps(arrays, columns)
+    return arrays, columns
 
 
 def _columns_before_nan(m: Float[np.ndarray, "query layer head column"]) -> Int[np.ndarray, " query"]:

@@ -6,7 +6,6 @@ output.
 
 from __future__ import annotations
 
-import io
 import json as jsonlib
 import os
 import warnings
@@ -141,7 +140,7 @@ def export(
         write_netcdf(rows if table == "records" else to_dataset(rows, table), path)
     else:
         with whole(path) as temporary:
-            temporary.write_bytes(_encoded(rows, suffix))
+            _write_rows(rows, suffix, temporary)
     save_json(json, {"table": table, "rows": count, "written": [str(path)]})
     return path
 
@@ -152,16 +151,16 @@ def _arrow(frame: Any) -> Any:
     return pa.Table.from_pandas(frame.reset_index(), preserve_index=False)
 
 
-def _encoded(rows: Any, suffix: str) -> bytes:
+def _write_rows(rows: Any, suffix: str, place: Path) -> None:
     if suffix == ".json":
-        return (jsonlib.dumps(rows.to_pylist(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-    if suffix == ".csv":
-        return rows.to_pandas().to_csv(index=False).encode()
-    import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
+        text = jsonlib.dumps(rows.to_pylist(), indent=1, ensure_ascii=False, allow_nan=False)
+        place.write_text(f"{text}\n", encoding="utf-8")
+    elif suffix == ".csv":
+        rows.to_pandas().to_csv(place, index=False)
+    else:
+        import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 
-    sink = io.BytesIO()
-    pq.write_table(rows, sink, compression="zstd")
-    return sink.getvalue()
+        pq.write_table(rows, place, compression="zstd")
 
 
 # ------------------------------------------------------------------------------------------------------------- diff

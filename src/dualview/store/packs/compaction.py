@@ -204,7 +204,7 @@ def finish_pack(folder: Path, cells: int, size: int, files: Mapping[str, FileNot
 
 
 def packed(store: StoreFolder, packs: Iterable[str], name: str) -> tuple[list[Path], dict[Path, list[str]]]:
-    """A file of some packs: of those that are read whole, and of the others with the keys that they are read without."""
+    """A file of some packs: where all of it is read, and where all but some keys are."""
     ghosts, files = store.index.ghosts(), {pack: store.paths.packs / pack / name for pack in packs}
     whole = [file for pack, file in files.items() if pack not in ghosts]
     return whole, {file: ghosts[pack] for pack, file in files.items() if pack in ghosts}
