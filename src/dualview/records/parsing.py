@@ -177,18 +177,9 @@ def _pad_maps(given: Mapping[str, object]) -> tuple[Mapping[str, np.ndarray], In
             arrays[name] = _floats(f"{name}.m", cast("object", value))
     base = arrays.get("zsl")
     if columns is None and base is not None and bool(np.isnan(base).any()):
-        columns = _columns_before_nan(base)
-        arrays = {name: _zero_beyond(array, columns) for name, array in arrays.items()}
+        # How many columns each query fills, the rest being NaN in every layer and head.
+        filled = np.isfinite(base).any(axis=tuple(range(1, base.ndim - 1)))
+        columns = np.where(filled, np.arange(1, base.shape[-1] + 1), 1).max(axis=1).astype(np.int64)
+        beyond = np.arange(base.shape[-1]) >= columns.reshape(-1, 1, 1, 1)
+        arrays = {name: np.where(beyond, 0.0, array) for name, array in arrays.items()}
     return arrays, columns
-
-
-def _columns_before_nan(m: Float[np.ndarray, "query layer head column"]) -> Int[np.ndarray, " query"]:
-    """How many columns each query fills, the rest being NaN in every layer and head."""
-    present = np.isfinite(m).any(axis=tuple(range(1, m.ndim - 1)))
-    last: np.ndarray = np.where(present, np.arange(1, int(m.shape[-1]) + 1), 0).max(axis=1)
-    return np.maximum(last, 1).astype(np.int64)
-
-
-def _zero_beyond(m: np.ndarray, columns: Int[np.ndarray, " query"]) -> np.ndarray:
-    beyond: np.ndarray = np.arange(int(m.shape[-1])) >= columns.reshape(-1, 1, 1, 1)
-    return np.where(beyond, 0.0, m)

@@ -28,11 +28,12 @@ def certificate_tables(found: Certificate) -> list[TextTable]:
         for family in (*found.nulls, found.all_nulls)
     ]
     positives = [
-        [each.name, each.overall, *(_number(each.values.get(level)) for level in DECIDING)] for each in found.positives
+        [each.name, each.overall, *(_shown(each.values.get(level), ".3f") for level in DECIDING)]
+        for each in found.positives
     ]
     sizes = {(p.queries, p.draws): "one run" if p.draws == 1 else f"{p.draws} draws" for p in found.power}
     doses = [
-        [f"{queries} queries, {runs}", *(_dose(found, level, queries, draws) for level in LEVELS)]
+        [f"{queries} queries, {runs}", *(_shown(found.smallest_dose(level, queries, draws), "g") for level in LEVELS)]
         for (queries, draws), runs in sizes.items()
     ]
     return [
@@ -58,13 +59,8 @@ def certificate_tables(found: Certificate) -> list[TextTable]:
     ]
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _dose(found: Certificate, level: str, queries: int, draws: int) -> str:
-    dose = found.smallest_dose(level, queries, draws)
-    return "–" if dose is None else f"{dose:g}"
+def _shown(value: float | None, style: str) -> str:
+    return "–" if value is None else format(value, style)
 
 
 def sentence(found: Certificate) -> str:

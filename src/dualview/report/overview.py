@@ -163,13 +163,10 @@ def groups_of(runs: Sequence[RunSummary]) -> list[RunGroup]:
     found = [group[0] for group in by_key.values()]
     names = sorted({name for run in found for name in run.options})
     differing = [name for name in names if len({str(run.options.get(name)) for run in found}) > 1]
-    return [RunGroup(_label(group[0], differing), group) for group in by_key.values()]
-
-
-def _label(run: RunSummary, differing: Sequence[str]) -> str:
-    """The model and the options that differ; an untrained model is always labelled as such."""
-    named = [f"{name} {run.options[name]}" for name in dict.fromkeys(["weights", *differing]) if name in run.options]
-    return ", ".join([run.model, *named])
+    labelled = dict.fromkeys(["weights", *differing])  # an untrained model is always labelled as such
+    named = [[f"{name} {run.options[name]}" for name in labelled if name in run.options] for run in found]
+    labels = [", ".join([run.model, *options]) for run, options in zip(found, named, strict=True)]
+    return [RunGroup(label, group) for label, group in zip(labels, by_key.values(), strict=True)]
 
 
 def tasks_of(runs: Sequence[RunSummary]) -> list[str]:

@@ -110,7 +110,10 @@ def _make_views(connection: Any, store: StoreFolder, names: Sequence[str]) -> No
         connection.execute(f"SET {setting} = false")
     connection.execute("CREATE SCHEMA own")  # the tables below the views, hidden from SHOW TABLES
     _make_table(connection, "own.superseded", pa.table({"key": pa.array(store.index.superseded(), pa.string())}))
-    _make_table(connection, "failures", _failures(store))
+    named = ("asked", "reason", "model", "task", "options", "run")
+    failed = [{**json.loads(failure.options), **vars(failure)} for failure in store.failures()]
+    columns = {name: pa.array([str(row[name]) for row in failed], pa.string()) for name in named}
+    _make_table(connection, "failures", pa.table(columns))
     for name in tables:
         # The empty table brings all columns: files of an older dualview may lack some.
         _make_table(connection, f"own.{name}", schema(name).empty_table())
@@ -140,9 +143,3 @@ def _make_runs(connection: Any, store: StoreFolder, packs: Sequence[PackNote]) -
     whole, partly = packed(store, [note.pack for note in packs], FILES)
     rows = f" UNION ALL SELECT {', '.join(types)} FROM ({union(whole, partly)})" if packs else ""
     connection.execute(f"CREATE VIEW runs AS SELECT * FROM own.runs{rows}")
-
-
-def _failures(store: StoreFolder) -> Any:
-    names = ("asked", "reason", "model", "task", "options", "run")
-    rows = [{**json.loads(failure.options), **vars(failure)} for failure in store.failures()]
-    return pa.table({name: pa.array([str(row[name]) for row in rows], pa.string()) for name in names})

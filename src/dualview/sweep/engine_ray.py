@@ -155,7 +155,7 @@ class RayEngine:
         wanted = {name: amount for name, amount in (("CPU", self._cpus), ("GPU", self._gpus)) if amount > 0}
         if not wanted:
             return self._at_most or 1
-        room = sum(_fitting(node, wanted) for node in nodes)
+        room = sum(min(int(node.get(what, 0) / need + _ROUNDING) for what, need in wanted.items()) for node in nodes)
         if room < 1:
             held = "; ".join(sorted({f"{node.get('CPU', 0):g} and {node.get('GPU', 0):g}" for node in nodes}))
             raise UserError(
@@ -226,11 +226,6 @@ def _settled(options: RunOptions, found: CellIdentity | Outcome, is_known: IsKno
         return Known(found) if is_known(options, found) else found
     except Exception as error:  # one bad cell does not stop the sweep
         return failed(error)
-
-
-def _fitting(node: Mapping[str, float], wanted: Mapping[str, float]) -> int:
-    """How many cells fit one node."""
-    return min(int(node.get(name, 0) / amount + _ROUNDING) for name, amount in wanted.items())
 
 
 def _root_cause(error: BaseException) -> str:

@@ -284,7 +284,8 @@ class Sweep:
             outcome = self._put(held, outcome)
         if isinstance(outcome, Failed):
             self._failed.append(FailedCell(options, outcome.reason))
-            self.store.fail(options, outcome.reason, {**_now(), "trace": outcome.trace})
+            run = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "host": socket.gethostname()}
+            self.store.fail(options, outcome.reason, {**run, "trace": outcome.trace})
             self.say(f"failed: {self._named(options)}: {outcome.reason}")
         self._release(held)
         advance(1)
@@ -351,10 +352,6 @@ class Sweep:
     def _named(self, options: RunOptions) -> str:
         """The options by which a cell differs from the others."""
         return ", ".join(f"{name} {getattr(options, name)}" for name in self.spec.varied) or "the cell"
-
-
-def _now() -> dict[str, Any]:
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "host": socket.gethostname()}
 
 
 def counted(cells: int) -> str:

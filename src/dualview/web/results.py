@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from dualview.metrics.summary import plain
+from dualview.io.json_files import plain
 from dualview.report.html.page import policy
 from dualview.report.html.prompts import Missing
 from dualview.report.html.run import render
@@ -93,11 +93,7 @@ def _key(request: Request) -> str:
 def _cells(store: Path) -> dict[str, Any]:
     """Every current cell's main numbers, with floor and interval, and what failed."""
     listing = ls(store)
-    rows = [{name: _plain(cell.get(name)) for name in COLUMNS} for cell in listing.cells]
+    rows = [{name: plain(cell.get(name)) for name in COLUMNS} for cell in listing.cells]
     failures = [failure.reason for failure in listing.failures]
     groups = groups_json(listing.cells)
     return {"store": str(store), "cells": rows, "groups": groups, "failures": failures, "problems": listing.problems}
-
-
-def _plain(value: Any) -> Any:
-    return plain(value) if isinstance(value, float) else value
