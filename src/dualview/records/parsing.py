@@ -179,7 +179,7 @@ def _pad_maps(given: Mapping[str, object]) -> tuple[Mapping[str, np.ndarray], In
     if columns is None and base is not None and bool(np.isnan(base).any()):
         # How many columns each query fills, the rest being NaN in every layer and head.
         filled = np.isfinite(base).any(axis=tuple(range(1, base.ndim - 1)))
-        columns = np.where(filled, np.arange(1, base.shape[-1] + 1), 1).max(axis=1).astype(np.int64)
-        beyond = np.arange(base.shape[-1]) >= columns.reshape(-1, 1, 1, 1)
-        arrays = {name: np.where(beyond, 0.0, array) for name, array in arrays.items()}
+        own = np.where(filled, np.arange(1, base.shape[-1] + 1), 1).max(axis=1).astype(np.int64)
+        beyond = np.arange(base.shape[-1]) >= own.reshape(-1, 1, 1, 1)
+        return {name: np.where(beyond, 0.0, array) for name, array in arrays.items()}, own
     return arrays, columns
