@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from dualview.io.errors import UserError, one_of
 from dualview.io.json_files import Place, check_place, is_stdout, plain, save_json
-from dualview.io.progress import Progress, Silent
+from dualview.io.progress import Progress, Say, Silent, say_nothing
 from dualview.options import RunOptions
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dualview.tasks.prompts import PromptSet
     from dualview.tasks.show_prompt import ShownPrompt
 
-Say = Callable[[str], None]
 Seeds = str | Sequence[int]
 
 
@@ -240,7 +239,7 @@ def assets(
     names: Sequence[str] = (),
     *,
     json: Place = None,
-    say: Say | None = None,
+    say: Say = say_nothing,
 ) -> Assets:
     """List, fetch or verify the embedded model and data; list or clear the cached conversions of GGUF files.
 
@@ -251,7 +250,6 @@ def assets(
 
     one_of("action", action, Literal["list", "fetch", "verify", "clear"])
     check_place(json)
-    say = say or (lambda _message: None)
     if names and action != "fetch":
         raise UserError(f"Only fetch takes names of assets; `dualview assets {action}` is about all of them.")
     if action == "clear":

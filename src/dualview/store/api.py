@@ -9,7 +9,7 @@ from __future__ import annotations
 import json as jsonlib
 import os
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from dualview.io.atomic import must_be_writable, whole
 from dualview.io.errors import UserError
 from dualview.io.json_files import Place, check_place, plain, save_json
 from dualview.io.netcdf import write_netcdf
+from dualview.io.progress import Say
 from dualview.records.files import load_records
 from dualview.store.as_dataset import to_dataset
 from dualview.store.folder import Stored
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 Where = str | os.PathLike[str]
 FORMATS = {"csv": ".csv", "parquet": ".parquet", "json": ".json", "netcdf": ".nc"}
-Say = Callable[[str], None]
 
 
 def _warn(problem: str) -> None:

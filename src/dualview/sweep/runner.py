@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dualview.io.errors import UserError, cause_of
-from dualview.io.progress import Progress, Silent
+from dualview.io.progress import Progress, Say, Silent, say_nothing
 from dualview.options import RunOptions
 from dualview.store.cell import NewCell, NoRecords
 from dualview.store.cell_key import CellIdentity, Fingerprints
@@ -33,7 +33,6 @@ from dualview.sweep.trackers import Tracker, must_be_trackers, open_trackers
 EngineName = Literal["local", "ray"]
 _ESTIMATE_AFTER = (1, 3, 10, 30, 100, 300, 1000, 3000)
 _PACK_EVERY = 1000
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,11 @@ def sweep(
     shard: str | None = None,
     track: Sequence[str] = (),
     dry_run: bool = False,
-    say: Say | None = None,
+    say: Say = say_nothing,
     progress: Progress | None = None,
 ) -> Summary:
     """Compute every cell of a grid that is not in the store yet; the arguments are those of `dualview sweep`."""
-    say, progress = say or (lambda _line: None), progress or Silent()
+    progress = progress or Silent()
     read = spec if isinstance(spec, Spec) else Spec.make(spec) if isinstance(spec, Mapping) else Spec.read(Path(spec))
     cells = read.cells() if shard is None else Shard.parse(shard).of_cells(read.cells())
     must_be_trackers(track)

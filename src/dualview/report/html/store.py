@@ -148,7 +148,7 @@ def lines_by_task(group: RunGroup, tasks: Sequence[str]) -> list[Line]:
     lines: list[Line] = []
     for number in NUMBERS:
         means = [group.mean(task, number.key) for task in tasks]
-        if all(mean is None for mean in means):
+        if all(mean.value is None for mean in means):
             continue
         lines.append(Line(number.name, _own_cells(group, tasks, means, number), own=True))
         if number.key == "rec2ftp.value":
@@ -158,13 +158,13 @@ def lines_by_task(group: RunGroup, tasks: Sequence[str]) -> list[Line]:
     return lines
 
 
-def _own_cells(group: RunGroup, tasks: Sequence[str], means: Sequence[Mean | None], number: Number) -> list[Cell]:
+def _own_cells(group: RunGroup, tasks: Sequence[str], means: Sequence[Mean], number: Number) -> list[Cell]:
     cells = [_mean_cell(mean, number, len(group.on(task))) for task, mean in zip(tasks, means, strict=True)]
-    return [*cells, _over_tasks([None if mean is None else mean.value for mean in means], number)]
+    return [*cells, _over_tasks([mean.value for mean in means], number)]
 
 
-def _mean_cell(mean: Mean | None, number: Number, seeds: int) -> Cell:
-    if mean is None:
+def _mean_cell(mean: Mean, number: Number, seeds: int) -> Cell:
+    if mean.value is None:
         return Cell()
     interval = [span((mean.low, mean.high), number.style)] if mean.low is not None and mean.high is not None else []
     fewer = [f"{mean.n} of {seeds} seeds"] if mean.n < seeds else []
