@@ -35,12 +35,13 @@ from pydantic import ValidationError
 from dualview.io.errors import UserError, first_problem
 from dualview.options import RunOptions
 from dualview.store.cell import (
+    MANIFEST,
     RECORDS,
     Damage,
     Manifest,
     NewCell,
     checked,
-    parse_manifest,
+    parse_as,
     read_manifest,
     stamp_of,
     write_cell,
@@ -307,7 +308,7 @@ class StoreFolder:
     def manifest(self, key: str) -> Manifest:
         """What a cell is, by its manifest."""
         try:
-            return parse_manifest(self._text(key, "manifest"), self._place(key))
+            return parse_as(Manifest, self._text(key, "manifest"), self._place(key) / MANIFEST)
         except Damage as error:
             raise UserError(self._unreadable(key, str(error))) from error
 

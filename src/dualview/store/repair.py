@@ -18,13 +18,14 @@ import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.io.errors import UserError
 from dualview.store.cell import (
+    MANIFEST,
     RECORDS,
     Damage,
     Manifest,
     check_file,
     checked,
     foreign_files,
-    parse_manifest,
+    parse_as,
     read_manifest,
     restore_cell,
     stamp_of,
@@ -156,7 +157,7 @@ def _restored(store: StoreFolder, folder: Path, row: dict[str, Any]) -> Manifest
     try:
         if final.is_dir():  # left by a process that was killed
             return checked(final)
-        manifest = parse_manifest(row["manifest"], folder)
+        manifest = parse_as(Manifest, row["manifest"], folder / MANIFEST)
         records = _good_records(folder, manifest)
         restored = restore_cell(manifest, row["result"], records, temporary)
         final.parent.mkdir(exist_ok=True)

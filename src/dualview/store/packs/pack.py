@@ -20,11 +20,10 @@ from typing import Any
 
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from dualview.io.errors import UserError, first_problem
 from dualview.io.hashing import FileNote, digest
-from dualview.store.cell import ROWS, Damage, check_file, is_newer
+from dualview.store.cell import ROWS, Damage, check_file, read_as
 from dualview.store.cell_key import OPTIONS_VERSION, asked_now
 from dualview.store.index import Entry, PackNote
 
@@ -70,18 +69,8 @@ def is_pack(folder: Path) -> bool:
 
 def read_pack(folder: Path) -> PackManifest:
     """A pack's manifest; raises `Damage` if it cannot be read, and a UserError if a later dualview wrote it."""
-    try:
-        content = json.loads((folder / PACK).read_bytes())
-        schema = content.get("schema")
-    except (OSError, ValueError, AttributeError) as error:
-        raise Damage(f"{PACK} cannot be read ({error})") from error
-    if is_newer(schema, SCHEMA):
-        raise UserError(f"{folder} has schema {schema}, this dualview knows {SCHEMA}; update dualview to use it.")
-    try:
-        found = PackManifest.model_validate(content)
-    except ValidationError as error:
-        raise Damage(f"{PACK}: {': '.join(first_problem(error))}") from error
-    if schema != SCHEMA or any(name not in found.files for name in (FILES, *ROWS)):
+    found = read_as(PackManifest, folder / PACK)
+    if any(name not in found.files for name in (FILES, *ROWS)):
         raise Damage(f"{PACK} is not that of a pack")
     return found
 
