@@ -147,7 +147,7 @@ class StoreFolder:
     def refresh(self) -> None:
         """Bring the index up to date with the cells and packs, which kills, copies and other machines change."""
         self._refresh_packs()
-        known, there = self.index.loose(), set(self.paths.cell_folders().keys)
+        known, there = self.index.loose(), set(self.paths.cell_folders()[0])
         gone = known.keys() - there
         if gone:
             self.index.remove(gone)

@@ -51,10 +51,10 @@ def repair(store: StoreFolder) -> None:
     for folder in store.paths.pack_folders():
         if folder.name not in known and is_pack(folder):
             _check_pack(store, folder)
-    found, stamps, cells = store.paths.cell_folders(), store.index.loose(), os.fspath(store.paths.cells)
-    for path in found.strangers:
+    (keys, strangers), stamps, cells = store.paths.cell_folders(), store.index.loose(), os.fspath(store.paths.cells)
+    for path in strangers:
         store.set_aside(path, "it is not part of a store")
-    for key in found.keys:
+    for key in keys:
         stamp = stamps.get(key)
         if stamp is None or stamp_of(f"{cells}/{key[:2]}/{key}") != stamp:
             _examine(store, key, known=stamp is not None)

@@ -38,10 +38,10 @@ def read_source(source: str, folder: Path, commits: dict[str, str] | None = None
     The commit of a data set on the hub is added to `commits`.
     """
     if source.startswith("hf:"):
-        found = read_hub(source)
-        rows = _numbered(source, found.rows)
+        found, commit = read_hub(source)
+        rows = _numbered(source, found)
         if commits is not None:
-            commits[source] = found.commit
+            commits[source] = commit
     elif source.startswith("embedded:"):
         match = re.fullmatch(r"embedded:(\w+):(train|selection|validation)", source)
         if match is None:
