@@ -26,7 +26,7 @@ from dualview.store.packs.compaction import pack
 from dualview.store.signals import uninterrupted
 from dualview.store.store import Store
 from dualview.sweep.engine import Engine, Failed, Finished, Known, Local, Outcome, failed
-from dualview.sweep.plan import PlannedCell, Shard, make_current, make_plan, must_have_demonstrations
+from dualview.sweep.plan import PlannedCell, make_plan, must_have_demonstrations, part_of
 from dualview.sweep.spec import Spec
 from dualview.sweep.trackers import Tracker, must_be_trackers, open_trackers
 
@@ -91,7 +91,7 @@ def sweep(
     """Compute every cell of a grid that is not in the store yet; the arguments are those of `dualview sweep`."""
     progress = progress or Silent()
     read = spec if isinstance(spec, Spec) else Spec.make(spec) if isinstance(spec, Mapping) else Spec.read(Path(spec))
-    cells = read.cells() if shard is None else Shard.parse(shard).of_cells(read.cells())
+    cells = read.cells() if shard is None else part_of(read.cells(), shard)
     must_be_trackers(track)
     ray = {"address": address, "workers": workers, "cpus": cpus, "gpus": gpus, "retries": retries}
     _must_be_an_engine(engine, ray)
@@ -108,7 +108,8 @@ def sweep(
         must_have_demonstrations(run.plan.todo)
         run.announce()
         if not dry_run:
-            make_current(run.plan, opened)
+            if run.plan.changed:  # another cell was current: another model of that name
+                opened.index.set_current(run.plan.changed)
             if run.plan.todo:
                 run.trackers += open_trackers(track, opened, say)
                 run.run(_engine(engine, opened, threads, ray), progress)

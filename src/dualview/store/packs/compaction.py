@@ -23,12 +23,11 @@ import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.io.errors import UserError
-from dualview.io.hashing import FileNote, sha256_of
+from dualview.io.hashing import FileNote, notes_of
 from dualview.store.cell import (
     MANIFEST,
     RECORDS,
     RESULT,
-    ROWS,
     Damage,
     Manifest,
     checked,
@@ -189,9 +188,7 @@ def _fill(store: StoreFolder, gathered: _Gathered, folder: Path) -> PackManifest
     with pq.ParquetWriter(folder / FILES, FILES_SCHEMA, compression="zstd") as writer:
         for part in _texts(store, gathered):
             writer.write_table(pa.Table.from_pylist(part, schema=FILES_SCHEMA), row_group_size=ROW_GROUP)
-    notes = {
-        name: FileNote(size=(folder / name).stat().st_size, sha256=sha256_of(folder / name)) for name in (FILES, *ROWS)
-    }
+    notes = notes_of(folder)
     return finish_pack(folder, gathered.cells, gathered.bytes, {**notes, **_link_records(store, gathered, folder)})
 
 
