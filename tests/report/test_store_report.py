@@ -61,7 +61,7 @@ def page(results: list[Result]) -> Element:
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=9))
 def test_intervals_over_seeds_are_student_s(values: list[float]) -> None:
     mean = mean_of([*values, None])
-    assert mean is not None and mean.n == len(values)
+    assert mean.n == len(values)
     assert mean.value == pytest.approx(np.mean(values), abs=1e-9)
     error = stats.sem(values)
     if error > 1e-12:
@@ -72,7 +72,7 @@ def test_intervals_over_seeds_are_student_s(values: list[float]) -> None:
 def test_one_seed_has_no_interval() -> None:
     assert mean_of([None]) == Mean(None, None, None, 0)
     one = mean_of([0.5])
-    assert one is not None and one.low is None and one.high is None
+    assert one.low is None and one.high is None
 
 
 def test_groups_differ_in_more_than_task_and_seed(results: list[Result]) -> None:
