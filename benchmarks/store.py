@@ -34,6 +34,7 @@ from dualview.io.hashing import FileNote, digest, sha256_of
 from dualview.store.cell import ROWS, NewCell, read_manifest
 from dualview.store.cell_key import CONTENT_OPTIONS, CellIdentity, Fingerprints
 from dualview.store.locks import locked
+from dualview.store.marker import mark_packed
 from dualview.store.packs.compaction import finish_pack
 from dualview.store.packs.pack import FILES, FILES_SCHEMA, ROW_GROUP, note_of, read_pack, rows_of
 from dualview.store.store import Store
@@ -193,7 +194,7 @@ def grow(store: Path, pattern: Pattern, start: int, stop: int, content: str) -> 
         if todo:
             flush(todo)
         enter(0)
-        opened.mark_packed()
+        mark_packed(opened.paths)
 
 
 @dataclass(frozen=True)

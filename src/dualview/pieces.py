@@ -91,27 +91,9 @@ def ask(
 
 
 @overload
-def finetune(
-    lm: LanguageModel,
-    prompts: PromptSet,
-    *,
-    lr: float,
-    epochs: int = 1,
-    loss: Loss = "all",
-    params: Params = "kv",
-    rule: Rule = "sgd",
-    rows: Sequence[Query] = (),
-) -> Tuned: ...
+def finetune(lm: LanguageModel, prompts: PromptSet, *, lr: float, **options: Any) -> Tuned: ...
 @overload
-def finetune(
-    *,
-    out: Path | str,
-    model: str | LanguageModel = "embedded",
-    rank: int | None = None,
-    json: Place = None,
-    progress: Progress | None = None,
-    **options: Any,
-) -> FinetunedAdapter: ...
+def finetune(*, out: Path | str, **options: Any) -> FinetunedAdapter: ...
 def finetune(
     lm: LanguageModel | None = None,
     prompts: PromptSet | None = None,

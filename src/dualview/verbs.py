@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from dualview.io.errors import UserError, one_of
 from dualview.io.json_files import Place, check_place, is_stdout, plain, save_json
-from dualview.io.progress import Progress, Silent
+from dualview.io.progress import Progress, Say, Silent, say_nothing
 from dualview.options import RunOptions
 
 if TYPE_CHECKING:
@@ -29,46 +29,16 @@ if TYPE_CHECKING:
     from dualview.tasks.prompts import PromptSet
     from dualview.tasks.show_prompt import ShownPrompt
 
-Say = Callable[[str], None]
 Seeds = str | Sequence[int]
 
 
+# Each says only what decides the type of the answer; the function itself has every argument.
 @overload
-def run(
-    *,
-    model: str | LanguageModel = ...,
-    seeds: None = None,
-    out: Path | str | None = ...,
-    json: Place = ...,
-    dry_run: Literal[False] = ...,
-    progress: Progress | None = ...,
-    on_written: Callable[[Path], object] | None = ...,
-    **options: Any,
-) -> Result: ...
+def run(*, seeds: None = None, dry_run: Literal[False] = ..., **options: Any) -> Result: ...
 @overload
-def run(
-    *,
-    model: str | LanguageModel = ...,
-    seeds: Seeds,
-    out: Path | str | None = ...,
-    json: Place = ...,
-    dry_run: Literal[False] = ...,
-    progress: Progress | None = ...,
-    on_written: Callable[[Path], object] | None = ...,
-    **options: Any,
-) -> SeedsResult: ...
+def run(*, seeds: Seeds, dry_run: Literal[False] = ..., **options: Any) -> SeedsResult: ...
 @overload
-def run(
-    *,
-    model: str | LanguageModel = ...,
-    seeds: Seeds | None = ...,
-    out: Path | str | None = ...,
-    json: Place = ...,
-    dry_run: bool,
-    progress: Progress | None = ...,
-    on_written: Callable[[Path], object] | None = ...,
-    **options: Any,
-) -> Result | SeedsResult | Estimate: ...
+def run(*, seeds: Seeds | None = ..., dry_run: bool, **options: Any) -> Result | SeedsResult | Estimate: ...
 def run(
     *,
     model: str | LanguageModel = "embedded",
@@ -269,7 +239,7 @@ def assets(
     names: Sequence[str] = (),
     *,
     json: Place = None,
-    say: Say | None = None,
+    say: Say = say_nothing,
 ) -> Assets:
     """List, fetch or verify the embedded model and data; list or clear the cached conversions of GGUF files.
 
@@ -280,7 +250,6 @@ def assets(
 
     one_of("action", action, Literal["list", "fetch", "verify", "clear"])
     check_place(json)
-    say = say or (lambda _message: None)
     if names and action != "fetch":
         raise UserError(f"Only fetch takes names of assets; `dualview assets {action}` is about all of them.")
     if action == "clear":

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from dualview.cli import main as cli
+from dualview.io import hashing
 from dualview.io.errors import UserError
 from dualview.io.gguf import cache as gguf_cache
 from dualview.io.gguf.reading import read_gguf
@@ -234,7 +235,8 @@ def test_a_copied_cache_is_hashed_and_used(
         return real(path)
 
     real = gguf_cache.sha256_of
-    monkeypatch.setattr(gguf_cache, "sha256_of", spy)
+    for module in (gguf_cache, hashing):
+        monkeypatch.setattr(module, "sha256_of", spy)
     load_model(str(gguf), device="cpu")
     assert "model.safetensors" in hashed
     hashed.clear()

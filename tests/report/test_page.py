@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
+from dualview.io.display import TextTable
 from dualview.report.html.page import TEMPLATES, data_json, policy, render_page
-from dualview.report.tables import TextTable
 from report.parsed import data_of, parse
 
 NASTY = st.one_of(

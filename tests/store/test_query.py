@@ -20,6 +20,7 @@ from dualview.store.api import diff, export, load, ls
 from dualview.store.api import query as query_of
 from dualview.store.cell import FileNote, read_manifest
 from dualview.store.cell_key import Fingerprints
+from dualview.store.marker import mark_packed
 from dualview.store.packs import compaction as packs
 from dualview.store.packs.compaction import pack
 from dualview.store.packs.pack import FILES, FILES_SCHEMA, ROW_GROUP
@@ -267,7 +268,7 @@ def large(base: dict[str, Any], finished: Path, tmp_path_factory: pytest.TempPat
         files = [{"key": key, "plan": cell.plan, "asked": cell.asked, **about, **texts} for key, cell in named]
         pq.write_table(pa.Table.from_pylist(files, schema=FILES_SCHEMA), folder / FILES, row_group_size=ROW_GROUP)
         packs.finish_pack(folder, len(keys), 1, notes_of(folder))
-        store.mark_packed()
+        mark_packed(store.paths)
         store.refresh()
         assert not store.problems
     return path

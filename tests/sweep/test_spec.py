@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dualview.io.errors import UserError
 from dualview.options import RunOptions
-from dualview.sweep.plan import Shard
+from dualview.sweep.plan import part_of
 from dualview.sweep.spec import Spec
 
 AXES: dict[str, list[Any]] = {
@@ -41,7 +41,7 @@ def test_cells_are_the_product_of_the_axes(chosen: dict[str, int]) -> None:
 @given(st.dictionaries(st.sampled_from(sorted(AXES)), st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 7))
 def test_shards_together_are_the_whole(chosen: dict[str, int], parts: int) -> None:
     cells = Spec.make({name: AXES[name][:count] for name, count in chosen.items()}).cells()
-    shards = [Shard(number, parts).of_cells(cells) for number in range(1, parts + 1)]
+    shards = [part_of(cells, f"{number}/{parts}") for number in range(1, parts + 1)]
     assert [cell for shard in shards for cell in shard] == list(cells)
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
 
@@ -177,4 +177,4 @@ def test_a_missing_spec(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", ""])
 def test_shards_that_are_none(text: str) -> None:
     with pytest.raises(UserError, match="--shard takes i/n"):
-        Shard.parse(text)
+        part_of([], text)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dualview.io.errors import UserError
 from dualview.tasks import sources
-from dualview.tasks.hub import HubAddress, HubRows, hub_addresses
+from dualview.tasks.hub import HubAddress, hub_addresses
 from dualview.tasks.sources import read_file, read_source
 from dualview.tasks.task import Task
 
@@ -127,7 +127,7 @@ def test_hub_addresses_with_a_revision() -> None:
 
 def test_hub_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """How they come from a hub is tested in tests/hub."""
-    monkeypatch.setattr(sources, "read_hub", lambda source: HubRows([{"a": "x"}] if "full" in source else [], "c0ffee"))
+    monkeypatch.setattr(sources, "read_hub", lambda source: ([{"a": "x"}] if "full" in source else [], "c0ffee"))
     commits: dict[str, str] = {}
     (row,) = read_source("hf:full/sst2:train", tmp_path, commits)
     assert (row.values, row.where) == ({"a": "x"}, "hf:full/sst2:train, row 1")

@@ -114,7 +114,7 @@ def test_the_files_hold_what_was_typed(
     assert (task.template, list(task.labels), task.separator) == (state.template, labels, separator)
     assert [task.render(r) for r in read_rows(task, tmp_path / "demos.jsonl")] == [before + x + after for x in demos]
     assert query_row(task, query_text(state)).fields == {"text": query}
-    script = f"cd {tmp_path}\nrm -f *.jsonl *.yaml\n{commands(state, SERVER, None)[1].files}"
+    script = f"cd {tmp_path}\nrm -f *.jsonl *.yaml\n{commands(state, SERVER, None)[1]['files']}"
     subprocess.run(["bash", "-c", script], check=True)
     assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in files(state)} == files(state)
 

@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dualview.cli.options import given, json_option, with_options
-from dualview.io import terminal
-from dualview.io.json_files import is_stdout
+from dualview.cli.options import given, json_option, show, with_options
 from dualview.io.progress import for_stream
 from dualview.options import COMPARISON_ONLY, RunOptions
 
@@ -36,7 +34,6 @@ def calibrate(
     found = certify(
         full=full, seed=seed, out=out, json=json, progress=for_stream(), on_written=written.append, **given(options)
     )
-    if not is_stdout(json):
-        terminal.show(certificate_report(found), *(f"wrote {path}" for path in written))
+    show(json, certificate_report(found), *(f"wrote {path}" for path in written))
     if not found.passed:
         raise typer.Exit(1)

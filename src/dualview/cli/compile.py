@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dualview.cli.options import given, json_option, with_options
-from dualview.io import terminal
-from dualview.io.json_files import is_stdout
+from dualview.cli.options import given, json_option, show, with_options
 from dualview.io.progress import for_stream
 from dualview.options import COMPARISON_ONLY, RunOptions
 
@@ -30,5 +28,4 @@ def compile_(
     from dualview.analyses.compile import compile_patch
 
     found = compile_patch(out=out, format=format, rank=rank, json=json, progress=for_stream(), **given(options))
-    if not is_stdout(json):
-        terminal.show(found.table())
+    show(json, found.table())

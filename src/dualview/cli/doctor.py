@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from dualview.cli.options import json_option
-from dualview.io import terminal
-from dualview.io.json_files import is_stdout
+from dualview.cli.options import json_option, show
+from dualview.io.display import TextTable
 
 if TYPE_CHECKING:
     from dualview.io.doctor import Diagnosis
@@ -28,28 +26,24 @@ def doctor(json: Annotated[Path | None, json_option("what was found")] = None) -
     from dualview.io.doctor import doctor as diagnose
 
     found = diagnose(json=json)
-    if not is_stdout(json):
-        terminal.show(doctor_table(found))
+    show(json, doctor_table(found).rich())
     if not found.healthy:
         raise typer.Exit(UNHEALTHY)
 
 
-def doctor_table(found: Diagnosis) -> Table:
+def doctor_table(found: Diagnosis) -> TextTable:
     """What was found; here, and not among the other tables, since those need packages that may be missing."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("what", "found"):
-        table.add_column(name, overflow="fold")
-    table.add_row("versions", ", ".join(f"{name} {number}" for name, number in found.versions.items()))
-    device = found.device
+    device, cache = found.device, found.cache
     gpus = ", ".join(device["gpus"]) or "no GPU"
-    table.add_row("device", f"{device['auto']} ({gpus}; {device['cpu']}, {device['cores']} cores)")
-    cache = found.cache
     state = ", ".join(f"{name} {state}" for name, state in cache["assets"].items())
     writable = "" if cache["writable"] else "NOT WRITABLE, "
-    table.add_row("cache", f"{cache['folder']} ({writable}{cache['free_bytes'] / 1e9:.0f} GB free; {state})")
-    for what, works in found.offline.items():
-        table.add_row("works offline" if works else "needs a network", what)
+    rows = [
+        ("versions", ", ".join(f"{name} {number}" for name, number in found.versions.items())),
+        ("device", f"{device['auto']} ({gpus}; {device['cpu']}, {device['cores']} cores)"),
+        ("cache", f"{cache['folder']} ({writable}{cache['free_bytes'] / 1e9:.0f} GB free; {state})"),
+        *(("works offline" if works else "needs a network", what) for what, works in found.offline.items()),
+    ]
     for each in found.missing:
         what = "MISSING" if each.required else "not installed"
-        table.add_row(what, f"{each.what}, for {each.needed_for}: {each.command}")
-    return table
+        rows.append((what, f"{each.what}, for {each.needed_for}: {each.command}"))
+    return TextTable("Doctor", ("what", "found"), rows)

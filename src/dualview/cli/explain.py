@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from dualview.cli.options import QueryOption, given, json_option, with_options
-from dualview.io import terminal
-from dualview.io.json_files import is_stdout
+from dualview.cli.options import QueryOption, given, json_option, show, with_options
 from dualview.io.progress import for_stream
 from dualview.options import COMPARISON_ONLY, QUERIES_ONLY, RunOptions
 
@@ -26,5 +24,4 @@ def explain(
     from dualview.analyses.explain import explain as find
 
     found = find(query=query, json=json, progress=for_stream(), **given(options))
-    if not is_stdout(json):
-        terminal.show(found.table())
+    show(json, found.table())

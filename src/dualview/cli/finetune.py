@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dualview.cli.options import given, json_option, with_options
-from dualview.io import terminal
-from dualview.io.json_files import is_stdout
+from dualview.cli.options import given, json_option, show, with_options
 from dualview.io.progress import for_stream
 from dualview.options import COMPARISON_ONLY, RunOptions
 
@@ -29,5 +27,4 @@ def finetune(
     from dualview.analyses.finetune import finetune_adapter
 
     found = finetune_adapter(out=out, rank=rank, json=json, progress=for_stream(), **given(options))
-    if not is_stdout(json):
-        terminal.show(found.table())
+    show(json, found.table())

@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dualview.cli.options import QueryOption, given, json_option, with_options
-from dualview.io import terminal
-from dualview.io.json_files import is_stdout
+from dualview.cli.options import QueryOption, given, json_option, show, with_options
 from dualview.io.progress import for_stream
 from dualview.options import COMPARISON_ONLY, QUERIES_ONLY, RunOptions
 
@@ -30,5 +28,4 @@ def heads(
     from dualview.analyses.heads import heads as compare
 
     found = compare(query=query, rank=rank, shuffles=shuffles, json=json, progress=for_stream(), **given(options))
-    if not is_stdout(json):
-        terminal.show(found.table())
+    show(json, found.table())

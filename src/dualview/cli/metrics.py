@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dualview.cli.options import json_option
-from dualview.io import terminal
-from dualview.io.json_files import is_stdout
+from dualview.cli.options import json_option, show
 
 
 def metrics(
@@ -21,5 +19,4 @@ def metrics(
     from dualview.report.terminal import metrics_report
 
     measured = recompute(records, json=json)
-    if not is_stdout(json):
-        terminal.show(metrics_report(measured))
+    show(json, metrics_report(measured))

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
+from dualview.io import terminal
+from dualview.io.json_files import Place, is_stdout
 from dualview.options import RunOptions
 
 Verb = Callable[..., None]
@@ -78,6 +80,12 @@ def metavar_of(hint: Any) -> str:
 def json_option(what: str) -> Any:
     """`--json`, which means the same everywhere: a file, or `-` for standard output."""
     return typer.Option(metavar="<path>", help=f"write {what} to this file; - prints JSON in place of the table")
+
+
+def show(json: Place, *content: Any, width: int = terminal.WIDTH) -> None:
+    """Print tables, unless JSON goes to standard output in their place."""
+    if not is_stdout(json):
+        terminal.show(*content, width=width)
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from dualview.cli.options import json_option
+from dualview.cli.options import show as show_table
 from dualview.io.json_files import is_stdout
 from dualview.io.terminal import say
-from dualview.io.terminal import show as print_table
 
 StoreOption = Annotated[Path, typer.Option(help="the store's folder")]
 AllOption = Annotated[bool, typer.Option("--all", help="also cells that were computed again since")]
@@ -34,7 +34,7 @@ def ls(
         say(problem)
     if is_stdout(json):
         return
-    print_table(cells_table(found.cells[:limit]), width=WIDTH)
+    show_table(json, cells_table(found.cells[:limit]), width=WIDTH)
     if len(found.cells) > limit:
         print(f"… and {len(found.cells) - limit} more (--limit)")
     for line in failure_lines(found.failures):
@@ -53,7 +53,7 @@ def show(
     found = api.show(cell, store, json=json)
     if not is_stdout(json):
         print(found.key)
-        print_table(result_table(found.result), width=WIDTH)
+        show_table(json, result_table(found.result), width=WIDTH)
 
 
 def diff(
@@ -70,8 +70,7 @@ def diff(
     from dualview.store import api
 
     found = api.diff(left, right, store, json=json, say=say)
-    if not is_stdout(json):
-        print_table(diff_table(found, left, right), width=WIDTH)
+    show_table(json, diff_table(found, left, right), width=WIDTH)
     if found if isinstance(found, list) else not found.equal:
         raise typer.Exit(DIFFERENT)
 
@@ -107,5 +106,4 @@ def query(
     from dualview.store import api
 
     rows: Any = api.query(sql, store, json=json, say=say)
-    if not is_stdout(json):
-        print_table(rows_table(rows), width=WIDTH)
+    show_table(json, rows_table(rows), width=WIDTH)

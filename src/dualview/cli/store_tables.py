@@ -1,7 +1,4 @@
-"""A store's rows as tables for a terminal.
-
-Values are wrapped in `Text`, because rich reads a bare string as markup: `m[v2]` would be a style.
-"""
+"""A store's rows as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from dualview.io.display import TextTable
 from dualview.store.api import Difference, StoreDifference
 from dualview.store.index import Failure
 
@@ -38,15 +36,15 @@ _SHOWN = (
 
 def cells_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """One line for each cell: what was run and what it found, and which were computed again since."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title, _, style in _SHOWN:
-        table.add_column(title, justify="right" if style and title != "key" else "left", no_wrap=title == "key")
-    all_current = all(row["current"] for row in rows)
-    if not all_current:
-        table.add_column("notes")
-    for row in rows:
-        notes = [] if all_current else [Text("" if row["current"] else "superseded")]
-        table.add_row(*(Text(_written(row[column], style)) for _, column, style in _SHOWN), *notes)
+    titles = [title for title, _, _ in _SHOWN]
+    cells = [[_written(row[column], style) for _, column, style in _SHOWN] for row in rows]
+    if not all(row["current"] for row in rows):
+        titles.append("notes")
+        for line, row in zip(cells, rows, strict=True):
+            line.append("" if row["current"] else "superseded")
+    numeric = {place for place, (title, _, style) in enumerate(_SHOWN) if style and title != "key"}
+    table = TextTable("Cells", titles, cells, numeric).rich()
+    table.columns[0].no_wrap = True  # a key is to be copied
     return table
 
 
@@ -61,12 +59,11 @@ def failure_lines(failures: Sequence[Failure]) -> list[str]:
 
 def rows_table(rows: Any) -> Table:
     """The answer to a query."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows.column_names:
-        table.add_column(Text(name))
-    for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-        table.add_row(*(Text(_written(value, ".6g" if isinstance(value, float) else "")) for value in row))
-    return table
+    cells = [
+        [_written(value, ".6g" if isinstance(value, float) else "") for value in row]
+        for row in zip(*(column.to_pylist() for column in rows.columns), strict=True)
+    ]
+    return TextTable("Answer", rows.column_names, cells).rich()
 
 
 def diff_table(found: list[Difference] | StoreDifference, left: str, right: str) -> Any:
@@ -81,14 +78,12 @@ def diff_table(found: list[Difference] | StoreDifference, left: str, right: str)
 
 
 def _differences_table(found: Sequence[Difference], left: str, right: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("", left, right, "difference"):
-        table.add_column(Text(title), overflow="fold")
+    rows: list[list[str]] = []
     for each in found:
         style = ".6g" if each.by is not None else ""
         by = "" if each.by is None else f"{each.by:+.3g}"
-        table.add_row(*map(Text, (each.name, _written(each.left, style), _written(each.right, style), by)))
-    return table
+        rows.append([each.name, _written(each.left, style), _written(each.right, style), by])
+    return TextTable("Differences", ("", left, right, "difference"), rows).rich()
 
 
 def _written(value: Any, style: str) -> str:

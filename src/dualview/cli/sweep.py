@@ -126,11 +126,9 @@ def _grouped(failed: Sequence[Any]) -> list[str]:
 
 
 def _summary_json(summary: Any) -> dict[str, Any]:
+    counts = ("cells", "done_before", "computed", "elsewhere", "left", "stopped")
     return {
-        **{
-            name: getattr(summary, name)
-            for name in ("cells", "done_before", "computed", "elsewhere", "left", "stopped")
-        },
+        **{name: getattr(summary, name) for name in counts},
         "failed": [{"options": plain(f.options.changed), "reason": f.reason} for f in summary.failed],
         "problems": [str(problem) for problem in summary.problems],
         "seconds": round(summary.seconds, 3),

@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dualview.cli.options import json_option
-from dualview.io import terminal
-from dualview.io.json_files import is_stdout
+from dualview.cli.options import json_option, show
 
 
 def tasks(
@@ -22,5 +20,4 @@ def tasks(
     from dualview.tasks.task import tasks as list_or_check
 
     found: Any = list_or_check(names, data, json=json)
-    if not is_stdout(json):
-        terminal.show(task_check_table(found) if names else task_table(found))
+    show(json, task_check_table(found) if names else task_table(found))

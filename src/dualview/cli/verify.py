@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dualview.cli.options import DTYPES, json_option
+from dualview.cli.options import DTYPES, json_option, show
 from dualview.io import terminal
-from dualview.io.json_files import is_stdout
 
 
 def verify(
@@ -28,9 +27,8 @@ def verify(
     from dualview.duality.verify.run import render
 
     checks = verbs.verify(model, seed=seed, wrong=wrong, dtype=dtype, device=device, json=json)
-    if not is_stdout(json):
-        # The paper of a misprint is the one it misquotes, which need not be the one that printed it.
-        terminal.show(render(checks, "misprints: every one must fail", "statement of") if wrong else render(checks))
+    # The paper of a misprint is the one it misquotes, which need not be the one that printed it.
+    show(json, render(checks, "misprints: every one must fail", "statement of") if wrong else render(checks))
     unexpected = [check for check in checks if check.status == ("passed" if wrong else "failed")]
     if unexpected:
         what = "misprints passed" if wrong else "identities failed"

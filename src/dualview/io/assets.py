@@ -24,16 +24,17 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from dualview.io.atomic import exclusive
 from dualview.io.download import Pin, pip_download
 from dualview.io.errors import UserError
 from dualview.io.gguf.download import GGUFPin, fetch_gguf
 from dualview.io.gguf.reading import read_gguf, save_gguf
-from dualview.io.hashing import FileNote, notes_of, sha256_of
+from dualview.io.hashing import FileNote, notes_of
+from dualview.io.json_files import read_if_valid
+from dualview.io.progress import Say, say_nothing
 
-Say = Callable[[str], None]
 State = Literal["missing", "ready", "damaged"]
 
 MANIFEST = "manifest.json"
@@ -101,17 +102,13 @@ class _Manifest(BaseModel):
     files: dict[str, FileNote]
 
 
-def _quiet(_message: str) -> None:
-    """The default `say`: silence."""
-
-
 def cache_dir() -> Path:
     """The folder of everything that is fetched: `DUALVIEW_CACHE`, or the platform's own cache folder."""
     chosen = os.environ.get("DUALVIEW_CACHE")
     return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("dualview")
 
 
-def embedded_model(say: Say = _quiet) -> Path:
+def embedded_model(say: Say = say_nothing) -> Path:
     """Folder of the embedded model (config, tokenizer, float32 safetensors), fetched and converted when missing.
 
     It is SmolLM2-135M-Instruct rounded to 4 bits (Q4_1) and instruction-tuned; outputs with its numbers say so.
@@ -119,7 +116,7 @@ def embedded_model(say: Say = _quiet) -> Path:
     return _ensure(MODEL, say)
 
 
-def embedded_data(say: Say = _quiet) -> Path:
+def embedded_data(say: Say = say_nothing) -> Path:
     """Folder with `movie.txt`, `tweet.txt`, `product.txt` and `news.txt` (id, mean valence, text; tab-separated)."""
     return _ensure(DATA, say)
 
@@ -151,7 +148,7 @@ def list_assets() -> list[AssetStatus]:
     return [_status(asset, rehash=False) for asset in ASSETS]
 
 
-def verify_assets(say: Say = _quiet) -> list[AssetStatus]:
+def verify_assets(say: Say = say_nothing) -> list[AssetStatus]:
     """Every asset with its state after hashing every cached file against the manifest."""
     statuses: list[AssetStatus] = []
     for asset in ASSETS:
@@ -160,7 +157,7 @@ def verify_assets(say: Say = _quiet) -> list[AssetStatus]:
     return statuses
 
 
-def fetch_assets(say: Say = _quiet, names: Sequence[str] = ()) -> list[AssetStatus]:
+def fetch_assets(say: Say = say_nothing, names: Sequence[str] = ()) -> list[AssetStatus]:
     """Make assets ready: fetch what is missing, and replace what a full re-hash finds damaged.
 
     Without names: the embedded model and data.
@@ -203,21 +200,13 @@ def _bytes_in(folder: Path) -> int:
 
 def _problem(asset: Asset, *, rehash: bool) -> str | None:
     """Why the asset's existing folder cannot be trusted, or None."""
-    try:
-        manifest = _Manifest.model_validate_json((asset.folder / MANIFEST).read_bytes())
-    except (OSError, ValidationError):
+    manifest = read_if_valid(_Manifest, asset.folder / MANIFEST)
+    if manifest is None:
         return f"{MANIFEST} is missing or unreadable"
     if manifest.source_sha256 != asset.sha256:
         return f"it was made from another archive (sha256 {manifest.source_sha256[:12]}…)"
-    for name, record in manifest.files.items():
-        path = asset.folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != record.size:
-            return f"{name} has {path.stat().st_size} bytes instead of {record.size}"
-        if rehash and sha256_of(path) != record.sha256:
-            return f"{name} does not match its sha256"
-    return None
+    problems = (note.problem(asset.folder / name, rehash=rehash) for name, note in manifest.files.items())
+    return next((problem for problem in problems if problem is not None), None)
 
 
 def _ensure(asset: Asset, say: Say, *, rehash: bool = False) -> Path:

@@ -44,9 +44,10 @@ def must_be_writable(path: Path) -> None:
         raise UserError(f"{path} cannot be written ({error.strerror or error}); choose another place.") from error
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> Path:
     with whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+    return path
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -66,7 +66,11 @@ def doctor(*, json: Place = None) -> Diagnosis:
     check_place(json)
     assets = {status.name: status.state for status in list_assets()}
     ready = all(assets[each.name] == "ready" for each in (MODEL, DATA))
-    missing = [*_requirements(), *_extras()]
+    missing = _requirements() + [
+        Missing(f"extra {name}", what, f"pip install 'dualview[{name}]'", required=False)
+        for name, (modules, what) in EXTRAS.items()
+        if any(find_spec(module) is None for module in modules)
+    ]
     if not ready:
         why = "the default model and tasks; a run fetches them by itself where there is a network"
         missing.append(Missing("the embedded model and data", why, "dualview assets fetch", required=False))
@@ -111,14 +115,6 @@ def _requirements() -> list[Missing]:
             command = f"pip install '{requirement.name}{requirement.specifier}'"
             found.append(Missing(what, "everything", command, required=True))
     return found
-
-
-def _extras() -> list[Missing]:
-    return [
-        Missing(f"extra {name}", what, f"pip install 'dualview[{name}]'", required=False)
-        for name, (modules, what) in EXTRAS.items()
-        if any(find_spec(module) is None for module in modules)
-    ]
 
 
 def _device() -> dict[str, Any]:

@@ -16,6 +16,20 @@ class FileNote(BaseModel):
     size: int
     sha256: str
 
+    def problem(self, path: Path, *, rehash: bool = True) -> str | None:
+        """Why a file is not the one that was noted, or None; without `rehash` only its size is compared."""
+        try:
+            size = path.stat().st_size
+            if size != self.size:
+                return f"{path.name} has {size} bytes instead of {self.size}"
+            if rehash and sha256_of(path) != self.sha256:
+                return f"{path.name} is not what was written (its sha256 differs)"
+        except FileNotFoundError:
+            return f"{path.name} is missing"
+        except OSError as error:
+            return f"{path.name} cannot be read ({error.strerror or error})"
+        return None
+
 
 def sha256_of(path: Path) -> str:
     """The file's sha256, in hexadecimal."""

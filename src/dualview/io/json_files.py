@@ -52,6 +52,16 @@ def read_model(kind: type[Model], path: Path, what: str) -> Model:
         raise UserError(f"{path} is not {what}: {where or 'the whole file'}: {problem}.") from error
 
 
+def read_if_valid(kind: type[Model], path: Path) -> Model | None:
+    """The pydantic model in a JSON file; None where there is none, or another one."""
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
 def plain(value: Any) -> Any:
     """A value that JSON can hold: null for a number that is not finite, text for other types."""
     if isinstance(value, Mapping):

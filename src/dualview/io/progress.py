@@ -9,6 +9,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 Advance = Callable[[int], None]
+Say = Callable[[str], None]
+"""Reports one line."""
+
+
+def say_nothing(_line: str) -> None:
+    """For library calls."""
 
 
 class Progress(Protocol):

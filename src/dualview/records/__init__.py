@@ -1,4 +1,7 @@
-"""Records: everything the metrics need of a run, in plain numpy."""
+"""Records: everything the metrics need of a run, in plain numpy.
+
+A new array: a field of `Setting`, its axes in `AXES`, their names in `as_xarray.DIMS`. Files then hold it by its name.
+"""
 
 from __future__ import annotations
 

@@ -39,17 +39,11 @@ class _Draft:
             self.put(setting, "log_probs", value)
 
 
-@dataclass(frozen=True)
-class ParsedRecords:
-    """The parts of `Records`, before their shapes are checked against each other."""
-
-    gold: Int[np.ndarray, " query"]
-    settings: Mapping[str, Setting]
-    columns: Int[np.ndarray, " query"] | None
-    meta: Mapping[str, object]
+Parsed = tuple[Int[np.ndarray, " query"], Mapping[str, Setting], Int[np.ndarray, " query"] | None, Mapping[str, object]]
+"""gold, settings, columns and meta of `Records`, before their shapes are checked against each other."""
 
 
-def parse_mapping(source: Mapping[str, object]) -> ParsedRecords:
+def parse_mapping(source: Mapping[str, object]) -> Parsed:
     """The records a plain mapping describes; see `dualview.records.as_records` for the layouts."""
     draft = _Draft()
     for key, value in source.items():
@@ -58,11 +52,11 @@ def parse_mapping(source: Mapping[str, object]) -> ParsedRecords:
     if draft.gold is None:
         raise UserError("records: the field gold is missing; give the right label's index for each query.")
     gold = _integers("gold", draft.gold)
-    maps = _pad_maps({name: fields["m"] for name, fields in draft.settings.items() if "m" in fields})
-    columns = maps.columns if draft.columns is None else _integers("columns", draft.columns)
+    maps, columns = _pad_maps({name: fields["m"] for name, fields in draft.settings.items() if "m" in fields})
+    columns = columns if draft.columns is None else _integers("columns", draft.columns)
     width = _candidates(draft, gold)
-    settings = {name: _setting(name, fields, maps.arrays.get(name), width) for name, fields in draft.settings.items()}
-    return ParsedRecords(gold, settings, columns, cast("Mapping[str, object]", draft.meta or {}))
+    settings = {name: _setting(name, fields, maps.get(name), width) for name, fields in draft.settings.items()}
+    return gold, settings, columns, cast("Mapping[str, object]", draft.meta or {})
 
 
 def _read_entry(draft: _Draft, key: str, value: object) -> None:
@@ -165,13 +159,7 @@ def _setting(name: str, fields: Mapping[str, object], m: np.ndarray | None, widt
     return Setting(**arrays)
 
 
-@dataclass(frozen=True)
-class _Maps:
-    arrays: Mapping[str, np.ndarray]
-    columns: Int[np.ndarray, " query"] | None
-
-
-def _pad_maps(given: Mapping[str, object]) -> _Maps:
+def _pad_maps(given: Mapping[str, object]) -> tuple[Mapping[str, np.ndarray], Int[np.ndarray, " query"] | None]:
     """Attention maps as one padded array a setting; columns from ragged lists, or from zsl's NaN padding."""
     arrays: dict[str, np.ndarray] = {}
     columns: np.ndarray | None = None
@@ -189,18 +177,9 @@ def _pad_maps(given: Mapping[str, object]) -> _Maps:
             arrays[name] = _floats(f"{name}.m", cast("object", value))
     base = arrays.get("zsl")
     if columns is None and base is not None and bool(np.isnan(base).any()):
-        columns = _columns_before_nan(base)
-        arrays = {name: _zero_beyond(array, columns) for name, array in arrays.items()}
-    return _Maps(arrays, columns)
-
-
-def _columns_before_nan(m: Float[np.ndarray, "query layer head column"]) -> Int[np.ndarray, " query"]:
-    """How many columns each query fills, the rest being NaN in every layer and head."""
-    present = np.isfinite(m).any(axis=tuple(range(1, m.ndim - 1)))
-    last: np.ndarray = np.where(present, np.arange(1, int(m.shape[-1]) + 1), 0).max(axis=1)
-    return np.maximum(last, 1).astype(np.int64)
-
-
-def _zero_beyond(m: np.ndarray, columns: Int[np.ndarray, " query"]) -> np.ndarray:
-    beyond: np.ndarray = np.arange(int(m.shape[-1])) >= columns.reshape(-1, 1, 1, 1)
-    return np.where(beyond, 0.0, m)
+        # How many columns each query fills, the rest being NaN in every layer and head.
+        filled = np.isfinite(base).any(axis=tuple(range(1, base.ndim - 1)))
+        own = np.where(filled, np.arange(1, base.shape[-1] + 1), 1).max(axis=1).astype(np.int64)
+        beyond = np.arange(base.shape[-1]) >= own.reshape(-1, 1, 1, 1)
+        return {name: np.where(beyond, 0.0, array) for name, array in arrays.items()}, own
+    return arrays, columns

@@ -78,8 +78,7 @@ class Records:
     @classmethod
     def from_mapping(cls, source: Mapping[str, object]) -> Records:
         """Records from a plain mapping; `as_records` lists the layouts."""
-        parsed = parse_mapping(source)
-        return cls(parsed.gold, parsed.settings, parsed.columns, parsed.meta)
+        return cls(*parse_mapping(source))
 
     @classmethod
     def from_arrays(

@@ -52,8 +52,13 @@ def _write(source: Path, out: Path | str | None, figures: Path | str | None) -> 
     content = _content(file)
     if str(content.get("schema", "")).startswith("dualview.seeds/"):
         return _many(_of_seeds(content, file), where, folder, file.parent.name or "several seeds")
+    from dualview.report.figures.run import write_figures
+    from dualview.report.html.run import write_report
+
     result = _checked(content, file)
-    return _one(result, _records_of(file, result), where, folder)
+    records = _records_of(file, result)
+    written = [write_report(result, where, records=records)]
+    return written if folder is None else [*written, *write_figures(result, folder, records)]
 
 
 def _file_of(source: Path) -> Path | None:
@@ -86,25 +91,13 @@ def _records_of(file: Path, result: Result) -> Records | None:
     if file.name != RESULT or not path.is_file():
         return None
     records = load_records(path)
-    same = records.n_queries == len(result.queries)
-    if same:
-        for kept, query in zip(records["zsl"].log_probs, result.queries, strict=True):
-            scores = [np.nan if score is None else score for score in query.zsl]
-            same = same and np.allclose(kept[: len(scores)], scores, atol=1e-5, equal_nan=True)
-    if not same:
+    stated = [np.array(query.zsl, dtype=np.float64) for query in result.queries]  # None is NaN
+    if records.n_queries != len(stated) or not all(
+        np.allclose(kept[: len(scores)], scores, atol=1e-5, equal_nan=True)
+        for kept, scores in zip(records["zsl"].log_probs, stated, strict=True)
+    ):
         raise UserError(f"{path} is from another run than {file}; move one of them away.")
     return records
-
-
-def _one(result: Result, records: Records | None, where: Path, figures: Path | None) -> list[Path]:
-    from dualview.report.html.run import write_report
-
-    written = [write_report(result, where, records=records)]
-    if figures is not None:
-        from dualview.report.figures.run import write_figures
-
-        written += write_figures(result, figures, records)
-    return written
 
 
 def _stored(folder: Path) -> Iterable[Result]:
@@ -124,7 +117,6 @@ def run_groups(store: Path | str) -> list[RunGroup]:
 
 def _many(results: Iterable[Result], where: Path, figures: Path | None, title: str) -> list[Path]:
     from dualview.report.html.store import store_report, write_store_figures
-    from dualview.report.overview import RunSummary
 
     runs = [RunSummary.of(result) for result in results]
     written = [store_report(runs, where, title=title)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from dualview.comparison.result import AdapterPart, Result
 from dualview.io.assets import about_model
-from dualview.metrics.measured import CONTROL_OF, Measured
+from dualview.metrics.measured import CONTROL_OF, Measured, limits_of
 from dualview.metrics.statistics import wilson_interval
 
 SETTING_NAMES = {"zsl": "zero-shot", "icl": "in-context", "ft": "fine-tuned", "patch": "patched"}
@@ -30,9 +30,12 @@ class Number:
     key: str
     """Its dotted key in the result file."""
     name: str
-    style: str
-    """Its format specification."""
     meaning: str
+
+    @property
+    def style(self) -> str:
+        """Its format specification: with a sign where it can be negative."""
+        return "+.3f" if limits_of(self.key)[0] < 0 else ".3f"
 
     @property
     def control(self) -> str | None:
@@ -41,32 +44,24 @@ class Number:
 
 
 NUMBERS = (
-    Number(
-        "accuracy.zsl",
-        "accuracy, zero-shot",
-        ".3f",
-        "share of the queries answered correctly without demonstrations",
-    ),
-    Number("accuracy.icl", "accuracy, in-context", ".3f", "the same with the demonstrations in the prompt"),
-    Number("accuracy.ft", "accuracy, fine-tuned", ".3f", "the same after training on the demonstrations"),
+    Number("accuracy.zsl", "accuracy, zero-shot", "share of the queries answered correctly without demonstrations"),
+    Number("accuracy.icl", "accuracy, in-context", "the same with the demonstrations in the prompt"),
+    Number("accuracy.ft", "accuracy, fine-tuned", "the same after training on the demonstrations"),
     Number(
         "rec2ftp.value",
         "Rec2FTP",
-        ".3f",
         "of the queries that fine-tuning fixed, the share that ICL fixed too; compare it with chance, never with 0: an "
         "accurate ICL fixes a large share of any set",
     ),
     Number(
         "agreement.value",
         "agreement",
-        "+.3f",
         "correlation of the changes in label log-odds that ICL and fine-tuning make, query by query within a class; 1 "
         "the same queries move alike, 0 unrelated",
     ),
     Number(
         "label_contrast.value",
         "label contrast",
-        "+.3f",
         "cosine of what flipping the demonstrations' labels changes in attention's output, ICL's with fine-tuning's",
     ),
     Number(
@@ -78,61 +73,52 @@ NUMBERS = (
     Number(
         "label_contrast.log_odds.value",
         "label contrast of log-odds",
-        "+.3f",
         "the same of the label log-odds, query by query within a class",
     ),
     Number(
         "sim_aou.raw",
         "SimAOU raw",
-        "+.3f",
         "cosine of the changes that ICL and fine-tuning make to attention's output; 1 the same direction, 0 unrelated",
     ),
     Number(
         "sim_aou.normalised",
         "SimAOU normalised",
-        "+.3f",
         "the same after outputs are scaled to length 1, as in the first paper; large updates alone raise it, to the "
         "value of noise alone",
     ),
-    Number("sim_am.before", "SimAM before", "+.3f", "cosine of ICL's attention logits with zero-shot's"),
+    Number("sim_am.before", "SimAM before", "cosine of ICL's attention logits with zero-shot's"),
     Number(
         "sim_am.after",
         "SimAM after",
-        "+.3f",
         "cosine of ICL's attention logits with the fine-tuned ones; only its difference from SimAM before is evidence",
     ),
     Number(
         "sim_am.delta",
         "SimAM delta",
-        "+.3f",
         "cosine of the two changes of the attention logits; 1 the same change, 0 unrelated",
     ),
     Number(
         "kendall.dual_v.tau_token",
         "Kendall, dual form of W_V",
-        "+.3f",
         "tau-b between ICL's attention to the training tokens and their shares in fine-tuning's update; 1 the same "
         "order, 0 unrelated; compare it with the same at a learning rate of 0",
     ),
     Number(
         "kendall.released.tau_token",
         "Kendall, as released",
-        "+.3f",
         "the same with q·q in place of the shares, as in the first paper's code; it hardly depends on training",
     ),
     Number(
         "overlap.ft.token_overlap",
         "top-10 tokens shared, ICL and FT",
-        ".3f",
         "share of the ten most likely next tokens that ICL and fine-tuning have in common",
     ),
     Number(
         "update_norm.icl",
         "update norm, in-context",
-        ".3f",
         "size of ICL's change to attention's output, relative to the output",
     ),
-    Number("update_norm.ft", "update norm, fine-tuned", ".3f", "the same of fine-tuning's change"),
+    Number("update_norm.ft", "update norm, fine-tuned", "the same of fine-tuning's change"),
 )
 
 
@@ -185,7 +171,7 @@ def present(measured: Measured) -> list[Number]:
     """The numbers that were measured, including those that came out undefined."""
     found = [number for number in NUMBERS if getattr(measured, number.key.split(".")[0]) is not None]
     meaning = "the same with these weights added, without demonstrations"
-    more = [Number(f"accuracy.{n}", f"accuracy, {setting_title(n)}", ".3f", meaning) for n in given_weights(measured)]
+    more = [Number(f"accuracy.{n}", f"accuracy, {setting_title(n)}", meaning) for n in given_weights(measured)]
     return [*found[:3], *more, *found[3:]]  # after the three other accuracies
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from dualview.analyses.certificate.certificate import LIMIT, Certificate
 from dualview.io.atomic import write_json, write_text
+from dualview.io.display import TextTable
 from dualview.io.saving import extra, save_somewhere
 from dualview.metrics.verdict import DECIDING
 from dualview.report.figures.curves import Curve, curves
 from dualview.report.figures.style import save
-from dualview.report.tables import TextTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,12 +28,13 @@ def certificate_tables(found: Certificate) -> list[TextTable]:
         for family in (*found.nulls, found.all_nulls)
     ]
     positives = [
-        [each.name, each.overall, *(_number(each.values.get(level)) for level in DECIDING)] for each in found.positives
+        [each.name, each.overall, *(_shown(each.values.get(level), ".3f") for level in DECIDING)]
+        for each in found.positives
     ]
-    sizes = list(dict.fromkeys((point.queries, point.draws) for point in found.power))
+    sizes = {(p.queries, p.draws): "one run" if p.draws == 1 else f"{p.draws} draws" for p in found.power}
     doses = [
-        [f"{queries} queries, {_runs(draws)}", *(_dose(found, level, queries, draws) for level in LEVELS)]
-        for queries, draws in sizes
+        [f"{queries} queries, {runs}", *(_shown(found.smallest_dose(level, queries, draws), "g") for level in LEVELS)]
+        for (queries, draws), runs in sizes.items()
     ]
     return [
         TextTable(
@@ -58,17 +59,8 @@ def certificate_tables(found: Certificate) -> list[TextTable]:
     ]
 
 
-def _runs(draws: int) -> str:
-    return "one run" if draws == 1 else f"{draws} draws"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _dose(found: Certificate, level: str, queries: int, draws: int) -> str:
-    dose = found.smallest_dose(level, queries, draws)
-    return "–" if dose is None else f"{dose:g}"
+def _shown(value: float | None, style: str) -> str:
+    return "–" if value is None else format(value, style)
 
 
 def sentence(found: Certificate) -> str:
@@ -107,7 +99,7 @@ def page(found: Certificate) -> str:
         "the second. The figure says how much similarity it needs to see it.",
         f"**{sentence(found)}**",
         f"```\n{found.provenance['command']}\n```",
-        *(_markdown(table) for table in certificate_tables(found)),
+        *(table.markdown() for table in certificate_tables(found)),
         f"![Power against dose]({NAME}.png)",
         "## What was put under it",
         "\n".join(
@@ -125,22 +117,9 @@ def _first(name: str) -> bool:
     return ", over" not in name and not name.startswith("planted")
 
 
-def _markdown(table: TextTable) -> str:
-    def line(cells: list[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    ruler = line(["---:" if index in table.numeric else "---" for index in range(len(table.head))])
-    return "\n".join([line(list(table.head)), ruler, *(line(list(row)) for row in table.rows)]) + f"\n\n{table.note}"
-
-
 def write_certificate(found: Certificate, folder: Path) -> list[Path]:
     """calibration.json, then the page and the figure; one of these that fails is a warning."""
     kept, text, figure = (folder / f"{NAME}.{kind}" for kind in ("json", "md", "png"))
     written = save_somewhere([kept], lambda place: write_json(place, found.to_json()))
-
-    def write_page() -> list[Path]:
-        write_text(text, page(found))
-        return [text]
-
-    written += extra(f"Writing {text}", write_page, written[0]) or []
+    written += extra(f"Writing {text}", lambda: [write_text(text, page(found))], written[0]) or []
     return written + (extra(f"Writing {figure}", lambda: save(power_figure(found), figure), written[0]) or [])

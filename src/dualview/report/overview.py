@@ -82,28 +82,26 @@ class RunSummary:
 class Mean:
     """The mean of one number over seeds, with its 95 % interval (Student over draws) where there are at least two.
 
-    `n` is the number of seeds for which it is defined.
+    `n` is the number of seeds for which it is defined; without any, all others are None.
     """
 
-    value: float
+    value: float | None
     low: float | None
     high: float | None
     n: int
 
 
-def mean_of(values: Iterable[float | None], key: str = "") -> Mean | None:
-    """Over the defined values; None if there are none. The interval is cut to the values that number `key` can have.
+def mean_of(values: Iterable[float | None], key: str = "") -> Mean:
+    """Over the defined values. The interval is cut to the values that number `key` can have.
 
     >>> found = mean_of([1.0, 3.0, None])
     >>> found.value, round(found.low, 3), round(found.high, 3), found.n
     (2.0, -10.706, 14.706, 2)
     """
     known = [value for value in values if value is not None]
-    n = len(known)
-    if n == 0:
-        return None
-    mean, found = sum(known) / n, draw_interval(known, limits_of(key))
-    return Mean(mean, None, None, n) if found is None else Mean(mean, found.low, found.high, n)
+    n, found = len(known), draw_interval(known, limits_of(key)) if known else None
+    low, high = (None, None) if found is None else (found.low, found.high)
+    return Mean(sum(known) / n if known else None, low, high, n)
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ class RunGroup:
     def on(self, task: str) -> list[RunSummary]:
         return [run for run in self.runs if run.task == task]
 
-    def mean(self, task: str, key: str, where: str | None = None) -> Mean | None:
+    def mean(self, task: str, key: str, where: str | None = None) -> Mean:
         """Over the task's seeds; with `where`, only over those for which that number is defined."""
         runs = [run for run in self.on(task) if where is None or run.numbers.get(where) is not None]
         return mean_of((run.numbers.get(key) for run in runs), key)
@@ -133,7 +131,7 @@ class RunGroup:
         """The verdict over the task's draws, the draw being the unit; None with fewer than two."""
         return over_verdicts([run.verdict for run in self.on(task) if run.verdict is not None])
 
-    def layers(self, task: str, key: str) -> list[Mean | None]:
+    def layers(self, task: str, key: str) -> list[Mean]:
         """Each layer's mean over seeds; runs of another depth than the first are left out."""
         rows = [run.layers[key] for run in self.on(task) if key in run.layers]
         rows = [row for row in rows if len(row) == len(rows[0])]
@@ -163,13 +161,10 @@ def groups_of(runs: Sequence[RunSummary]) -> list[RunGroup]:
     found = [group[0] for group in by_key.values()]
     names = sorted({name for run in found for name in run.options})
     differing = [name for name in names if len({str(run.options.get(name)) for run in found}) > 1]
-    return [RunGroup(_label(group[0], differing), group) for group in by_key.values()]
-
-
-def _label(run: RunSummary, differing: Sequence[str]) -> str:
-    """The model and the options that differ; an untrained model is always labelled as such."""
-    named = [f"{name} {run.options[name]}" for name in dict.fromkeys(["weights", *differing]) if name in run.options]
-    return ", ".join([run.model, *named])
+    labelled = dict.fromkeys(["weights", *differing])  # an untrained model is always labelled as such
+    named = [[f"{name} {run.options[name]}" for name in labelled if name in run.options] for run in found]
+    labels = [", ".join([run.model, *options]) for run, options in zip(found, named, strict=True)]
+    return [RunGroup(label, group) for label, group in zip(labels, by_key.values(), strict=True)]
 
 
 def tasks_of(runs: Sequence[RunSummary]) -> list[str]:

@@ -1,58 +1,23 @@
-"""The metrics table as text, built once; `terminal` renders it with rich and `templates/tables.html` as HTML."""
+"""The tables of a result: its numbers with their controls, the papers' values, the verdict's levels, and seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
+from dualview.io.display import TextTable
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.metrics.statistics import p_text
 from dualview.report.catalogue import NUMBERS, Number, accuracy_interval, learner_numbers, present, shown
 from dualview.report.published import published
 
-
-@dataclass(frozen=True)
-class TextTable:
-    """A table of text for any renderer; the first cell of a row is its heading."""
-
-    label: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numeric: Collection[int]
-    """The columns that are aligned to the right."""
-    note: str = ""
+_NARROW = ("number", "value", "95 % interval", "highest floor", "ceiling", "notes")
+_WIDE = (*_NARROW[:-1], "p", "notes")
 
 
-@dataclass(frozen=True)
-class MetricRow:
-    """One number with everything it is compared with, formatted; empty where there is nothing."""
-
-    name: str
-    value: str
-    interval: str = ""
-    floor: str = ""
-    ceiling: str = ""
-    p: str = ""
-    notes: str = ""
-    gain: str = ""
-    """Of an accuracy: how far it exceeds zero-shot's."""
-    published: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By paper, on the same task."""
-
-    @property
-    def short_notes(self) -> str:
-        """For a table without a column of p: Rec2FTP's is needed to read it."""
-        return f"p {self.p}; {self.notes}" if self.name == "Rec2FTP" and self.p else self.notes
-
-
-def metric_rows(measured: Measured) -> list[MetricRow]:
-    """Every number of a result, or of what `dualview metrics` recomputed."""
-    return [_row(measured, number) for number in present(measured)]
-
-
-def _row(measured: Measured, number: Number) -> MetricRow:
+def _row(measured: Measured, number: Number, wide: bool) -> dict[str, str]:
+    """One number with everything it is compared with, by the heads of its columns; each paper has a column too."""
     value, control = measured.number(number.key), measured.control_of(number.key)
     floor, ci = (None, None) if control is None else (control.highest_floor, control.ci)
     if number.key.startswith("accuracy.") and value is not None:
@@ -61,18 +26,22 @@ def _row(measured: Measured, number: Number) -> MetricRow:
     taught = None if measured.label_contrast is None else measured.label_contrast.log_odds
     if number.key == "label_contrast.log_odds.value" and taught is not None:  # its own test says all
         floor, ci, p = ("permuted", 0.0), taught.interval, taught.p
-    p = None if value is None else p  # a test of what is undefined says nothing
-    return MetricRow(
-        name=number.name,
-        value=shown(value, number.style),
-        interval=span(ci, number.style),
-        floor="" if floor is None else f"{floor[0]} {floor[1]:{number.style}}",
-        ceiling="" if control is None or control.ceiling is None else f"{control.ceiling:.3f}",
-        p="" if p is None else p_text(p),
-        notes=_notes(measured, number.key),
-        gain=_gain(measured, number.key),
-        published=_published(measured, number),
-    )
+    tested = "" if p is None or value is None else p_text(p)  # a test of what is undefined says nothing
+    notes = _notes(measured, number.key)
+    if wide:
+        notes = notes or _gain(measured, number.key)
+    elif number.key == "rec2ftp.value" and tested:  # without a column of p: it is needed to read the number
+        notes = f"p {tested}; {notes}"
+    return {
+        "number": number.name,
+        "value": shown(value, number.style),
+        "95 % interval": span(ci, number.style),
+        "highest floor": "" if floor is None else f"{floor[0]} {floor[1]:{number.style}}",
+        "ceiling": "" if control is None or control.ceiling is None else f"{control.ceiling:.3f}",
+        "p": tested,
+        "notes": notes,
+        **_published(measured, number),
+    }
 
 
 def span(ci: tuple[float, float] | None, style: str = ".3f") -> str:
@@ -125,17 +94,20 @@ def metrics_table(measured: Measured, *, wide: bool = False, learner: str | None
 
     `learner` is the title of what is judged in ft's place.
     """
-    rows = metric_rows(measured) if learner is None else [_row(measured, n) for n in learner_numbers(measured, learner)]
-    head = ["number", "value", "95 % interval", "highest floor", "ceiling", "notes"]
-    cells = [[row.name, row.value, row.interval, row.floor, row.ceiling, row.short_notes] for row in rows]
-    note = INTERVALS
-    if wide:
-        sources = list(dict.fromkeys(source for row in rows for source in row.published))
-        head = [*head[:5], "p", "notes", *sources]
-        for row, own in zip(rows, cells, strict=True):
-            own[5:] = [row.p, row.notes or row.gain, *(row.published.get(source, "") for source in sources)]
-        note += " The papers' columns are of other models." if sources else ""
-    return TextTable("The numbers with their controls", head, cells, _all_but(head, "notes"), note)
+    numbers = present(measured) if learner is None else learner_numbers(measured, learner)
+    rows = [_row(measured, number, wide) for number in numbers]
+    sources = _sources(rows) if wide else []
+    head = [*(_WIDE if wide else _NARROW), *sources]
+    note = INTERVALS + (" The papers' columns are of other models." if sources else "")
+    return TextTable("The numbers with their controls", head, _cells(rows, head), _all_but(head, "notes"), note)
+
+
+def _sources(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row if name not in _WIDE))
+
+
+def _cells(rows: Sequence[Mapping[str, str]], head: Sequence[str]) -> list[list[str]]:
+    return [[row.get(name, "") for name in head] for row in rows]
 
 
 def _all_but(head: Sequence[str], *text: str) -> set[int]:
@@ -144,13 +116,11 @@ def _all_but(head: Sequence[str], *text: str) -> set[int]:
 
 def papers_table(measured: Measured) -> TextTable | None:
     """The papers' values on the same task, a column for each paper."""
-    rows = [row for row in metric_rows(measured) if row.published]
-    sources = list(dict.fromkeys(source for row in rows for source in row.published))
-    if not sources:
+    rows = [row for number in present(measured) if _sources([row := _row(measured, number, wide=False)])]
+    if not rows:
         return None
-    cells = [[row.name, *(row.published.get(source, "") for source in sources)] for row in rows]
-    head = ["number", *sources]
-    return TextTable("Published values, other models", head, cells, _all_but(head))
+    head = ["number", *_sources(rows)]
+    return TextTable("Published values, other models", head, _cells(rows, head), _all_but(head))
 
 
 def levels_table(verdict: VerdictPart) -> TextTable | None:

@@ -12,6 +12,7 @@ from dualview.analyses.certificate.certificate import Certificate
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
 from dualview.io.assets import AssetStatus
+from dualview.io.display import TextTable
 from dualview.io.gguf.cache import Conversion
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.report import tables
@@ -30,15 +31,15 @@ def result_table(result: Result) -> RenderableType:
 def metrics_report(measured: Measured) -> Group:
     """The metrics, what the papers found on the same task, and the verdict."""
     table = tables.metrics_table(measured)
-    parts: list[RenderableType] = [_rich(table), Text(f"\n{table.note}", "dim")]
+    parts = _with_note(table)
     if (papers := tables.papers_table(measured)) is not None:
-        parts += [Text("\npublished, other models:", "dim"), _rich(papers, style="dim")]
+        parts += [Text("\npublished, other models:", "dim"), papers.rich(style="dim", named=False)]
     if measured.verdict is not None:
         parts += _verdict(measured.verdict)
     for name, learner in measured.learners.items():
         title = name.replace(":", " ", 1)
         parts += [Text(f"\n{title} in the place of fine-tuning\n", "bold")]
-        parts += [_rich(tables.metrics_table(learner, learner=title))]
+        parts += [tables.metrics_table(learner, learner=title).rich(named=False)]
         parts += [] if learner.verdict is None else _verdict(learner.verdict)
     return Group(*parts)
 
@@ -47,7 +48,11 @@ def seeds_table(several: SeedsResult) -> RenderableType:
     """Each number over seeds: its mean, the interval of the mean, and every seed's value."""
     table = tables.seeds_table(several)
     verdicts = ", ".join(f"{verdict} {count}" for verdict, count in several.verdicts.items())
-    parts: list[RenderableType] = [_heading(several.results[0]), _rich(table), Text(f"\n{table.note}", "dim")]
+    parts: list[RenderableType] = [
+        _heading(several.results[0]),
+        table.rich(named=False),
+        Text(f"\n{table.note}", "dim"),
+    ]
     if several.verdict is not None:
         parts += _verdict(several.verdict)
     for name, verdict in several.learners.items():
@@ -59,8 +64,12 @@ def _verdict(verdict: VerdictPart) -> list[RenderableType]:
     """The sentence, and the levels behind it."""
     parts: list[RenderableType] = [Text(f"\n{verdict.sentence}\n", "bold")]
     if (levels := tables.levels_table(verdict)) is not None:
-        parts += [_rich(levels), Text(f"\n{levels.note}", "dim")]
+        parts += _with_note(levels)
     return parts
+
+
+def _with_note(table: TextTable) -> list[RenderableType]:
+    return [table.rich(named=False), Text(f"\n{table.note}", "dim")]
 
 
 def _heading(result: Result) -> Text:
@@ -70,61 +79,42 @@ def _heading(result: Result) -> Text:
     )
 
 
-def _rich(table: tables.TextTable, style: str = "") -> Table:
-    made = Table(box=None, pad_edge=False, header_style="bold", style=style)
-    made.add_column("")  # the names need no heading here
-    for index, text in enumerate(table.head[1:], start=1):
-        made.add_column(text, justify="right" if index in table.numeric else "left")
-    for row in table.rows:
-        made.add_row(*map(Text, row))
-    return made
-
-
-def _columns(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(name, overflow="fold")
-    return table
-
-
 def certificate_report(found: Certificate) -> Group:
     """The certificate's tables and its sentence."""
     parts: list[RenderableType] = []
     for table in certificate_tables(found):
-        parts += [Text(table.label, "bold"), _rich(table), Text(f"{table.note}\n", "dim")]
+        parts += [Text(table.label, "bold"), table.rich(named=False), Text(f"{table.note}\n", "dim")]
     return Group(*parts, Text(sentence(found), "bold"))
 
 
 def task_table(tasks: Sequence[Task]) -> Table:
-    table = _columns("task", "template", "labels", "rows from")
+    rows: list[list[str]] = []
     for task in tasks:
         choices = task.choices if isinstance(task.choices, str) else ", ".join(task.choices or ())
         labels = ", ".join(task.labels) or f"the row's own ({choices})"
-        table.add_row(task.name, Text(task.template), Text(labels), Text(task.train.rpartition(":")[0] or task.train))
-    return table
+        rows.append([task.name, task.template, labels, task.train.rpartition(":")[0] or task.train])
+    return TextTable("Tasks", ("task", "template", "labels", "rows from"), rows).rich()
 
 
 def task_check_table(checks: Sequence[TaskCheck]) -> RenderableType:
-    table = _columns("task", "split", "rows", "rows by label")
-    notes: list[Text] = []
-    for check in checks:
-        for name, split in check.splits.items():
-            table.add_row(check.task, name, str(split.rows), ", ".join(map(str, split.label_counts)))
-        notes += [Text(f"! {check.task}: {warning}", "yellow") for warning in check.warnings]
-    return Group(table, *notes)
+    rows = [
+        [check.task, name, str(split.rows), ", ".join(map(str, split.label_counts))]
+        for check in checks
+        for name, split in check.splits.items()
+    ]
+    notes = [Text(f"! {check.task}: {warning}", "yellow") for check in checks for warning in check.warnings]
+    return Group(TextTable("Rows", ("task", "split", "rows", "rows by label"), rows).rich(), *notes)
 
 
 def asset_table(statuses: Sequence[AssetStatus]) -> Table:
-    table = _columns("asset", "from", "licence", "size", "state", "where")
+    rows: list[list[str]] = []
     for status in statuses:
         state = status.state if status.problem is None else f"{status.state}: {status.problem}"
         size = f"{status.size / 1e6:.0f} MB"
-        table.add_row(status.title, status.source, status.licence, size, state, str(status.path))
-    return table
+        rows.append([status.title, status.source, status.licence, size, state, str(status.path)])
+    return TextTable("Assets", ("asset", "from", "licence", "size", "state", "where"), rows).rich()
 
 
 def conversion_table(conversions: Sequence[Conversion]) -> Table:
-    table = _columns("converted GGUF", "dtype", "size", "where")
-    for each in conversions:
-        table.add_row(each.source, each.dtype, f"{each.size / 1e6:.0f} MB", str(each.path))
-    return table
+    rows = [[each.source, each.dtype, f"{each.size / 1e6:.0f} MB", str(each.path)] for each in conversions]
+    return TextTable("Conversions", ("converted GGUF", "dtype", "size", "where"), rows).rich()

@@ -15,10 +15,9 @@ from dualview.report.html.run import write_report
 
 def write(result: Result, *, out: Path | None, json: Path | None) -> list[Path]:
     """Write what a run found: the result first, then the extras (records if they are kept, the report)."""
-    places = [place for place in (None if out is None else out / "result.json", json) if place is not None]
-    written = save_somewhere(places, result.save)
+    written = save_somewhere(_places(out, "result.json", json), result.save)
     if out is not None:
-        written += write_records(result, out, written[0])
+        written += _write_records(result, out, written[0])
         page = out / "report.html"
         written += _extra(page, lambda: [write_report(result, page)], written[0])
     return written
@@ -28,24 +27,26 @@ def write_seed(seed: int, result: Result, *, out: Path) -> list[Path]:
     """Write one of several seeds as soon as it is computed: a later seed that fails, or is interrupted, costs none."""
     folder = out / f"seed-{seed}"
     written = save_somewhere([folder / "result.json"], result.save)
-    return written + write_records(result, folder, written[0])
+    return written + _write_records(result, folder, written[0])
 
 
 def write_seeds(several: SeedsResult, *, out: Path | None, json: Path | None) -> list[Path]:
     """Write what several seeds found together, with one report; `write_seed` has written each of them."""
-    places = [place for place in (None if out is None else out / "seeds.json", json) if place is not None]
-    written = save_somewhere(places, several.save)
+    written = save_somewhere(_places(out, "seeds.json", json), several.save)
     if out is not None:
-        source = written[0]
-        written += _extra(out / "report.html", lambda: report(source, out / "report.html"), source)
+        page, source = out / "report.html", written[0]
+        written += _extra(page, lambda: report(source, page), source)
     return written
 
 
-def write_records(result: Result, folder: Path, kept: Path) -> list[Path]:
-    records = result.records
+def _places(out: Path | None, name: str, json: Path | None) -> list[Path]:
+    return [place for place in (out and out / name, json) if place is not None]
+
+
+def _write_records(result: Result, folder: Path, kept: Path) -> list[Path]:
+    records, path = result.records, folder / "records.safetensors"
     if records is None or not result.provenance.options.get("save_records"):
         return []
-    path = folder / "records.safetensors"
     return _extra(path, lambda: [save_records(records, path)], kept)
 
 

@@ -1,5 +1,7 @@
 """Finished runs, one cell each, in a folder that survives a killed process.
 
+A new column: its path in the result file, in `tables`. A new verb that reads a store: a function in `api`.
+
 The names are imported on first use, so importing this package is cheap.
 """
 

@@ -6,11 +6,10 @@ output.
 
 from __future__ import annotations
 
-import io
 import json as jsonlib
 import os
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from dualview.io.atomic import must_be_writable, whole
 from dualview.io.errors import UserError
 from dualview.io.json_files import Place, check_place, plain, save_json
 from dualview.io.netcdf import write_netcdf
+from dualview.io.progress import Say
 from dualview.records.files import load_records
 from dualview.store.as_dataset import to_dataset
 from dualview.store.folder import Stored
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Where = str | os.PathLike[str]
 FORMATS = {"csv": ".csv", "parquet": ".parquet", "json": ".json", "netcdf": ".nc"}
-Say = Callable[[str], None]
 
 
 def _warn(problem: str) -> None:
@@ -141,7 +140,7 @@ def export(
         write_netcdf(rows if table == "records" else to_dataset(rows, table), path)
     else:
         with whole(path) as temporary:
-            temporary.write_bytes(_encoded(rows, suffix))
+            _write_rows(rows, suffix, temporary)
     save_json(json, {"table": table, "rows": count, "written": [str(path)]})
     return path
 
@@ -152,16 +151,16 @@ def _arrow(frame: Any) -> Any:
     return pa.Table.from_pandas(frame.reset_index(), preserve_index=False)
 
 
-def _encoded(rows: Any, suffix: str) -> bytes:
+def _write_rows(rows: Any, suffix: str, place: Path) -> None:
     if suffix == ".json":
-        return (jsonlib.dumps(rows.to_pylist(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-    if suffix == ".csv":
-        return rows.to_pandas().to_csv(index=False).encode()
-    import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
+        text = jsonlib.dumps(rows.to_pylist(), indent=1, ensure_ascii=False, allow_nan=False)
+        place.write_text(f"{text}\n", encoding="utf-8")
+    elif suffix == ".csv":
+        rows.to_pandas().to_csv(place, index=False)
+    else:
+        import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 
-    sink = io.BytesIO()
-    pq.write_table(rows, sink, compression="zstd")
-    return sink.getvalue()
+        pq.write_table(rows, place, compression="zstd")
 
 
 # ------------------------------------------------------------------------------------------------------------- diff

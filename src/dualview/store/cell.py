@@ -18,20 +18,21 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dualview.io.errors import UserError, first_problem
-from dualview.io.hashing import FileNote, notes_of, sha256_of
+from dualview.io.hashing import FileNote, notes_of
 from dualview.options import RunOptions, plain
 from dualview.records import Records, save_records
 from dualview.store.cell_key import CellIdentity, asked_id, asked_now
 from dualview.store.tables import TABLES, KeyedResult, tables_of
 
 SCHEMA = "dualview.cell/1"
+Kind = TypeVar("Kind", bound=BaseModel)
 MANIFEST, RESULT, RECORDS = "manifest.json", "result.json", "records.safetensors"
 
 
@@ -199,30 +200,36 @@ def stamp_of(folder: str, names: Sequence[str] = (MANIFEST, RESULT, RECORDS, *RO
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a cell is; raises `Damage` if it cannot be read, and a UserError if a later dualview wrote it."""
+    """What a cell is; raises as `read_as`."""
+    return read_as(Manifest, folder / MANIFEST)
+
+
+def read_as(kind: type[Kind], path: Path) -> Kind:
+    """The manifest in a file; raises `Damage` if it cannot be read, and a UserError if a later dualview wrote it."""
     try:
-        return parse_manifest((folder / MANIFEST).read_bytes(), folder)
+        return parse_as(kind, path.read_bytes(), path)
     except FileNotFoundError:
-        raise Damage(f"{MANIFEST} is missing") from None
+        raise Damage(f"{path.name} is missing") from None
     except OSError as error:
-        raise Damage(f"{MANIFEST} cannot be read ({error})") from error
+        raise Damage(f"{path.name} cannot be read ({error})") from error
 
 
-def parse_manifest(text: bytes | str, folder: Path) -> Manifest:
-    """A manifest from its text; raises as `read_manifest` does, with the place where it was found."""
+def parse_as(kind: type[Kind], text: bytes | str, path: Path) -> Kind:
+    """The same from its text, which was found at `path`."""
+    known = kind.model_fields["schema_"].default
     try:
         content = json.loads(text)
-    except ValueError as error:
-        raise Damage(f"{MANIFEST} cannot be read ({error})") from error
-    schema = content.get("schema") if isinstance(content, dict) else None  # pyright: ignore[reportUnknownMemberType]
-    if schema != SCHEMA:
-        if is_newer(schema, SCHEMA):
-            raise UserError(f"{folder} has schema {schema}, this dualview knows {SCHEMA}; update dualview to use it.")
-        raise Damage(f"{MANIFEST} has schema {schema!r} instead of {SCHEMA!r}")
+        schema = content.get("schema")
+    except (ValueError, AttributeError) as error:
+        raise Damage(f"{path.name} cannot be read ({error})") from error
+    if is_newer(schema, known):
+        raise UserError(f"{path.parent} has schema {schema}, this dualview knows {known}; update dualview to use it.")
+    if schema != known:
+        raise Damage(f"{path.name} has schema {schema!r} instead of {known!r}")
     try:
-        return Manifest.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
-        raise Damage(f"{MANIFEST}: {': '.join(first_problem(error))}") from error
+        raise Damage(f"{path.name}: {': '.join(first_problem(error))}") from error
 
 
 def checked(folder: Path) -> Manifest:
@@ -240,16 +247,8 @@ def checked(folder: Path) -> Manifest:
 
 def check_file(path: Path, note: FileNote) -> None:
     """Raise `Damage` if a file is not what its note says."""
-    try:
-        size = path.stat().st_size
-        if size != note.size:
-            raise Damage(f"{path.name} has {size} bytes instead of {note.size}")
-        if sha256_of(path) != note.sha256:
-            raise Damage(f"{path.name} is not what was written (its sha256 differs)")
-    except FileNotFoundError:
-        raise Damage(f"{path.name} is missing") from None
-    except OSError as error:
-        raise Damage(f"{path.name} cannot be read ({error.strerror or error})") from error
+    if (problem := note.problem(path)) is not None:
+        raise Damage(problem)
 
 
 def foreign_files(folder: Path, manifest: Manifest) -> list[Path]:

@@ -135,7 +135,7 @@ class Fingerprints:
         self._stamps: dict[Path, str] = {}
         """The stamp of every hashed file, from before it was read."""
         self._model_hash, self._task_hash, self._file_hash = cache(self._model), cache(self._task), cache(self._file)
-        self._content_hash = cache(self._content)
+        self._contents: dict[tuple[Any, ...], str | None] = {}
 
     @cached_property
     def auto(self) -> str:
@@ -162,21 +162,14 @@ class Fingerprints:
         device = (auto or self.auto) if options.device == "auto" else "given"
         model, task = (options.model, options.trust_remote_code), (options.task, options.data, options.labels)
         files = (options.demos, options.queries, options.patch, *adapter_files(options))
-        return self._content_hash(model, task, files, device, library_hash(options))
-
-    def _content(
-        self,
-        model: tuple[str, bool],
-        task: tuple[str, Path | None, Labels],
-        files: tuple[Path | None, ...],
-        device: str,
-        library: str | None,
-    ) -> str | None:
-        """A hash of everything that the options name; many cells share it."""
-        parts = [self._model_hash(*model), self._task_hash(*task)]
-        parts += [self._file_hash(path) for path in files if path is not None]
-        known = [part for part in parts if part is not None]
-        return digest(*known, device, str(library), code_version()) if len(known) == len(parts) else None
+        named = (model, task, files, device, library_hash(options))
+        if named not in self._contents:  # many cells share it
+            parts = [self._model_hash(*model), self._task_hash(*task)]
+            parts += [self._file_hash(path) for path in files if path is not None]
+            known = [part for part in parts if part is not None]
+            rest = (device, str(library_hash(options)), code_version())
+            self._contents[named] = digest(*known, *rest) if len(known) == len(parts) else None
+        return self._contents[named]
 
     def _hash_file(self, path: Path) -> str:
         self._stamps[path] = file_stamp(path)

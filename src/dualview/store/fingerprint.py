@@ -31,13 +31,11 @@ def tokenizer_hash(tokenizer: Any) -> str:
     settings["special"] = sorted(tokenizer.all_special_ids)
     settings["length"] = len(tokenizer)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = _slow(tokenizer) if backend is None else _fast(backend)
+    if backend is None:
+        content = _slow(tokenizer)
+    else:
+        content = {name: value for name, value in json.loads(backend.to_str()).items() if name not in _PER_CALL}
     return digest(json.dumps([settings, content], sort_keys=True, default=str))
-
-
-def _fast(backend: Any) -> dict[str, Any]:
-    stated = cast("dict[str, Any]", json.loads(backend.to_str()))
-    return {name: value for name, value in stated.items() if name not in _PER_CALL}
 
 
 def _slow(tokenizer: Any) -> dict[str, Any]:

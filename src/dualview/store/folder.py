@@ -25,24 +25,23 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from filelock import FileLock
 from pydantic import ValidationError
 
-from dualview.io.atomic import write_json
 from dualview.io.errors import UserError, first_problem
 from dualview.options import RunOptions
 from dualview.store.cell import (
+    MANIFEST,
     RECORDS,
     Damage,
     Manifest,
     NewCell,
     checked,
-    is_newer,
-    parse_manifest,
+    parse_as,
     read_manifest,
     stamp_of,
     write_cell,
@@ -50,6 +49,7 @@ from dualview.store.cell import (
 from dualview.store.cell_key import OPTIONS_VERSION, asked_id
 from dualview.store.index import Entry, Failure, Index, Unusable
 from dualview.store.locks import CellLock, acquire
+from dualview.store.marker import must_be_a_store, write_marker
 from dualview.store.packs.pack import checked_pack, earlier_ids, is_pack, note_of, records_file, rows_of, texts_of
 from dualview.store.paths import StorePaths
 
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from dualview.comparison.result import Result
     from dualview.records import Records
 
-SCHEMA, PACKED = "dualview.store/1", "dualview.store/2"
-"""The second is that of a store with packs, which an earlier dualview would not find."""
 _RESULTS_AT_ONCE = 1000
 
 
@@ -91,7 +89,7 @@ class StoreFolder:
         self.paths = StorePaths.of(self.path)
         self.problems: list[StoreProblem] = []
         """What was found wrong since the store was opened."""
-        self._must_be_a_store(create)
+        self._open_folder(create)
         self.index = self._open_index(must_write=create)
         try:
             self.refresh()
@@ -117,38 +115,19 @@ class StoreFolder:
 
     # ----------------------------------------------------------------------------------------------------- opening
 
-    def _must_be_a_store(self, create: bool) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"The store {self.path} is a file; name a folder.")
-        if not self.path.is_dir() and not create:
-            raise UserError(f"There is no store {self.path}; `dualview sweep SPEC --store {self.path}` makes one.")
-        marker, cells = self.paths.marker, self.paths.cells
-        if not marker.exists() and not cells.is_dir() and (not create or not is_nothing(self.path)):
-            raise UserError(self._no_store(create))
-        why = _unknown(marker)
+    def _open_folder(self, create: bool) -> None:
+        why, marker = must_be_a_store(self.paths, create=create), self.paths.marker
         if not create:
             self.problems += [StoreProblem(marker.name, why)] if why else []
             return
         try:
-            for folder in (cells, self.paths.locks, self.paths.unfinished):
+            for folder in (self.paths.cells, self.paths.locks, self.paths.unfinished):
                 folder.mkdir(parents=True, exist_ok=True)
             if why and marker.exists():
                 self.set_aside(marker, why)
         except OSError as error:
             raise UserError(f"The store {self.path} cannot be written ({error.strerror}).") from error
-        if not marker.exists():
-            write_json(marker, {"schema": PACKED if any(map(is_pack, self.paths.pack_folders())) else SCHEMA})
-
-    def mark_packed(self) -> None:
-        """Note that the store has packs."""
-        if json.loads(self.paths.marker.read_bytes()).get("schema") != PACKED:
-            write_json(self.paths.marker, {"schema": PACKED})
-
-    def _no_store(self, create: bool) -> str:
-        if create:
-            return f"{self.path} is not a store: it has no {self.paths.marker.name}; name a store or an empty folder."
-        why = "the folder is empty" if is_nothing(self.path) else f"it has no {self.paths.marker.name}"
-        return f"{self.path} is not a store: {why}; name a folder that `dualview sweep` wrote to."
+        write_marker(self.paths)
 
     def _open_index(self, *, must_write: bool) -> Index:
         path = self.paths.index
@@ -168,7 +147,7 @@ class StoreFolder:
     def refresh(self) -> None:
         """Bring the index up to date with the cells and packs, which kills, copies and other machines change."""
         self._refresh_packs()
-        known, there = self.index.loose(), set(self.paths.cell_folders().keys)
+        known, there = self.index.loose(), set(self.paths.cell_folders()[0])
         gone = known.keys() - there
         if gone:
             self.index.remove(gone)
@@ -225,8 +204,9 @@ class StoreFolder:
         """Enter a cell in the index, with the plan that finds it and the options it answers, by default its own."""
         run = manifest.run
         stamp = stamp_of(os.fspath(self.paths.cell(manifest.key)))
-        entry = Entry(manifest.key, stamp, manifest.records, None, run.date, run.host, sum(run.seconds.values()))
-        self.index.add(entry, plan or manifest.plan, asked or manifest.answers)
+        found = (plan or manifest.plan, asked or manifest.answers)
+        seconds = sum(run.seconds.values())
+        self.index.add(Entry(manifest.key, stamp, manifest.records, None, run.date, run.host, seconds, *found))
 
     # ----------------------------------------------------------------------------------------------------- writing
 
@@ -307,9 +287,9 @@ class StoreFolder:
 
     def fail(self, options: RunOptions, reason: str, run: dict[str, Any]) -> None:
         """Note why a cell failed; the next sweep tries it again."""
-        asked = {field.name: getattr(options, field.name) for field in fields(options)}
+        asked = json.dumps(vars(options), default=str)
         with suppress(OSError):
-            self.index.fail(Failure(asked_id(options), json.dumps(asked, default=str), reason, json.dumps(run)))
+            self.index.fail(Failure(asked_id(options), asked, reason, json.dumps(run)))
 
     # ----------------------------------------------------------------------------------------------------- reading
 
@@ -328,7 +308,7 @@ class StoreFolder:
     def manifest(self, key: str) -> Manifest:
         """What a cell is, by its manifest."""
         try:
-            return parse_manifest(self._text(key, "manifest"), self._place(key))
+            return parse_as(Manifest, self._text(key, "manifest"), self._place(key) / MANIFEST)
         except Damage as error:
             raise UserError(self._unreadable(key, str(error))) from error
 
@@ -404,24 +384,6 @@ class StoreFolder:
     def _unreadable(self, key: str, why: str) -> str:
         where, why = self.shown(self._place(key)), " ".join(why.split()).rstrip(".")
         return f"{where} cannot be read ({why}); run the sweep again, which sets it aside and computes it again."
-
-
-def is_nothing(path: Path) -> bool:
-    """Whether a store may be made here: there is nothing yet, or an empty folder."""
-    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
-
-
-def _unknown(marker: Path) -> str | None:
-    """Why a store's marker cannot be trusted, None if it can; a UserError if a later dualview wrote it."""
-    try:
-        schema = json.loads(marker.read_bytes()).get("schema")
-    except FileNotFoundError:
-        return "it is missing"
-    except (OSError, ValueError, AttributeError) as error:
-        return f"it cannot be read ({error})"
-    if is_newer(schema, PACKED):
-        raise UserError(f"{marker} has schema {schema}, this dualview knows {PACKED}; update dualview to use it.")
-    return None if schema in (SCHEMA, PACKED) else f"it has schema {schema!r} instead of {SCHEMA!r}"
 
 
 def put_back(replaced: Path, final: Path) -> None:

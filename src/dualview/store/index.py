@@ -77,6 +77,9 @@ class Entry:
     date: str
     host: str
     seconds: float
+    plan: str | None = None
+    asked: str = ""
+    """The plan that finds it and the options it answers: stated when it is entered, and not read back."""
 
 
 @dataclass(frozen=True)
@@ -92,19 +95,6 @@ class PackNote:
 
 
 @dataclass(frozen=True)
-class PackedRow:
-    """What a pack holds about a cell, for the index."""
-
-    key: str
-    plan: str | None
-    asked: str
-    records: bool
-    date: str
-    host: str
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Failure:
     """A cell that failed, and why."""
 
@@ -116,11 +106,13 @@ class Failure:
     """When and where, as JSON."""
 
 
-# Not INSERT OR REPLACE: it deletes without firing the trigger that counts.
+# Makes a cell (id of options, key, plan key) current. Not INSERT OR REPLACE: it deletes without firing the trigger that
+# counts.
 _CURRENT = (
     "INSERT INTO current VALUES (?, ?, ?) ON CONFLICT (asked) DO UPDATE SET key = excluded.key, plan = excluded.plan"
 )
 _COLUMNS = "key, stamp, records, pack, date, host, seconds"
+_LISTED = "(SELECT value FROM json_each(?))"
 
 
 class Index:
@@ -131,8 +123,8 @@ class Index:
         self.path = path
         self._check = check or path is None or not path.exists() or path.stat().st_size <= _CHECK_AT_MOST
         try:
-            where = ":memory:" if path is None else path
-            self.connection = sqlite3.connect(where, timeout=_WAIT_SECONDS, isolation_level=None)
+            self.connection = sqlite3.connect(path or ":memory:", timeout=_WAIT_SECONDS, isolation_level=None)
+            self._execute, self._many = self.connection.execute, self.connection.executemany
             try:
                 self._prepare()
             except BaseException:
@@ -144,14 +136,13 @@ class Index:
             raise Unusable(str(error)) from error
 
     def _prepare(self) -> None:
-        self.connection.execute("PRAGMA journal_mode=WAL")
-        self.connection.execute("PRAGMA synchronous=NORMAL")
-        self.connection.execute("PRAGMA cache_size=-65536")  # 64 MB
-        if self._check and self.connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+        for setting in ("journal_mode=WAL", "synchronous=NORMAL", "cache_size=-65536"):  # 64 MB
+            self._execute(f"PRAGMA {setting}")
+        if self._check and self._execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise Unusable("it fails SQLite's own check")
         with self.writing():
-            found = self.connection.execute("PRAGMA user_version").fetchone()[0]
-            if found == 0 and not self.connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            found = self._execute("PRAGMA user_version").fetchone()[0]
+            if found == 0 and not self._execute("SELECT 1 FROM sqlite_master").fetchone():
                 self._make(_TABLES)
             elif found == 1:
                 self._make(_FROM_1)
@@ -160,19 +151,22 @@ class Index:
 
     def _make(self, statements: str) -> None:
         for statement in re.split(r"(?<!\\);", statements):  # the ends inside a trigger are escaped
-            self.connection.execute(statement.replace("\\;", ";"))
-        self.connection.execute(f"PRAGMA user_version={VERSION}")
+            self._execute(statement.replace("\\;", ";"))
+        self._execute(f"PRAGMA user_version={VERSION}")
 
     @contextmanager
     def writing(self) -> Generator[None]:
         """One transaction, all or nothing; a full or read-only disk is an OSError, as for any other file."""
-        try:
-            self.connection.execute("BEGIN IMMEDIATE")
+        if self.connection.in_transaction:  # a part of a larger one
             yield
-            self.connection.execute("COMMIT")
+            return
+        try:
+            self._execute("BEGIN IMMEDIATE")
+            yield
+            self._execute("COMMIT")
         except BaseException as error:
             if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
+                self._execute("ROLLBACK")
             if isinstance(error, sqlite3.OperationalError):
                 code = errno.ENOSPC if "full" in str(error) else errno.EIO
                 raise OSError(code, f"{self.path}: {error}") from error
@@ -180,7 +174,7 @@ class Index:
 
     def _change(self, sql: str, *values: object) -> None:
         with self.writing():
-            self.connection.execute(sql, values)
+            self._execute(sql, values)
 
     def close(self) -> None:
         self.connection.close()
@@ -189,54 +183,47 @@ class Index:
 
     def entries(self, where: str = "TRUE", *values: str) -> dict[str, Entry]:
         """The cells by their keys, sorted."""
-        rows = self.connection.execute(f"SELECT {_COLUMNS} FROM cells WHERE {where} ORDER BY key", values)
+        rows = self._execute(f"SELECT {_COLUMNS} FROM cells WHERE {where} ORDER BY key", values)
         return {row[0]: Entry(row[0], row[1], bool(row[2]), *row[3:]) for row in rows}
 
     def loose(self) -> dict[str, str]:
         """Every cell with a folder of its own: its key and its files' stamp."""
-        return dict(self.connection.execute("SELECT key, stamp FROM cells WHERE pack IS NULL ORDER BY key"))
+        return dict(self._execute("SELECT key, stamp FROM cells WHERE pack IS NULL ORDER BY key"))
 
     def keys(self, where: str = "TRUE", *values: object) -> list[str]:
         """Keys of cells, sorted."""
-        return [row[0] for row in self.connection.execute(f"SELECT key FROM cells WHERE {where} ORDER BY key", values)]
+        return [row[0] for row in self._execute(f"SELECT key FROM cells WHERE {where} ORDER BY key", values)]
 
     def entry(self, key: str) -> Entry | None:
         return self.entries("key = ?", key).get(key)
 
-    def add(self, entry: Entry, plan: str | None, asked: str) -> None:
+    def add(self, entry: Entry) -> None:
         """Enter a cell with a folder of its own; an earlier failure of the same options is forgotten.
 
         If a pack holds the same cell, it is a ghost there from now on: not read, and left out when packs are merged.
         """
         with self.writing():
             self._leave_pack(entry.key)
-            self.connection.execute(
+            self._execute(
                 f"INSERT INTO cells ({_COLUMNS}) VALUES (?, ?, ?, NULL, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
                 "stamp = excluded.stamp, records = excluded.records, pack = NULL, date = excluded.date, "
                 "host = excluded.host, seconds = excluded.seconds",
                 (entry.key, entry.stamp, entry.records, entry.date, entry.host, entry.seconds),
             )
-            self._remember(plan, asked, entry.key)
+            self.remember(entry.plan, entry.asked, entry.key)
 
     def remember(self, plan: str | None, asked: str, key: str) -> None:
         """Note that a cell also answers this plan and these options."""
         with self.writing():
-            self._remember(plan, asked, key)
-
-    def _remember(self, plan: str | None, asked: str, key: str) -> None:
-        if plan is not None:
-            self.connection.execute("INSERT OR REPLACE INTO plans VALUES (?, ?)", (plan, key))
-        self._make_current([(asked, key, plan)])
-        self.connection.execute("DELETE FROM failures WHERE asked = ?", (asked,))
-
-    def _make_current(self, cells: Iterable[tuple[str, str, str | None]]) -> None:
-        """Make cells (id of options, key, plan key) current."""
-        self.connection.executemany(_CURRENT, cells)
+            if plan is not None:
+                self._execute("INSERT OR REPLACE INTO plans VALUES (?, ?)", (plan, key))
+            self._execute(_CURRENT, (asked, key, plan))
+            self._execute("DELETE FROM failures WHERE asked = ?", (asked,))
 
     def _make_latest(self, cells: Iterable[tuple[str, str, str | None, str]]) -> None:
         """Make cells (id of options, key, plan key, date) current unless a later one is."""
         later = "(SELECT date FROM cells WHERE key = current.key) < ?"
-        self.connection.executemany(f"{_CURRENT} WHERE {later}", cells)
+        self._many(f"{_CURRENT} WHERE {later}", cells)
 
     def restamp(self, key: str, stamp: str) -> None:
         self._change("UPDATE cells SET stamp = ? WHERE key = ?", stamp, key)
@@ -249,22 +236,17 @@ class Index:
         gone: list[str] = []
         with self.writing():
             for key in keys:
-                row = self.connection.execute("SELECT 1 FROM cells WHERE key = ? AND pack IS ?", (key, pack)).fetchone()
-                ghost = self.connection.execute("SELECT pack FROM ghosts WHERE key = ?", (key,)).fetchone()
-                if row is not None and ghost is not None:
-                    self._take_from(ghost[0], key)
-                elif row is not None:
+                if not self._execute("SELECT 1 FROM cells WHERE key = ? AND pack IS ?", (key, pack)).fetchone():
+                    continue
+                if (ghost := self._execute("SELECT pack FROM ghosts WHERE key = ?", (key,)).fetchone()) is None:
                     gone.append(key)
-            if gone:
-                for table in ("current", "cells"):
-                    sql = f"DELETE FROM {table} WHERE key IN (SELECT value FROM json_each(?))"
-                    self.connection.execute(sql, (json.dumps(gone),))
-
-    def _take_from(self, pack: str, key: str) -> None:
-        """Read a cell from a pack where it is a ghost; its tensors are looked for by the next sweep that needs them."""
-        self.connection.execute("UPDATE cells SET pack = ?, stamp = '', records = 0 WHERE key = ?", (pack, key))
-        self.connection.execute("DELETE FROM ghosts WHERE key = ? AND pack = ?", (key, pack))
-        self.connection.execute("UPDATE packs SET cells = cells + 1 WHERE pack = ?", (pack,))
+                    continue
+                # Its tensors are looked for by the next sweep that needs them.
+                self._execute("UPDATE cells SET pack = ?, stamp = '', records = 0 WHERE key = ?", (*ghost, key))
+                self._execute("DELETE FROM ghosts WHERE key = ? AND pack = ?", (key, *ghost))
+                self._execute("UPDATE packs SET cells = cells + 1 WHERE pack = ?", ghost)
+            for table in ("current", "cells"):
+                self._execute(f"DELETE FROM {table} WHERE key IN {_LISTED}", (json.dumps(gone),))
 
     def superseded(self) -> list[str]:
         """The cells that are not current: others, of other weights or versions, answer their options now."""
@@ -273,12 +255,12 @@ class Index:
     def set_current(self, cells: Mapping[str, tuple[str, str | None]]) -> None:
         """Make cells current, by the ids of their options: keys and plan keys."""
         with self.writing():
-            self._make_current((asked, *cell) for asked, cell in cells.items())
+            self._many(_CURRENT, ((asked, *cell) for asked, cell in cells.items()))
 
     @property
     def options_version(self) -> int:
         """The `OPTIONS_VERSION` of the ids in `current`."""
-        return self.connection.execute("PRAGMA application_id").fetchone()[0]
+        return self._execute("PRAGMA application_id").fetchone()[0]
 
     @options_version.setter
     def options_version(self, version: int) -> None:
@@ -288,21 +270,18 @@ class Index:
         """Give the options of current cells another id: key, id before, id now. A later cell of that id stays."""
         with self.writing():
             for key, before, now in moved:
-                gone = self.connection.execute("DELETE FROM current WHERE asked = ? AND key = ?", (before, key))
+                gone = self._execute("DELETE FROM current WHERE asked = ? AND key = ?", (before, key))
                 if gone.rowcount:
                     self._make_latest([(now, key, None, self.entries("key = ?", key)[key].date)])
 
     def planned(self, plan: str) -> str | None:
-        row = self.connection.execute("SELECT key FROM plans JOIN cells USING (key) WHERE plan = ?", (plan,)).fetchone()
+        row = self._execute("SELECT key FROM plans JOIN cells USING (key) WHERE plan = ?", (plan,)).fetchone()
         return None if row is None else str(row[0])
 
     def current_plans(self, asked: Sequence[str]) -> dict[str, str | None]:
         """The plan keys of the current cells of some options, by the options' ids."""
-        # In the order of the ids the pages of the table are read one after another.
-        given = json.dumps(sorted(asked))
-        return dict(
-            self.connection.execute("SELECT asked, plan FROM json_each(?) JOIN current ON asked = value", (given,))
-        )
+        given = json.dumps(sorted(asked))  # in this order the pages of the table are read one after another
+        return dict(self._execute("SELECT asked, plan FROM json_each(?) JOIN current ON asked = value", (given,)))
 
     def look_up(self, asked: Sequence[str], plans: Sequence[str | None]) -> list[tuple[int, str, bool, bool]]:
         """Of some options and their plan keys, those with a finished cell.
@@ -310,7 +289,7 @@ class Index:
         For each its number, the cell's key, whether the cell has its tensors, and whether it is the current one.
         """
         pairs = [[number, *pair] for number, pair in enumerate(zip(asked, plans, strict=True))]
-        rows = self.connection.execute(
+        rows = self._execute(
             "SELECT value ->> 0, cells.key, records, current.key IS cells.key FROM json_each(?) "
             "JOIN plans ON plans.plan = value ->> 2 JOIN cells ON cells.key = plans.key "
             "LEFT JOIN current ON asked = value ->> 1",
@@ -321,13 +300,12 @@ class Index:
     # ------------------------------------------------------------------------------------------------------- packs
 
     def packs(self) -> list[PackNote]:
-        rows = self.connection.execute("SELECT pack, stamp, cells, bytes FROM packs ORDER BY pack")
-        return [PackNote(*row) for row in rows]
+        return [PackNote(*row) for row in self._execute("SELECT pack, stamp, cells, bytes FROM packs ORDER BY pack")]
 
     def ghosts(self) -> dict[str, list[str]]:
         """Cells that packs hold and that are read from elsewhere, by pack."""
         found: dict[str, list[str]] = {}
-        for pack, key in self.connection.execute("SELECT pack, key FROM ghosts ORDER BY pack, key"):
+        for pack, key in self._execute("SELECT pack, key FROM ghosts ORDER BY pack, key"):
             found.setdefault(pack, []).append(key)
         return found
 
@@ -340,79 +318,76 @@ class Index:
             self._forget_pack(note.pack)  # another process may have found it before this one entered it
             update = "UPDATE cells SET pack = ?, stamp = '' WHERE key = ? AND"
             given = ((note.pack, key, stamp) for key, stamp in stamps.items())
-            moved = self.connection.executemany(f"{update} pack IS NULL AND stamp = ?", given).rowcount if stamps else 0
+            moved = self._many(f"{update} pack IS NULL AND stamp = ?", given).rowcount if stamps else 0
             for pack, keys in absorbed.items():
                 given = ((note.pack, key, pack) for key in keys)
-                moved += self.connection.executemany(f"{update} pack = ?", given).rowcount if keys else 0
+                moved += self._many(f"{update} pack = ?", given).rowcount if keys else 0
                 self._forget_pack(pack)
             if moved != note.cells:
                 raise LookupError(f"{note.cells} cells were packed, {moved} are still there")
-            self.connection.execute("INSERT INTO packs VALUES (?, ?, ?, ?)", tuple(vars(note).values()))
+            self._execute("INSERT INTO packs VALUES (?, ?, ?, ?)", tuple(vars(note).values()))
 
-    def enter_pack(self, note: PackNote, rows: Sequence[PackedRow], ours: Callable[[Entry, bool], bool]) -> None:
+    def enter_pack(self, note: PackNote, rows: Sequence[Entry], ours: Callable[[Entry, bool], bool]) -> None:
         """Enter a pack that was found on disk, unless another process just did.
 
         `ours` says whether a cell that is in the index already is to be read from this pack: its entry, and whether
         the pack has its tensors. The latest cell of some options is their current one.
         """
-        execute, many = self.connection.execute, self.connection.executemany
         with self.writing():
-            if execute("SELECT 1 FROM packs WHERE pack = ?", (note.pack,)).fetchone():
+            if self._execute("SELECT 1 FROM packs WHERE pack = ?", (note.pack,)).fetchone():
                 return
             keys = json.dumps([row.key for row in rows])
-            known = self.entries("key IN (SELECT value FROM json_each(?))", keys)
+            known = self.entries(f"key IN {_LISTED}", keys)
             ghosts = {row.key for row in rows if row.key in known and not ours(known[row.key], row.records)}
-            many("INSERT OR IGNORE INTO ghosts VALUES (?, ?)", ((key, note.pack) for key in sorted(ghosts)))
+            self._many("INSERT OR IGNORE INTO ghosts VALUES (?, ?)", ((key, note.pack) for key in sorted(ghosts)))
             for key in known.keys() - ghosts:
                 self._leave_pack(key)
             kept = [row for row in rows if row.key not in ghosts]
-            execute("INSERT INTO packs VALUES (?, ?, ?, ?)", (note.pack, note.stamp, len(kept), note.bytes))
-            many(
+            self._execute("INSERT INTO packs VALUES (?, ?, ?, ?)", (note.pack, note.stamp, len(kept), note.bytes))
+            self._many(
                 f"INSERT INTO cells ({_COLUMNS}) VALUES (?, '', ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
                 "stamp = '', records = excluded.records, pack = excluded.pack",
                 ((row.key, row.records, note.pack, row.date, row.host, row.seconds) for row in kept),
             )
             plans = sorted((row.plan, row.key) for row in kept if row.plan is not None)
-            many("INSERT OR REPLACE INTO plans VALUES (?, ?)", plans)
+            self._many("INSERT OR REPLACE INTO plans VALUES (?, ?)", plans)
             self._make_latest(
                 [(row.asked, row.key, row.plan, row.date) for row in sorted(kept, key=lambda row: row.asked)]
             )
 
     def _leave_pack(self, key: str) -> None:
-        row = self.connection.execute("SELECT pack FROM cells WHERE key = ? AND pack IS NOT NULL", (key,)).fetchone()
+        row = self._execute("SELECT pack FROM cells WHERE key = ? AND pack IS NOT NULL", (key,)).fetchone()
         if row is not None:
-            self.connection.execute("INSERT OR IGNORE INTO ghosts VALUES (?, ?)", (key, row[0]))
-            self.connection.execute("UPDATE packs SET cells = cells - 1 WHERE pack = ?", row)
+            self._execute("INSERT OR IGNORE INTO ghosts VALUES (?, ?)", (key, row[0]))
+            self._execute("UPDATE packs SET cells = cells - 1 WHERE pack = ?", row)
 
     def restamp_pack(self, pack: str, stamp: str) -> None:
         self._change("UPDATE packs SET stamp = ? WHERE pack = ?", stamp, pack)
 
     def remove_pack(self, pack: str) -> None:
         """Forget a pack and its cells."""
-        self.connection.execute("DELETE FROM ghosts WHERE pack = ?", (pack,))
-        self.remove(self.keys("pack = ?", pack), pack)
         with self.writing():
             self._forget_pack(pack)
+            self.remove(self.keys("pack = ?", pack), pack)
 
     def _forget_pack(self, pack: str) -> None:
-        self.connection.execute("DELETE FROM ghosts WHERE pack = ?", (pack,))
-        self.connection.execute("DELETE FROM packs WHERE pack = ?", (pack,))
+        for table in ("ghosts", "packs"):
+            self._execute(f"DELETE FROM {table} WHERE pack = ?", (pack,))
 
     # ------------------------------------------------------------------------------------------ failures and files
 
     def fail(self, failure: Failure) -> None:
-        row = (failure.asked, failure.options, failure.reason, failure.run)
-        self._change("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)", *row)
+        self._change("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)", *vars(failure).values())
 
     def failures(self) -> list[Failure]:
-        rows = self.connection.execute("SELECT asked, options, reason, run FROM failures ORDER BY asked")
+        rows = self._execute("SELECT asked, options, reason, run FROM failures ORDER BY asked")
         return [Failure(*row) for row in rows]
 
     def sha256(self, path: Path) -> str:
         """A file's sha256, remembered while its size, times and inode stay the same."""
         path = path.absolute()
         found, stamp = path.stat(), file_stamp(path)
-        row = self.connection.execute("SELECT stamp, sha256 FROM files WHERE path = ?", (str(path),)).fetchone()
+        row = self._execute("SELECT stamp, sha256 FROM files WHERE path = ?", (str(path),)).fetchone()
         if row is not None and row[0] == stamp:
             return str(row[1])
         made = sha256_of(path)

@@ -7,7 +7,6 @@ import re
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 KEY, _SHELF = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{2}")
 _PACK, _OWN_PACK = re.compile(r"[0-9a-f]{16}"), re.compile(r"\.?[0-9a-f]{16}")
@@ -15,15 +14,6 @@ _OWN_UNFINISHED = re.compile(r"[0-9a-f]{64}(\.old)?|probe\.\d+")
 _REPLACED = ".old"
 _MOUNTS = Path("/proc/self/mountinfo")
 _NETWORKS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "afs", "panfs", "9p", "fuse.sshfs", "glusterfs")
-
-
-class CellFolders(NamedTuple):
-    """What is among the cells."""
-
-    keys: list[str]
-    """In no order."""
-    strangers: list[Path]
-    """What is not a cell."""
 
 
 class StorePaths:
@@ -77,7 +67,8 @@ class StorePaths:
     def cell(self, key: str) -> Path:
         return self.cells / key[:2] / key
 
-    def cell_folders(self) -> CellFolders:
+    def cell_folders(self) -> tuple[list[str], list[Path]]:
+        """The keys of the cells that have folders, in no order, and what is among them and is no cell."""
         keys: list[str] = []
         strangers: list[str] = []
         with suppress(FileNotFoundError), os.scandir(self.cells) as shelves:
@@ -89,7 +80,7 @@ class StorePaths:
                     for cell in cells:
                         good = KEY.fullmatch(cell.name) and cell.name.startswith(shelf.name) and cell.is_dir()
                         (keys if good else strangers).append(cell.name if good else cell.path)
-        return CellFolders(keys, [Path(path) for path in sorted(strangers)])
+        return keys, [Path(path) for path in sorted(strangers)]
 
     def foreign(self) -> list[Path]:
         """What is at the top of the store and is not part of it."""

@@ -17,7 +17,7 @@ from dualview.io.errors import UserError
 from dualview.options import RunOptions
 from dualview.store.folder import StoreFolder
 from dualview.store.index import PackNote
-from dualview.store.packs.compaction import damaged_loose, pack, quoted, sources, union
+from dualview.store.packs.compaction import damaged_loose, pack, packed, quoted, sources, union
 from dualview.store.packs.pack import FILES
 from dualview.store.repair import check_packs
 from dualview.store.tables import TABLES, TableName, schema
@@ -103,14 +103,17 @@ def _make_views(connection: Any, store: StoreFolder, names: Sequence[str]) -> No
     damaged = damaged_loose(store)
     tables: list[TableName] = [name for name in TABLES if name in names]
     found = {name: sources(store, name, but=damaged, packs=packs) for name in tables}
-    packed = [store.paths.packs / note.pack / FILES for note in packs] if "runs" in names else []
-    allowed = [*packed, *(path for whole, partly in found.values() for path in (*whole, *partly))]
+    texts = [store.paths.packs / note.pack / FILES for note in packs] if "runs" in names else []
+    allowed = [*texts, *(path for whole, partly in found.values() for path in (*whole, *partly))]
     connection.execute(f"SET allowed_paths = [{', '.join(map(quoted, allowed))}]")
     for setting in ("python_enable_replacements", "enable_progress_bar", "enable_external_access"):
         connection.execute(f"SET {setting} = false")
     connection.execute("CREATE SCHEMA own")  # the tables below the views, hidden from SHOW TABLES
     _make_table(connection, "own.superseded", pa.table({"key": pa.array(store.index.superseded(), pa.string())}))
-    _make_table(connection, "failures", _failures(store))
+    named = ("asked", "reason", "model", "task", "options", "run")
+    failed = [{**json.loads(failure.options), **vars(failure)} for failure in store.failures()]
+    columns = {name: pa.array([str(row[name]) for row in failed], pa.string()) for name in named}
+    _make_table(connection, "failures", pa.table(columns))
     for name in tables:
         # The empty table brings all columns: files of an older dualview may lack some.
         _make_table(connection, f"own.{name}", schema(name).empty_table())
@@ -137,15 +140,6 @@ def _make_runs(connection: Any, store: StoreFolder, packs: Sequence[PackNote]) -
     entries = store.index.entries("pack IS NULL").values()
     loose = pa.table({name: pa.array([getattr(e, name) for e in entries], kind) for name, kind in types.items()})
     _make_table(connection, "own.runs", loose)
-    ghosts = store.index.ghosts()
-    files = {note.pack: store.paths.packs / note.pack / FILES for note in packs}
-    whole = [file for name, file in files.items() if name not in ghosts]
-    partly = {file: ghosts[name] for name, file in files.items() if name in ghosts}
-    rows = f" UNION ALL SELECT {', '.join(types)} FROM ({union(whole, partly)})" if files else ""
+    whole, partly = packed(store, [note.pack for note in packs], FILES)
+    rows = f" UNION ALL SELECT {', '.join(types)} FROM ({union(whole, partly)})" if packs else ""
     connection.execute(f"CREATE VIEW runs AS SELECT * FROM own.runs{rows}")
-
-
-def _failures(store: StoreFolder) -> Any:
-    names = ("asked", "reason", "model", "task", "options", "run")
-    rows = [{**json.loads(failure.options), **vars(failure)} for failure in store.failures()]
-    return pa.table({name: pa.array([str(row[name]) for row in rows], pa.string()) for name in names})

@@ -18,13 +18,14 @@ import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.io.errors import UserError
 from dualview.store.cell import (
+    MANIFEST,
     RECORDS,
     Damage,
     Manifest,
     check_file,
     checked,
     foreign_files,
-    parse_manifest,
+    parse_as,
     read_manifest,
     restore_cell,
     stamp_of,
@@ -50,10 +51,10 @@ def repair(store: StoreFolder) -> None:
     for folder in store.paths.pack_folders():
         if folder.name not in known and is_pack(folder):
             _check_pack(store, folder)
-    found, stamps, cells = store.paths.cell_folders(), store.index.loose(), os.fspath(store.paths.cells)
-    for path in found.strangers:
+    (keys, strangers), stamps, cells = store.paths.cell_folders(), store.index.loose(), os.fspath(store.paths.cells)
+    for path in strangers:
         store.set_aside(path, "it is not part of a store")
-    for key in found.keys:
+    for key in keys:
         stamp = stamps.get(key)
         if stamp is None or stamp_of(f"{cells}/{key[:2]}/{key}") != stamp:
             _examine(store, key, known=stamp is not None)
@@ -156,7 +157,7 @@ def _restored(store: StoreFolder, folder: Path, row: dict[str, Any]) -> Manifest
     try:
         if final.is_dir():  # left by a process that was killed
             return checked(final)
-        manifest = parse_manifest(row["manifest"], folder)
+        manifest = parse_as(Manifest, row["manifest"], folder / MANIFEST)
         records = _good_records(folder, manifest)
         restored = restore_cell(manifest, row["result"], records, temporary)
         final.parent.mkdir(exist_ok=True)

@@ -1,5 +1,7 @@
 """A study: a spec expands to cells, an engine computes them, a store keeps them. `dualview.sweep(...)` runs one.
 
+A new engine: a class with the `run` of `engine.Engine`, named in `runner`. A new tracker: a class in `trackers`.
+
 The names are imported on first use, so importing this package is cheap.
 """
 

@@ -41,14 +41,6 @@ class _Actor:
     holds: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A job and the worker that computes it."""
-
-    actor: _Actor
-    job: Any
-
-
 class _Pool:
     """The workers, as many as fit, started when they are first needed."""
 
@@ -132,7 +124,7 @@ class RayEngine:
             ) from error
 
     def _run(self, jobs: Jobs, deliver: Deliver, is_known: IsKnown, pool: _Pool) -> None:
-        busy: dict[Any, _Task] = {}
+        busy: dict[Any, tuple[_Actor, Any]] = {}  # each worker and its job, by what it will answer
         more = True
         while more or busy:
             waiting = False
@@ -141,19 +133,19 @@ class RayEngine:
                 more, waiting = job is not _END, job is None
                 if more and not waiting:
                     actor = pool.take(job.options)
-                    busy[actor.handle.identify.remote(vars(job.options))] = _Task(actor, job)
+                    busy[actor.handle.identify.remote(vars(job.options))] = actor, job
             if not busy:
                 time.sleep(PAUSE_SECONDS)
                 continue
             ready, _ = self._ray.wait(list(busy), num_returns=1, timeout=PAUSE_SECONDS if waiting else None)
             for reference in ready:
-                task = busy.pop(reference)
-                outcome = _settled(task.job.options, self._got(reference, task, pool), is_known)
+                actor, job = busy.pop(reference)
+                outcome = _settled(job.options, self._got(reference, actor, pool), is_known)
                 if isinstance(outcome, CellIdentity):
-                    busy[task.actor.handle.compute.remote(vars(task.job.options))] = task
+                    busy[actor.handle.compute.remote(vars(job.options))] = actor, job
                     continue
-                pool.give_back(task.actor)
-                deliver(task.job, outcome)
+                pool.give_back(actor)
+                deliver(job, outcome)
 
     def _room(self) -> int:
         """How many cells fit the cluster's nodes at once; a cell is never split over two."""
@@ -163,7 +155,7 @@ class RayEngine:
         wanted = {name: amount for name, amount in (("CPU", self._cpus), ("GPU", self._gpus)) if amount > 0}
         if not wanted:
             return self._at_most or 1
-        room = sum(_fitting(node, wanted) for node in nodes)
+        room = sum(min(int(node.get(what, 0) / need + _ROUNDING) for what, need in wanted.items()) for node in nodes)
         if room < 1:
             held = "; ".join(sorted({f"{node.get('CPU', 0):g} and {node.get('GPU', 0):g}" for node in nodes}))
             raise UserError(
@@ -178,12 +170,12 @@ class RayEngine:
         )(RemoteWorker)
         return _Actor(remote.remote(self._threads, os.fspath(Path.cwd()), dict(hub.pins())))
 
-    def _got(self, reference: Any, task: _Task, pool: _Pool) -> CellIdentity | Outcome:
+    def _got(self, reference: Any, actor: _Actor, pool: _Pool) -> CellIdentity | Outcome:
         errors = self._ray.exceptions
         try:
             return self._ray.get(reference)
         except (errors.RayActorError, errors.WorkerCrashedError, errors.ObjectLostError) as error:
-            pool.drop(task.actor)
+            pool.drop(actor)
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
             return Failed(f"Its worker was lost {self._retries + 1} times ({why}).")
         except errors.RayError as error:
@@ -234,11 +226,6 @@ def _settled(options: RunOptions, found: CellIdentity | Outcome, is_known: IsKno
         return Known(found) if is_known(options, found) else found
     except Exception as error:  # one bad cell does not stop the sweep
         return failed(error)
-
-
-def _fitting(node: Mapping[str, float], wanted: Mapping[str, float]) -> int:
-    """How many cells fit one node."""
-    return min(int(node.get(name, 0) / amount + _ROUNDING) for name, amount in wanted.items())
 
 
 def _root_cause(error: BaseException) -> str:

@@ -51,29 +51,18 @@ class SweepPlan:
     """Finished cells that are not the current ones of their options: those options' ids, the cells' and plan keys."""
 
 
-@dataclass(frozen=True)
-class Shard:
-    """The i-th of n parts, counted from 1."""
+def part_of(cells: Sequence[RunOptions], shard: str) -> Sequence[RunOptions]:
+    """The i-th of n parts, counted from 1: contiguous, since neighbours share a model and its passes; parts differ by
+    one cell at most.
 
-    number: int
-    of: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """`2/5` is the second of five parts.
-
-        >>> Shard.parse("2/5")
-        Shard(number=2, of=5)
-        """
-        match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-        if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise UserError(f"--shard takes i/n with i from 1 to n, such as 2/5, not {text!r}.")
-        return cls(int(match[1]), int(match[2]))
-
-    def of_cells(self, cells: Sequence[RunOptions]) -> Sequence[RunOptions]:
-        """A contiguous part, since neighbours share a model and its passes; parts differ by one cell at most."""
-        start, stop = (len(cells) * n // self.of for n in (self.number - 1, self.number))
-        return cells[start:stop]
+    >>> part_of(range(10), "2/5")
+    range(2, 4)
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", shard.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserError(f"--shard takes i/n with i from 1 to n, such as 2/5, not {shard!r}.")
+    start, stop = (len(cells) * number // int(match[2]) for number in (int(match[1]) - 1, int(match[1])))
+    return cells[start:stop]
 
 
 def make_plan(cells: Sequence[RunOptions], store: Store, fingerprints: Fingerprints) -> SweepPlan:
@@ -143,9 +132,3 @@ def must_have_demonstrations(cells: Sequence[PlannedCell]) -> None:
         except UserError:
             continue
         sample_demos(task, 1, options.shots)
-
-
-def make_current(plan: SweepPlan, store: Store) -> None:
-    """Make finished cells the current ones of their options, where another cell was (another model of that name)."""
-    if plan.changed:
-        store.index.set_current(plan.changed)

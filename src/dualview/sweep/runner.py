@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dualview.io.errors import UserError, cause_of
-from dualview.io.progress import Progress, Silent
+from dualview.io.progress import Progress, Say, Silent, say_nothing
 from dualview.options import RunOptions
 from dualview.store.cell import NewCell, NoRecords
 from dualview.store.cell_key import CellIdentity, Fingerprints
-from dualview.store.folder import StoreProblem, is_nothing
+from dualview.store.folder import StoreProblem
 from dualview.store.locks import CellLock
+from dualview.store.marker import is_nothing
 from dualview.store.packs.compaction import pack
 from dualview.store.signals import uninterrupted
 from dualview.store.store import Store
 from dualview.sweep.engine import Engine, Failed, Finished, Known, Local, Outcome, failed
-from dualview.sweep.plan import PlannedCell, Shard, make_current, make_plan, must_have_demonstrations
+from dualview.sweep.plan import PlannedCell, make_plan, must_have_demonstrations, part_of
 from dualview.sweep.spec import Spec
 from dualview.sweep.trackers import Tracker, must_be_trackers, open_trackers
 
 EngineName = Literal["local", "ray"]
 _ESTIMATE_AFTER = (1, 3, 10, 30, 100, 300, 1000, 3000)
 _PACK_EVERY = 1000
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ def sweep(
     shard: str | None = None,
     track: Sequence[str] = (),
     dry_run: bool = False,
-    say: Say | None = None,
+    say: Say = say_nothing,
     progress: Progress | None = None,
 ) -> Summary:
     """Compute every cell of a grid that is not in the store yet; the arguments are those of `dualview sweep`."""
-    say, progress = say or (lambda _line: None), progress or Silent()
+    progress = progress or Silent()
     read = spec if isinstance(spec, Spec) else Spec.make(spec) if isinstance(spec, Mapping) else Spec.read(Path(spec))
-    cells = read.cells() if shard is None else Shard.parse(shard).of_cells(read.cells())
+    cells = read.cells() if shard is None else part_of(read.cells(), shard)
     must_be_trackers(track)
     ray = {"address": address, "workers": workers, "cpus": cpus, "gpus": gpus, "retries": retries}
     _must_be_an_engine(engine, ray)
@@ -108,7 +108,8 @@ def sweep(
         must_have_demonstrations(run.plan.todo)
         run.announce()
         if not dry_run:
-            make_current(run.plan, opened)
+            if run.plan.changed:  # another cell was current: another model of that name
+                opened.index.set_current(run.plan.changed)
             if run.plan.todo:
                 run.trackers += open_trackers(track, opened, say)
                 run.run(_engine(engine, opened, threads, ray), progress)
@@ -283,7 +284,8 @@ class Sweep:
             outcome = self._put(held, outcome)
         if isinstance(outcome, Failed):
             self._failed.append(FailedCell(options, outcome.reason))
-            self.store.fail(options, outcome.reason, {**_now(), "trace": outcome.trace})
+            run = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "host": socket.gethostname()}
+            self.store.fail(options, outcome.reason, {**run, "trace": outcome.trace})
             self.say(f"failed: {self._named(options)}: {outcome.reason}")
         self._release(held)
         advance(1)
@@ -350,10 +352,6 @@ class Sweep:
     def _named(self, options: RunOptions) -> str:
         """The options by which a cell differs from the others."""
         return ", ".join(f"{name} {getattr(options, name)}" for name in self.spec.varied) or "the cell"
-
-
-def _now() -> dict[str, Any]:
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "host": socket.gethostname()}
 
 
 def counted(cells: int) -> str:

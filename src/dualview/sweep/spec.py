@@ -177,10 +177,10 @@ def _product(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], where: st
     """Every cell of a grid, once: null means an option's default, which may also be among its values."""
     grid = Grid({name: axes[name] for name in _in_order(axes)})
     # Whether options go together does not depend on which whole number one of them is (a seed), so one is tried.
-    kinds = {
-        name: list({_kind_of(value): value for value in reversed(axes[name])}.values())[::-1]
-        for name in _in_order(axes)
-    }
+    kinds: dict[str, list[Any]] = {}
+    for name in _in_order(axes):
+        first = {int if type(value) is int else (type(value), value): value for value in reversed(axes[name])}
+        kinds[name] = list(first.values())[::-1]
     for combination in itertools.product(*kinds.values()):
         given = {name: value for name, value in zip(kinds, combination, strict=True) if value is not None}
         try:
@@ -189,10 +189,6 @@ def _product(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], where: st
             raise UserError(f"{where}: {error}{_place(given, varied)}.") from error
     may_repeat = any(None in axes[name] for name in varied)
     return list(dict.fromkeys(grid)) if may_repeat else grid
-
-
-def _kind_of(value: Any) -> Any:
-    return int if isinstance(value, int) and not isinstance(value, bool) else (type(value), value)
 
 
 def _as_written(node: Any, where: str) -> Any:

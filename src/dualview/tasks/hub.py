@@ -42,12 +42,8 @@ class HubAddress:
         return HubName(self.dataset, self.revision)
 
 
-@dataclass(frozen=True)
-class HubRows:
-    """The rows of a split, and the commit they come from."""
-
-    rows: Sequence[Mapping[str, object]]
-    commit: str
+HubRows = tuple[Sequence[Mapping[str, object]], str]
+"""The rows of a split, and the commit they come from."""
 
 
 def hub_addresses(source: str) -> tuple[HubAddress, ...]:
@@ -123,7 +119,7 @@ def _read(datasets: Any, address: HubAddress, repo: Repo) -> HubRows:
         builder = _prepared(datasets, address, repo) or _prepare(datasets, address, repo)
         splits = sorted(str(split) for split in builder.info.splits or ())
         if address.split in splits:
-            return HubRows(list(builder.as_dataset(split=address.split)), repo.commit)
+            return list(builder.as_dataset(split=address.split)), repo.commit
     except Exception as error:  # the library raises its own, the hub's, the network's and the parsers' errors
         raise _explained(error, address) from error
     raise UserError(f"the data set {address.dataset} has no split {address.split!r}, only {', '.join(splits)}")

@@ -38,11 +38,8 @@ class RowShape:
         return (field, *(name for name in aliases if name is not None))
 
 
-class _Missing:
-    """Marks a field that a row does not have; None is a value that a row can have."""
-
-
-_MISSING = _Missing()
+_MISSING = object()
+"""Marks a field that a row does not have; None is a value that a row can have."""
 
 
 def parse_row(raw: RawRow, shape: RowShape) -> Row:

@@ -11,7 +11,7 @@ import csv
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -38,14 +38,19 @@ def read_source(source: str, folder: Path, commits: dict[str, str] | None = None
     The commit of a data set on the hub is added to `commits`.
     """
     if source.startswith("hf:"):
-        found = read_hub(source)
-        rows = [RawRow(f"{source}, row {n}", values) for n, values in enumerate(found.rows, start=1)]
+        found, commit = read_hub(source)
+        rows = _numbered(source, found)
         if commits is not None:
-            commits[source] = found.commit
+            commits[source] = commit
     elif source.startswith("embedded:"):
-        rows = list(_read_embedded(source))
+        match = re.fullmatch(r"embedded:(\w+):(train|selection|validation)", source)
+        if match is None:
+            raise UserError(
+                f"{source!r} is not an embedded source; write embedded:NAME:train, :selection or :validation."
+            )
+        rows = _numbered(source, map(vars, embedded_rows(match[1], match[2])))
     elif source.startswith(PREFIX):
-        rows = [RawRow(f"{source}, row {n}", values) for n, values in enumerate(read_documents(source), start=1)]
+        rows = _numbered(source, read_documents(source))
     else:
         return read_file(folder / source)
     if not rows:
@@ -53,14 +58,13 @@ def read_source(source: str, folder: Path, commits: dict[str, str] | None = None
     return rows
 
 
+def _numbered(source: object, rows: Iterable[Mapping[str, object]]) -> list[RawRow]:
+    return [RawRow(f"{source}, row {number}", values) for number, values in enumerate(rows, start=1)]
+
+
 def read_file(path: Path) -> list[RawRow]:
     """All rows of a jsonl, csv or parquet file, by the ending of its name."""
-    readers: dict[str, Callable[[Path], Iterator[RawRow]]] = {
-        ".jsonl": _read_jsonl,
-        ".csv": _read_csv,
-        ".parquet": _read_parquet,
-    }
-    reader = readers.get(path.suffix.lower())
+    reader = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}.get(path.suffix.lower())
     if reader is None:
         raise UserError(f"{path} is not a row file; its name must end in .jsonl, .csv or .parquet.")
     try:
@@ -114,7 +118,7 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
             raise UserError(f"{path}, line {reader.line_num} is not valid CSV ({error}); correct that line.") from error
 
 
-def _read_parquet(path: Path) -> Iterator[RawRow]:
+def _read_parquet(path: Path) -> list[RawRow]:
     arrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
     try:
@@ -122,13 +126,4 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
             table = parquet.read_table(stream)
     except arrow.ArrowException as error:
         raise UserError(f"{path} is not a readable parquet file ({first_line(error)}); write it again.") from error
-    for number, values in enumerate(table.to_pylist(), start=1):
-        yield RawRow(f"{path}, row {number}", values)
-
-
-def _read_embedded(source: str) -> Iterator[RawRow]:
-    match = re.fullmatch(r"embedded:(\w+):(train|selection|validation)", source)
-    if match is None:
-        raise UserError(f"{source!r} is not an embedded source; write embedded:NAME:train, :selection or :validation.")
-    for number, row in enumerate(embedded_rows(match[1], match[2]), start=1):
-        yield RawRow(f"{source}, row {number}", {"text": row.text, "label": row.label})
+    return _numbered(path, table.to_pylist())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from importlib import resources
 
 from starlette.applications import Starlette
@@ -26,21 +25,13 @@ _KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".
 _PAGES = {"/": "index.html", "/store": "store.html", "/store/compare": "compare.html"}
 
 
-@dataclass(frozen=True)
-class Asset:
-    """One file of the page, read when the server starts."""
-
-    content: bytes
-    kind: str
-
-
-def assets() -> dict[str, Asset]:
-    """Every static file by name: only these can be requested, so no path leads anywhere else."""
+def assets() -> dict[str, tuple[bytes, str]]:
+    """Every static file by name, its content and its type: only these can be requested, so no path leads elsewhere."""
     own = resources.files("dualview.web") / "static"
     shared = resources.files("dualview.report.html") / "static"
     files = [entry for folder in (own, shared) for entry in folder.iterdir()]
     known = {file.name: (file, _KINDS.get(file.name[file.name.rfind(".") :])) for file in files if "." in file.name}
-    return {name: Asset(file.read_bytes(), kind) for name, (file, kind) in known.items() if kind is not None}
+    return {name: (file.read_bytes(), kind) for name, (file, kind) in known.items() if kind is not None}
 
 
 def make_app(model_cache: ModelCache, policy: Policy, *, store: Sequence[Route] = (), waiting: int = 8) -> App:
@@ -143,10 +134,11 @@ async def until_gone(request: Request, job: Job) -> Event:
         watching.cancel()
 
 
-def _file(files: Mapping[str, Asset], name: str) -> Response:
+def _file(files: Mapping[str, tuple[bytes, str]], name: str) -> Response:
     if name not in files:
         raise HTTPException(404)
-    return Response(files[name].content, media_type=files[name].kind)
+    content, kind = files[name]
+    return Response(content, media_type=kind)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

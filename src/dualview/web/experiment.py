@@ -91,7 +91,7 @@ def _prompt(prepared: Prepared, state: State, model_cache: ModelCache) -> dict[s
         "steps": len(steps_of(prompts.training_sequences, recipe_of(prepared))),
         "layers": len(prepared.lm.anatomy.layers),
         "heads": [layer.heads for layer in prepared.lm.anatomy.layers],
-        "commands": [vars(command) for command in commands(state, model_cache.options, model_cache.drawn(state))],
+        "commands": commands(state, model_cache.options, model_cache.drawn(state)),
     }
 
 

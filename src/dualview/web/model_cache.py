@@ -34,21 +34,17 @@ class ModelCache:
         """A model by name, loaded on first use."""
         self.check_model(name)
         if name not in self._loaded:
-            if name == "embedded":
-                self._fetch(progress)
+            if name == "embedded":  # fetched and converted on its first use, which the page shows
+
+                def say(message: str) -> None:
+                    with progress.part(message, 1):
+                        pass
+
+                embedded_model(say)
             with progress.part(f"loading {name}", 1) as advance:
                 self._loaded[name] = load_model(name, dtype=self.options["dtype"], device=self.options["device"])
                 advance(1)
         return self._loaded[name]
-
-    def _fetch(self, progress: Progress) -> None:
-        """The embedded model is fetched and converted on its first use; the page shows the progress."""
-
-        def say(message: str) -> None:
-            with progress.part(message, 1):
-                pass
-
-        embedded_model(say)
 
     def about_model(self, name: str, progress: Progress) -> dict[str, Any]:
         """A model's facts, once it is loaded."""

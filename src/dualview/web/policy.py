@@ -13,10 +13,11 @@ import hmac
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from dualview.io.errors import UserError
@@ -61,15 +62,9 @@ class Policy:
     body_seconds: float = 10.0
 
 
-@dataclass(frozen=True)
-class Refusal:
+def _refusal(status: int, sentence: str) -> Response:
     """Why a request goes no further, in one sentence."""
-
-    status: int
-    sentence: str
-
-    def response(self) -> Response:
-        return JSONResponse({"error": self.sentence}, self.status)
+    return JSONResponse({"error": sentence}, status)
 
 
 def policy_for(host: str, port: int, *, token: str | None = None, names: Sequence[str] = ()) -> Policy:
@@ -113,48 +108,30 @@ class Guard:
             return
 
         async def sealed(message: Message) -> None:
-            await send(_sealed(message))
+            """Send, with the headers that every answer carries where it does not set its own."""
+            if message["type"] == "http.response.start":
+                own = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    own.setdefault(name, value)
+            await send(message)
 
-        headers = _headers(scope)
-        refused = _foreign_host(self.policy, headers)
-        if refused is None and (welcome := _welcome(self.policy, scope)) is not None:
-            await welcome(scope, receive, sealed)
-            return
-        refused = refused or _stranger(self.policy, headers) or _forged(scope, headers) or _unfit(scope, headers)
-        if refused is None and scope["method"] == "POST":
-            body = await _read(self.policy, headers, receive)
-            if isinstance(body, Refusal):
-                refused = body
+        policy, headers = self.policy, Headers(scope=scope)
+        answer = _foreign_host(policy, headers) or _welcome(policy, scope) or _stranger(policy, headers)
+        answer = answer or _forged(scope, headers) or _unfit(scope, headers)
+        if answer is None and scope["method"] == "POST":
+            body = await _read(policy, headers, receive)
+            if isinstance(body, Response):
+                answer = body
             else:
                 receive = _replayed(body, receive)
-        if refused is not None:
-            await refused.response()(scope, receive, sealed)
-            return
-        await self.app(scope, receive, sealed)
+        await (answer or self.app)(scope, receive, sealed)
 
 
-def _headers(scope: Scope) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
-
-
-def _sealed(message: Message) -> Message:
-    """An answer's first message with the headers every answer carries, where it does not set its own."""
-    if message["type"] != "http.response.start":
-        return message
-    given: list[tuple[bytes, bytes]] = list(message.get("headers", []))
-    names = {name.decode("latin-1").lower() for name, _ in given}
-    more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name not in names]
-    return {**message, "headers": [*given, *more]}
-
-
-def _foreign_host(policy: Policy, headers: Mapping[str, list[str]]) -> Refusal | None:
-    named = headers.get("host", [])
+def _foreign_host(policy: Policy, headers: Headers) -> Response | None:
+    named = headers.getlist("host")
     if len(named) == 1 and named[0].lower() in policy.hosts:
         return None
-    return Refusal(
+    return _refusal(
         403, "This server does not go by that Host name; use the address it printed, or start it with --allow-host."
     )
 
@@ -172,54 +149,50 @@ def _welcome(policy: Policy, scope: Scope) -> Response | None:
     return welcome
 
 
-def _stranger(policy: Policy, headers: Mapping[str, list[str]]) -> Refusal | None:
+def _stranger(policy: Policy, headers: Headers) -> Response | None:
     if policy.token is None:
         return None
-    offered = [value.removeprefix("Bearer ") for value in headers.get("authorization", []) if "Bearer " in value]
-    for line in headers.get("cookie", []):
-        try:
-            offered += [morsel.value for name, morsel in SimpleCookie(line).items() if name == policy.cookie]
-        except CookieError:
-            continue
+    offered = [value.removeprefix("Bearer ") for value in headers.getlist("authorization") if "Bearer " in value]
+    offered += [cookie_parser(line).get(policy.cookie, "") for line in headers.getlist("cookie")]
     if any(_same(value, policy.token) for value in offered):
         return None
-    return Refusal(401, "This server needs its token; open the address with ?token= that `dualview serve` printed.")
+    return _refusal(401, "This server needs its token; open the address with ?token= that `dualview serve` printed.")
 
 
 def _same(offered: str, token: str) -> bool:
     return hmac.compare_digest(offered.encode(), token.encode())
 
 
-def _forged(scope: Scope, headers: Mapping[str, list[str]]) -> Refusal | None:
+def _forged(scope: Scope, headers: Headers) -> Response | None:
     """A request another site's page made: by its Origin, or by what the browser says of where it comes from.
 
     A link to the page itself may be followed from anywhere. What sends neither header is no browser.
     """
-    foreign = Refusal(403, "This request comes from another site's page; only the explorer's own page may make it.")
-    own = {f"{scheme}://{headers['host'][0].lower()}" for scheme in ("http", "https")}
-    if any(origin.lower() not in own for origin in headers.get("origin", [])):
+    foreign = _refusal(403, "This request comes from another site's page; only the explorer's own page may make it.")
+    own = {f"{scheme}://{headers['host'].lower()}" for scheme in ("http", "https")}
+    if any(origin.lower() not in own for origin in headers.getlist("origin")):
         return foreign
-    sites = headers.get("sec-fetch-site", [])
+    sites = headers.getlist("sec-fetch-site")
     if scope["method"] == "POST":
         return foreign if any(site != "same-origin" for site in sites) else None
-    followed = headers.get("sec-fetch-mode") == ["navigate"] and headers.get("sec-fetch-dest") == ["document"]
+    followed = headers.getlist("sec-fetch-mode") == ["navigate"] and headers.getlist("sec-fetch-dest") == ["document"]
     return foreign if any(site not in ("same-origin", "none") for site in sites) and not followed else None
 
 
-def _unfit(scope: Scope, headers: Mapping[str, list[str]]) -> Refusal | None:
+def _unfit(scope: Scope, headers: Headers) -> Response | None:
     if scope["method"] not in ("GET", "HEAD", "POST"):
-        return Refusal(405, f"The method {scope['method']} is not taken here; use GET or POST.")
+        return _refusal(405, f"The method {scope['method']} is not taken here; use GET or POST.")
     if scope["method"] == "POST":
-        kinds = [kind.partition(";")[0].strip().lower() for kind in headers.get("content-type", [])]
+        kinds = [kind.partition(";")[0].strip().lower() for kind in headers.getlist("content-type")]
         if kinds != ["application/json"]:
-            return Refusal(415, "The body must be JSON; send it with content-type application/json.")
+            return _refusal(415, "The body must be JSON; send it with content-type application/json.")
     return None
 
 
-async def _read(policy: Policy, headers: Mapping[str, list[str]], receive: Receive) -> bytes | Refusal:
+async def _read(policy: Policy, headers: Headers, receive: Receive) -> bytes | Response:
     """The whole body, if it is small enough and comes in time."""
-    too_large = Refusal(413, f"The request is too large; at most {policy.max_body // 1024} KiB are taken.")
-    promised = headers.get("content-length", ["0"])[0]
+    too_large = _refusal(413, f"The request is too large; at most {policy.max_body // 1024} KiB are taken.")
+    promised = headers.get("content-length", "0")
     if promised.isdecimal() and int(promised) > policy.max_body:
         return too_large
     body = bytearray()
@@ -229,13 +202,13 @@ async def _read(policy: Policy, headers: Mapping[str, list[str]], receive: Recei
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    return Refusal(400, "The request ended before its body was whole.")
+                    return _refusal(400, "The request ended before its body was whole.")
                 body += message.get("body", b"")
                 if len(body) > policy.max_body:
                     return too_large
                 more = message.get("more_body", False)
     except TimeoutError:
-        return Refusal(408, "The request's body took too long to arrive; send it again.")
+        return _refusal(408, "The request's body took too long to arrive; send it again.")
     return bytes(body)
 
 

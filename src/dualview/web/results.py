@@ -4,9 +4,9 @@ runs or models side by side."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from dualview.metrics.summary import plain
+from dualview.io.json_files import plain
 from dualview.report.html.page import policy
 from dualview.report.html.prompts import Missing
 from dualview.report.html.run import render
@@ -41,32 +41,39 @@ NO_PROMPTS = Missing(
     "The explorer does not read the models and rows that a stored result names; `dualview report` does"
 )
 
-Found = TypeVar("Found")
-
 
 def routes(store: Path) -> list[Route]:
     """The calls of the browser of one store; a folder that is not a store is an error at once."""
     Store(store).close()
     turns = asyncio.Semaphore(2)  # reading takes disk and CPU time too: the experiments need some
 
-    async def read(work: Callable[[], Found]) -> Found:
-        async with turns:
-            return await run_in_threadpool(work)
+    def reading(work: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            async with turns:
+                return await run_in_threadpool(work, request)
 
-    async def cells(_request: Request) -> Response:
-        return JSONResponse(await read(lambda: _cells(store)))
+        return handle
 
-    async def result(request: Request) -> Response:
+    @reading
+    def cells(_request: Request) -> Response:
+        return JSONResponse(_cells(store))
+
+    @reading
+    def result(request: Request) -> Response:
         key = _key(request)
-        return JSONResponse(await read(lambda: _result(store, key)))
+        with Store(store) as opened:
+            return JSONResponse(opened.result(opened.find(key)).to_json())
 
-    async def report(request: Request) -> Response:
+    @reading
+    def report(request: Request) -> Response:
         key = _key(request)
-        return HTMLResponse(await read(lambda: _report(store, key)), headers=FRAMED)
+        with Store(store) as opened:
+            page = render(opened.result(opened.find(key)), records=opened.records(key), prompts=NO_PROMPTS)
+        return HTMLResponse(page, headers=FRAMED)
 
-    async def sides(request: Request) -> Response:
-        first, second = (request.query_params.get(name, "") for name in ("a", "b"))
-        return JSONResponse(await read(lambda: compare(store, first, second)))
+    @reading
+    def sides(request: Request) -> Response:
+        return JSONResponse(compare(store, *(request.query_params.get(name, "") for name in ("a", "b"))))
 
     return [
         Route("/api/compare", sides),
@@ -86,21 +93,7 @@ def _key(request: Request) -> str:
 def _cells(store: Path) -> dict[str, Any]:
     """Every current cell's main numbers, with floor and interval, and what failed."""
     listing = ls(store)
-    rows = [{name: _plain(cell.get(name)) for name in COLUMNS} for cell in listing.cells]
+    rows = [{name: plain(cell.get(name)) for name in COLUMNS} for cell in listing.cells]
     failures = [failure.reason for failure in listing.failures]
     groups = groups_json(listing.cells)
     return {"store": str(store), "cells": rows, "groups": groups, "failures": failures, "problems": listing.problems}
-
-
-def _plain(value: Any) -> Any:
-    return plain(value) if isinstance(value, float) else value
-
-
-def _result(store: Path, key: str) -> dict[str, Any]:
-    with Store(store) as opened:
-        return opened.result(opened.find(key)).to_json()
-
-
-def _report(store: Path, key: str) -> str:
-    with Store(store) as opened:
-        return render(opened.result(opened.find(key)), records=opened.records(key), prompts=NO_PROMPTS)

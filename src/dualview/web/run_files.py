@@ -10,7 +10,6 @@ import math
 import shlex
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -63,18 +62,9 @@ def _settings(state: State) -> dict[str, Any]:
     return {"model": state.model, "lr": state.lr, "epochs": state.epochs, "ft_loss": state.ft_loss}
 
 
-@dataclass(frozen=True)
-class Command:
-    """What to paste into a shell, and what it gives."""
-
-    what: str
-    files: str
-    """Writes the files that the line reads; may be empty."""
-    line: str
-
-
-def commands(state: State, server: Mapping[str, Any], drawn: Mapping[str, Any] | None) -> tuple[Command, ...]:
-    """The command lines with the same numbers.
+def commands(state: State, server: Mapping[str, Any], drawn: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    """The command lines with the same numbers: what each gives, what writes the files it reads (perhaps nothing), and
+    the line.
 
     `drawn`: the options that draw the state's demonstrations from a task, if they are still as drawn.
     """
@@ -82,18 +72,18 @@ def commands(state: State, server: Mapping[str, Any], drawn: Mapping[str, Any] |
     own = {"task": TASK, "demos": DEMOS} if drawn is None else drawn
     flags = _flags({**_settings(state), **server, **own})
     asking = shlex.quote(query_text(state))
-    return (
-        Command(
-            "Probabilities and attention, taken apart by token",
-            _here(state, needed),
-            f"dualview explain {flags} --query {asking}",
-        ),
-        Command(
-            "Similarity by layer, with floors and a ceiling",
-            _here(state, needed or [QUERY]),
-            f"dualview run {flags} --queries {QUERY} --json result.json",
-        ),
-    )
+    return [
+        {
+            "what": "Probabilities and attention, taken apart by token",
+            "files": _here(state, needed),
+            "line": f"dualview explain {flags} --query {asking}",
+        },
+        {
+            "what": "Similarity by layer, with floors and a ceiling",
+            "files": _here(state, needed or [QUERY]),
+            "line": f"dualview run {flags} --queries {QUERY} --json result.json",
+        },
+    ]
 
 
 def query_text(state: State) -> str:

@@ -108,8 +108,7 @@ def _number(results: Sequence[Result], key: str, interval: Sequence[float] | Non
     if len(results) == 1:
         return {"value": results[0].number(key), "interval": interval}
     mean = mean_of((result.number(key) for result in results), key)
-    own = None if mean is None or mean.low is None else [mean.low, mean.high]
-    return {"value": None if mean is None else mean.value, "interval": own}
+    return {"value": mean.value, "interval": None if mean.low is None else [mean.low, mean.high]}
 
 
 def _metric(results: Sequence[Result], name: str, shared: set[str]) -> dict[str, Any]:
@@ -117,11 +116,11 @@ def _metric(results: Sequence[Result], name: str, shared: set[str]) -> dict[str,
     key = METRICS[name]
     controls = [control for result in results if (control := result.control_of(key)) is not None]
     bounds = [control.per_layer for control in controls if control.per_layer is not None]
-    whole = [mean_of(control.floors[floor] for control in controls) for floor in shared]
+    whole = [mean_of(control.floors[floor] for control in controls).value for floor in shared]
     layers = [cast("Layers | None", result.number(_LAYERS.get(name, f"{key}_per_layer"))) for result in results]
     return {
         **_number(results, key, controls[0].ci if controls else None),
-        "floor": max((mean.value for mean in whole if mean is not None), default=None),
+        "floor": max((floor for floor in whole if floor is not None), default=None),
         "per_layer": _mean_rows([row for row in layers if row]),
         "floors": _mean_bounds([each.floors for each in bounds], shared),
         "ceilings": _mean_bounds([each.ceilings for each in bounds]),
@@ -137,5 +136,4 @@ def _mean_bounds(bounds: Sequence[Mapping[str, Layers]], among: set[str] | None 
 
 def _mean_rows(rows: Sequence[Layers]) -> Layers:
     """Each layer's mean over the runs where it is defined."""
-    means = [mean_of(column) for column in zip(*rows, strict=True)]
-    return [None if mean is None else mean.value for mean in means]
+    return [mean_of(column).value for column in zip(*rows, strict=True)]

@@ -24,13 +24,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from dualview.io.assets import cache_dir
 from dualview.io.atomic import exclusive, write_text
 from dualview.io.errors import UserError, first_line
 from dualview.io.gguf.reading import count_weights, read_gguf, save_gguf
 from dualview.io.hashing import FileNote, digest, file_stamp, notes_of, sha256_of
+from dualview.io.json_files import read_if_valid
 
 CONVERTER = 1
 """Raise it when the same file can give other weights."""
@@ -193,39 +194,28 @@ def _find(sha256: str, dtype: str) -> Path | None:
 
 def _problem(folder: Path) -> str | None:
     """Why an entry cannot be used, or None. A file is hashed only if it changed since it was last found intact."""
+    manifest, seen = read_if_valid(_Manifest, folder / _MANIFEST), read_if_valid(_Stamps, folder / _STAMPS)
+    if manifest is None:
+        return f"{_MANIFEST} is missing or unreadable"
     try:
-        manifest = _Manifest.model_validate_json((folder / _MANIFEST).read_bytes())
         stamps = {name: file_stamp(folder / name) for name in manifest.files}
-    except (OSError, ValidationError) as error:
+    except OSError as error:
         return first_line(error)
-    known = _known_stamps(folder)
-    for name, file in manifest.files.items():
-        path = folder / name
-        if path.stat().st_size != file.size:
-            return f"{name} has {path.stat().st_size} bytes instead of {file.size}"
-        if stamps[name] != known.get(name) and sha256_of(path) != file.sha256:
-            return f"{name} does not match its sha256"
+    known = {} if seen is None else seen.files
+    for name, note in manifest.files.items():
+        if (problem := note.problem(folder / name, rehash=stamps[name] != known.get(name))) is not None:
+            return problem
     if stamps != known:
         with suppress(UserError):
             write_text(folder / _STAMPS, _Stamps(files=stamps).model_dump_json())
     return None
 
 
-def _known_stamps(folder: Path) -> dict[str, str]:
-    try:
-        return _Stamps.model_validate_json((folder / _STAMPS).read_bytes()).files
-    except (OSError, ValidationError):
-        return {}
-
-
 def _content(path: Path) -> str:
     """The sha256 of a GGUF file; remembered while nothing about the file changes."""
     note = _root() / f".seen-{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
     stamp = file_stamp(path)
-    try:
-        seen = _Seen.model_validate_json(note.read_bytes())
-    except (OSError, ValidationError):
-        seen = None
+    seen = read_if_valid(_Seen, note)
     if seen is not None and seen.stamp == stamp:
         return seen.sha256
     sha256 = sha256_of(path)
@@ -298,11 +288,10 @@ def _has_space(path: Path, need: int, limit: int) -> bool:
 
 def _describe(folder: Path) -> Conversion:
     size = sum(item.stat().st_size for item in folder.rglob("*") if item.is_file())
-    try:
-        manifest = _Manifest.model_validate_json((folder / _MANIFEST).read_bytes())
-        return Conversion(manifest.source, manifest.dtype, folder, size, (folder / _MANIFEST).stat().st_mtime)
-    except (OSError, ValidationError):
+    manifest = read_if_valid(_Manifest, folder / _MANIFEST)
+    if manifest is None:
         return Conversion("(unreadable)", "", folder, size, 0.0)
+    return Conversion(manifest.source, manifest.dtype, folder, size, (folder / _MANIFEST).stat().st_mtime)
 
 
 def _remove(folder: Path) -> None:

@@ -10,7 +10,6 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +18,7 @@ from dualview.io.download import Pin, pip_download
 from dualview.io.errors import UserError
 from dualview.io.hashing import sha256_of
 from dualview.io.hub import HubName
-
-Say = Callable[[str], None]
+from dualview.io.progress import Say
 
 
 @dataclass(frozen=True)

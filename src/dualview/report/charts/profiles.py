@@ -78,8 +78,11 @@ def profiles(result: Result, records: Records | None = None) -> list[Profile]:
         mean = per_layer(result, metric.key)
         if mean is None:
             continue
-        papers = published_values(result.task.name, metric.key)
-        papers = {source: value for source, value in papers.items() if _comparable(source, result)}
+        papers = {  # of the same rule: layer-causal or plain gradient descent
+            source: value
+            for source, value in published_values(result.task.name, metric.key).items()
+            if "untrained" not in source and ("layer-causal" in source) == (result.ft.rule == "layer-causal")
+        }
         before = result.sim_am.before_per_layer if metric.key == "sim_am.after" else None
         own, control = spread.get(metric.control or ""), result.control_of(metric.key)
         if own is not None:
@@ -89,11 +92,6 @@ def profiles(result: Result, records: Records | None = None) -> list[Profile]:
             floors, ceilings = ({name: [v] * len(mean) for name, v in group.items()} for group in groups)
             found.append(Profile(metric, mean, None, floors, ceilings, papers, before))
     return found
-
-
-def _comparable(source: str, result: Result) -> bool:
-    """Whether a paper's row has the rule of this run: layer-causal or plain gradient descent."""
-    return "untrained" not in source and ("layer-causal" in source) == (result.ft.rule == "layer-causal")
 
 
 def _without_bounds(records: Records) -> dict[str, LayerBounds]:

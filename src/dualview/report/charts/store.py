@@ -57,10 +57,6 @@ def layer_chart(group: RunGroup, key: str) -> Chart | None:
     return Chart("lines", spec, "Means over draws; bands: 95 % intervals, Student over draws, cut at ±1.")
 
 
-def _series(name: str, means: Sequence[Mean | None]) -> Series:
-    return {
-        "name": name,
-        "values": [None if mean is None else mean.value for mean in means],
-        "lo": [None if mean is None else mean.low for mean in means],
-        "hi": [None if mean is None else mean.high for mean in means],
-    }
+def _series(name: str, means: Sequence[Mean]) -> Series:
+    values, lo, hi = ([getattr(mean, part) for mean in means] for part in ("value", "low", "high"))
+    return {"name": name, "values": values, "lo": lo, "hi": hi}

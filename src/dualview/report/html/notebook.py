@@ -7,15 +7,15 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dualview.io.display import TextTable
 from dualview.metrics.measured import Measured, VerdictPart
 from dualview.metrics.predictions import accuracy
 from dualview.records.as_xarray import DIMS
 from dualview.report.catalogue import run_lines, run_title
 from dualview.report.html.page import TEMPLATES
-from dualview.report.tables import TextTable, levels_table, metrics_table, seeds_table
+from dualview.report.tables import levels_table, metrics_table, seeds_table
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
 
     from dualview.comparison.result import Result
@@ -84,18 +84,15 @@ def verdict_html(verdict: Verdict | VerdictPart) -> str:
 
 def records_html(records: Records) -> str:
     """The settings of some records: accuracy, and the shape of every array."""
-    rows = [
-        (name, f"{accuracy(setting.log_probs, records.gold):.3f}", *(_shape(getattr(setting, what)) for what in DIMS))
-        for name, setting in records.settings.items()
-    ]
+    rows: list[list[str]] = []
+    for name, setting in records.settings.items():
+        shapes = [() if (array := getattr(setting, what)) is None else array.shape for what in DIMS]
+        right = f"{accuracy(setting.log_probs, records.gold):.3f}"
+        rows.append([name, right, *(" × ".join(map(str, shape)) for shape in shapes)])
     head = ("setting", "accuracy", *(f"{what} [{', '.join(dims)}]" for what, dims in DIMS.items()))
     table = TextTable("Settings", head, rows, numeric=set(range(1, len(head))))
     line = f"{records.n_queries} queries, {len(rows)} settings"
     return _render("Records", line, "`to_xarray()` names the dimensions; `dualview.metrics` measures them.", table, [])
-
-
-def _shape(array: np.ndarray | None) -> str:
-    return "" if array is None else " × ".join(map(str, array.shape))
 
 
 def _render(

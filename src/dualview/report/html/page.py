@@ -27,6 +27,10 @@ TEMPLATES = Environment(
 )
 
 
+_STYLE = ("dualview.css",)
+_SCRIPT = ("frame.js", "charts.js", "report.js")
+
+
 @cache
 def _static(*names: str) -> Markup:
     """The package's own style sheet or scripts, one after another."""
@@ -35,18 +39,11 @@ def _static(*names: str) -> Markup:
     )
 
 
-def _style() -> Markup:
-    return _static("dualview.css")
-
-
-def _script() -> Markup:
-    return _static("frame.js", "charts.js", "report.js")
-
-
 def policy() -> str:
     """The content-security policy of every report: its own script and style, images in the page, no connections."""
     script, style = (
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (_script(), _style())
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (_static(*_SCRIPT), _static(*_STYLE))
     )
     return (
         f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; img-src data:; "
@@ -84,8 +81,8 @@ def render_page(
         contents=contents or {},
         data=data_json(data),
         policy=policy(),
-        style=_style(),
-        script=_script(),
+        style=_static(*_STYLE),
+        script=_static(*_SCRIPT),
         **context,
     )
     return page.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate in a text could not be written

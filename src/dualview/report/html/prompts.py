@@ -114,24 +114,19 @@ def prompts_of(result: Result) -> ShownPrompts | Missing:
 
 def rebuild(result: Result) -> ShownPrompts:
     """The same rows through the same tokenizer, without loading the model or asking a hub."""
+    from dualview.comparison.inputs import read_inputs
     from dualview.options import RunOptions
-    from dualview.tasks.sampling import read_rows, sample_demos, sample_queries
-    from dualview.tasks.task import load_task
 
     # The result lists every option that differs from its default, so a protocol must not add its presets to them.
-    options = RunOptions.make(**{k: v for k, v in result.provenance.options.items() if k != "protocol"})
+    # Patches and adapters change no prompt, and need not be there any more.
+    kept = {k: v for k, v in result.provenance.options.items() if k not in ("protocol", "patch", "adapter")}
+    options = RunOptions.make(**{**kept, "seed": result.provenance.seeds.demos})
     if options.task.startswith("lm-eval:"):  # such a task is code, and a result file may come from anyone
         raise UserError("prompts of lm-evaluation-harness's tasks are shown only by the run itself.")
-    task = load_task(options.task, options.data, options.labels)
-    asked = read_rows(task, options.queries) if options.queries else sample_queries(task, options.n_queries)
-    if options.demos:
-        demos: Sequence[Any] = read_rows(task, options.demos)
-    else:
-        demos = sample_demos(task, int(result.provenance.seeds.demos or 0), options.shots)
-    tokenizer = _tokenizer(options.model)
-    prompts = build_prompts(
-        task, tokenizer, demos[: result.task.shots_used], asked, bos=options.bos, separator=options.separator
-    )
+    inputs, tokenizer = read_inputs(options), _tokenizer(options.model)
+    demos = (inputs.demos or ())[: result.task.shots_used]
+    how: Any = {"bos": options.bos, "separator": options.separator}
+    prompts = build_prompts(inputs.task, tokenizer, demos, inputs.queries, **how)
     if prompts_hash(prompts) != result.provenance.prompts_hash:
         raise UserError("the rows or the tokenizer have changed since the run: the prompts' hash differs.")
     return ShownPrompts.of(prompts, tokenizer)

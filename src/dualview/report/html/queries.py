@@ -65,11 +65,12 @@ def answers_of(result: Result, prompts: ShownPrompts | Missing) -> list[ShownAns
 
 def _answers(index: int, query: QueryPart, names: list[str], labels: list[str], text: str | None) -> ShownAnswers:
     scores: list[list[float | None]] = [getattr(query, name) for name in names]
-    table = np.array([[np.nan if x is None else x for x in row] for row in scores], dtype=np.float64)
+    table = np.array(scores, dtype=np.float64)  # None is NaN
     chosen = [int(choice) for choice in predictions(table)]  # −1: none
+    best = [None if choice < 0 else row[choice] for row, choice in zip(scores, chosen, strict=True)]
     answers = [
-        Answer(choice == query.gold, _label(labels, choice), _score(row[choice] if choice >= 0 else None))
-        for row, choice in zip(scores, chosen, strict=True)
+        Answer(choice == query.gold, _label(labels, choice), "" if x is None else f"{x:.2f}".replace("-", "−"))
+        for choice, x in zip(chosen, best, strict=True)
     ]
     rounded = [[None if x is None else round(x, 4) for x in row] for row in scores]
     data = {"gold": query.gold, "predicted": chosen, "scores": rounded}
@@ -80,10 +81,6 @@ def _label(labels: list[str], index: int) -> str:
     if index < 0:
         return "none"
     return labels[index] if index < len(labels) else f"candidate {index}"
-
-
-def _score(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}".replace("-", "−")
 
 
 def patterns_of(answers: list[ShownAnswers]) -> list[tuple[str, int]]:

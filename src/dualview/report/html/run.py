@@ -12,6 +12,7 @@ from typing import Any
 
 from dualview.comparison.result import Result
 from dualview.io.atomic import write_text
+from dualview.io.display import TextTable
 from dualview.metrics.floors.controls import ROLES
 from dualview.metrics.measured import Measured
 from dualview.metrics.statistics import p_text
@@ -23,7 +24,7 @@ from dualview.report.html.page import render_page
 from dualview.report.html.prompts import Missing, ShownPrompts, prompts_of
 from dualview.report.html.queries import answers_of, patterns_of, query_rows, settings_of, viewer_data
 from dualview.report.html.repro_command import command_of
-from dualview.report.tables import TextTable, levels_table, metrics_table
+from dualview.report.tables import levels_table, metrics_table
 
 _CONTENTS = {
     "verdict": "Verdict",
@@ -89,8 +90,7 @@ def write_report(
     result: Result, path: Path, *, records: Records | None = None, prompts: ShownPrompts | Missing | None = None
 ) -> Path:
     """Write the report of one run, whole or not at all."""
-    write_text(path, render(result, records=records, prompts=prompts))
-    return path
+    return write_text(path, render(result, records=records, prompts=prompts))
 
 
 def _learners(result: Result) -> list[dict[str, Any]]:

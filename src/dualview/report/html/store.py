@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dualview.comparison.result import NormPoint, Result
 from dualview.io.assets import about_model
 from dualview.io.atomic import write_text
+from dualview.io.display import TextTable
 from dualview.io.errors import UserError
 from dualview.report.catalogue import NUMBERS, SIMILARITIES, Number, shown
 from dualview.report.charts.run import NORM_KEYS, norm_charts
@@ -25,7 +26,7 @@ from dualview.report.figures.style import save
 from dualview.report.html.page import render_page
 from dualview.report.overview import Mean, RunGroup, RunSummary, groups_of, ordered, tasks_of
 from dualview.report.published import published
-from dualview.report.tables import TextTable, span
+from dualview.report.tables import span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,8 +93,7 @@ def _first(points: Sequence[NormPoint]) -> str:
 
 def store_report(results: Iterable[Result | RunSummary], path: Path, *, title: str = "Many runs") -> Path:
     """Write the report of many runs, whole or not at all."""
-    write_text(path, render_store(results, title))
-    return path
+    return write_text(path, render_store(results, title))
 
 
 def write_store_figures(runs: Sequence[RunSummary], folder: Path) -> list[Path]:
@@ -148,7 +148,7 @@ def lines_by_task(group: RunGroup, tasks: Sequence[str]) -> list[Line]:
     lines: list[Line] = []
     for number in NUMBERS:
         means = [group.mean(task, number.key) for task in tasks]
-        if all(mean is None for mean in means):
+        if all(mean.value is None for mean in means):
             continue
         lines.append(Line(number.name, _own_cells(group, tasks, means, number), own=True))
         if number.key == "rec2ftp.value":
@@ -158,13 +158,13 @@ def lines_by_task(group: RunGroup, tasks: Sequence[str]) -> list[Line]:
     return lines
 
 
-def _own_cells(group: RunGroup, tasks: Sequence[str], means: Sequence[Mean | None], number: Number) -> list[Cell]:
+def _own_cells(group: RunGroup, tasks: Sequence[str], means: Sequence[Mean], number: Number) -> list[Cell]:
     cells = [_mean_cell(mean, number, len(group.on(task))) for task, mean in zip(tasks, means, strict=True)]
-    return [*cells, _over_tasks([None if mean is None else mean.value for mean in means], number)]
+    return [*cells, _over_tasks([mean.value for mean in means], number)]
 
 
-def _mean_cell(mean: Mean | None, number: Number, seeds: int) -> Cell:
-    if mean is None:
+def _mean_cell(mean: Mean, number: Number, seeds: int) -> Cell:
+    if mean.value is None:
         return Cell()
     interval = [span((mean.low, mean.high), number.style)] if mean.low is not None and mean.high is not None else []
     fewer = [f"{mean.n} of {seeds} seeds"] if mean.n < seeds else []

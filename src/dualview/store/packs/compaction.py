@@ -23,12 +23,11 @@ import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.io.errors import UserError
-from dualview.io.hashing import FileNote, sha256_of
+from dualview.io.hashing import FileNote, notes_of
 from dualview.store.cell import (
     MANIFEST,
     RECORDS,
     RESULT,
-    ROWS,
     Damage,
     Manifest,
     checked,
@@ -40,6 +39,7 @@ from dualview.store.cell_key import OPTIONS_VERSION
 from dualview.store.folder import StoreFolder, StoreProblem
 from dualview.store.index import Entry, PackNote
 from dualview.store.locks import locked
+from dualview.store.marker import mark_packed
 from dualview.store.packs.pack import (
     FILES,
     FILES_SCHEMA,
@@ -145,7 +145,7 @@ def _write(store: StoreFolder, gathered: _Gathered) -> int:
         _absorb(store, gathered)
         temporary.mkdir(parents=True)
         manifest = _fill(store, gathered, temporary)
-        store.mark_packed()
+        mark_packed(store.paths)
         temporary.rename(final)
         _sync_folder(store.paths.packs)
         stamps = {key: stamp for key, (stamp, _) in gathered.loose.items()}
@@ -178,19 +178,17 @@ def _sync_folder(folder: Path) -> None:
 def _fill(store: StoreFolder, gathered: _Gathered, folder: Path) -> PackManifest:
     """Write every file of a pack."""
     duckdb: Any = importlib.import_module("duckdb")
-    ghosts = store.index.ghosts()
     with duckdb.connect(":memory:") as connection:
         connection.execute("SET enable_progress_bar = false")
         for table in TABLES:
-            rows = _table_rows(store, table, gathered, ghosts)
+            whole, partly = packed(store, gathered.packs, f"{table}.parquet")
+            rows = union([own_file(store, key, table) for key in gathered.loose] + whole, partly)
             target = quoted(folder / f"{table}.parquet")
             connection.execute(f"COPY (SELECT * FROM ({rows}) ORDER BY key) TO {target} (COMPRESSION zstd)")
     with pq.ParquetWriter(folder / FILES, FILES_SCHEMA, compression="zstd") as writer:
         for part in _texts(store, gathered):
             writer.write_table(pa.Table.from_pylist(part, schema=FILES_SCHEMA), row_group_size=ROW_GROUP)
-    notes = {
-        name: FileNote(size=(folder / name).stat().st_size, sha256=sha256_of(folder / name)) for name in (FILES, *ROWS)
-    }
+    notes = notes_of(folder)
     return finish_pack(folder, gathered.cells, gathered.bytes, {**notes, **_link_records(store, gathered, folder)})
 
 
@@ -202,12 +200,11 @@ def finish_pack(folder: Path, cells: int, size: int, files: Mapping[str, FileNot
     return manifest
 
 
-def _table_rows(store: StoreFolder, table: TableName, gathered: _Gathered, ghosts: Mapping[str, Sequence[str]]) -> str:
-    """A SELECT of every row of a table that goes into a pack."""
-    files = [own_file(store, key, table) for key in gathered.loose]
-    whole = [store.paths.packs / name / f"{table}.parquet" for name in gathered.packs if name not in ghosts]
-    partly = {store.paths.packs / name / f"{table}.parquet": ghosts[name] for name in gathered.packs if name in ghosts}
-    return union(files + whole, partly)
+def packed(store: StoreFolder, packs: Iterable[str], name: str) -> tuple[list[Path], dict[Path, list[str]]]:
+    """A file of some packs: where all of it is read, and where all but some keys are."""
+    ghosts, files = store.index.ghosts(), {pack: store.paths.packs / pack / name for pack in packs}
+    whole = [file for pack, file in files.items() if pack not in ghosts]
+    return whole, {file: ghosts[pack] for pack, file in files.items() if pack in ghosts}
 
 
 def union(files: Sequence[Path], partly: Mapping[Path, Sequence[str]]) -> str:
@@ -314,11 +311,8 @@ def sources(
     store: StoreFolder, table: TableName, *, but: Collection[str], packs: Sequence[PackNote]
 ) -> tuple[list[Path], dict[Path, list[str]]]:
     """The Parquet files that hold a table without the loose cells in `but`: whole ones, and packs less some keys."""
-    ghosts = store.index.ghosts()
-    files = {note.pack: store.paths.packs / note.pack / f"{table}.parquet" for note in packs if note.cells}
-    own = [own_file(store, key, table) for key in store.index.loose() if key not in but]
-    whole = [file for name, file in files.items() if name not in ghosts]
-    return whole + own, {file: ghosts[name] for name, file in files.items() if name in ghosts}
+    whole, partly = packed(store, [note.pack for note in packs if note.cells], f"{table}.parquet")
+    return whole + [own_file(store, key, table) for key in store.index.loose() if key not in but], partly
 
 
 def own_file(store: StoreFolder, key: str, table: TableName) -> Path:

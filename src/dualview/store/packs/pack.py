@@ -20,13 +20,12 @@ from typing import Any
 
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from dualview.io.errors import UserError, first_problem
 from dualview.io.hashing import FileNote, digest
-from dualview.store.cell import ROWS, Damage, check_file, is_newer
+from dualview.store.cell import ROWS, Damage, check_file, read_as
 from dualview.store.cell_key import OPTIONS_VERSION, asked_now
-from dualview.store.index import PackedRow, PackNote
+from dualview.store.index import Entry, PackNote
 
 SCHEMA = "dualview.pack/1"
 PACK, FILES = "pack.json", "files.parquet"
@@ -42,7 +41,7 @@ FILES_SCHEMA = pa.schema(
         *(pa.field(name, _TEXT) for name in ("manifest", "result")),
     ]
 )
-_ABOUT = list(PackedRow.__dataclass_fields__)
+_ABOUT = FILES_SCHEMA.names[:-2]
 
 
 class PackManifest(BaseModel):
@@ -70,18 +69,8 @@ def is_pack(folder: Path) -> bool:
 
 def read_pack(folder: Path) -> PackManifest:
     """A pack's manifest; raises `Damage` if it cannot be read, and a UserError if a later dualview wrote it."""
-    try:
-        content = json.loads((folder / PACK).read_bytes())
-        schema = content.get("schema")
-    except (OSError, ValueError, AttributeError) as error:
-        raise Damage(f"{PACK} cannot be read ({error})") from error
-    if is_newer(schema, SCHEMA):
-        raise UserError(f"{folder} has schema {schema}, this dualview knows {SCHEMA}; update dualview to use it.")
-    try:
-        found = PackManifest.model_validate(content)
-    except ValidationError as error:
-        raise Damage(f"{PACK}: {': '.join(first_problem(error))}") from error
-    if schema != SCHEMA or any(name not in found.files for name in (FILES, *ROWS)):
+    found = read_as(PackManifest, folder / PACK)
+    if any(name not in found.files for name in (FILES, *ROWS)):
         raise Damage(f"{PACK} is not that of a pack")
     return found
 
@@ -106,11 +95,11 @@ def pack_stamp(folder: Path) -> str:
     return digest(*(f"{name} {size} {time}" for name, size, time in found))
 
 
-def rows_of(folder: Path) -> Iterator[PackedRow]:
+def rows_of(folder: Path) -> Iterator[Entry]:
     """What the index holds about each cell of a pack, sorted by key."""
     for batch in pq.ParquetFile(folder / FILES).iter_batches(columns=_ABOUT):
         for row in batch.to_pylist():
-            yield PackedRow(**row)
+            yield Entry(stamp="", pack=folder.name, **row)
 
 
 def earlier_ids(folder: Path) -> Iterator[tuple[str, str, str]]:
