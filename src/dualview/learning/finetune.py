@@ -250,10 +250,10 @@ def _train_parameters(
             loss = shown.losses(step_logits(lm, shown, recipe.rule)).sum()
         return loss.detach(), torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
 
-    with captured(differentiate, Shown.of([steps[0]], recipe.loss, lm, **shape), len(steps), lm) as replay:
+    with captured(differentiate, Shown.of([steps[0]], recipe.loss, lm, [True], **shape), len(steps), lm) as replay:
         for sequence in steps:
             if replay is not None:
-                loss, gradients = replay(Shown.of([sequence], recipe.loss, lm, **shape))
+                loss, gradients = replay(Shown.of([sequence], recipe.loss, lm, [True], **shape))
             else:
                 loss, gradients = differentiate(Shown.of([sequence], recipe.loss, lm))
             history.append(float(loss))

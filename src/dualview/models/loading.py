@@ -56,8 +56,10 @@ def load_model(
         # `auto` would put what does not fit on the processor or the disk, where dualview cannot follow it.
         placed = {"device_map": "balanced", "max_memory": room_on_gpus()}
     elif where.type == "cuda":
-        gpu = torch.cuda.current_device() if where.index is None else where.index
-        placed = {"device_map": {"": gpu}}  # from the files to the GPU, without a copy in the processor's memory
+        gpu: Any = where.index  # None for plain `cuda`
+        placed = {
+            "device_map": {"": torch.cuda.current_device() if gpu is None else gpu}
+        }  # from the files to the GPU, without a copy in the processor's memory
     source = locate(name)
     hub = Snapshot(Path(name))
     conversion = None

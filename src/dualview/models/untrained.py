@@ -70,7 +70,8 @@ class _Draws(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten.normal_.default:
-            return self._fill(args[0], *_two(args, kwargs, mean=0.0, std=1.0), np.random.Generator.standard_normal)
+            mean, deviation = _two(args, kwargs, mean=0.0, std=1.0)
+            return self._fill(args[0], mean, deviation, np.random.Generator.standard_normal)
         if func is torch.ops.aten.uniform_.default:
             low, high = _two(args, kwargs, **{"from": 0.0, "to": 1.0})
             return self._fill(args[0], low, high - low, np.random.Generator.random)

@@ -67,7 +67,6 @@ NUMBERS = (
     Number(
         "label_contrast.specific",
         "label contrast beyond the mean",
-        "+.3f",
         "the same beyond what flipping changes in all queries alike, layers weighing as much as it changes them",
     ),
     Number(

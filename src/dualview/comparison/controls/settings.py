@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -177,15 +177,19 @@ def _controls(
         for rule, name in RULE_CONTROLS.items():
             if rule != recipe.rule:
                 yield name, lambda rule=rule, name=name: patched(name, _best(prepared, grid(rule)))
-    # One after the other: the second of a draw is the first with other embeddings, in the same memory.
-    fresh = lru_cache(maxsize=1)(lambda n: untrained(lm, keep_embeddings=False, seed=UNTRAINED_SEED + n))
+
+    @lru_cache(maxsize=1)
+    def fresh(n: int) -> LanguageModel:
+        return untrained(lm, keep_embeddings=False, seed=UNTRAINED_SEED + n)
+
+    def half_fresh(n: int) -> LanguageModel:
+        # In the same memory: the model without its embeddings is not needed any more.
+        return with_trained_embeddings(fresh(n), lm)
+
     for n in range(UNTRAINED_DRAWS):
-        for stem, made in (
-            ("untrained", fresh),
-            ("untrained_but_embeddings", lambda n: with_trained_embeddings(fresh(n), lm)),
-        ):
-            name = drawn(stem, n)
-            yield name, lambda name=name, made=made, n=n: _untrained(prepared, lr, recipe, sizes, found, name, made(n))
+        for stem, made in (("untrained", fresh), ("untrained_but_embeddings", half_fresh)):
+            name, model = drawn(stem, n), partial(made, n)
+            yield name, lambda name=name, model=model: _untrained(prepared, lr, recipe, sizes, found, name, model())
 
 
 def _stays(lm: LanguageModel, queries: Sequence[Query], moved: PassPlan, zsl: Asked) -> bool:
