@@ -12,6 +12,9 @@ import pytest
 from dualview.analyses.certificate.plants import INDEPENDENT, planted, same_queries
 from dualview.io.errors import UserError
 from dualview.metrics.agreement import centred_log_odds
+from dualview.metrics.floors.controls import FloorResult, MetricControls
+from dualview.metrics.levels import NEEDED, similarity_level
+from dualview.metrics.statistics import Interval
 from dualview.metrics.verdict import LEVELS, Verdict, judge, over_draws
 from dualview.records import Records, Setting
 
@@ -270,6 +273,27 @@ def test_agreement_by_zero_shot_alone_is_not_supported() -> None:
     against = [judge(bent(seed, opposite=True), draws=499).levels["predictions"] for seed in range(10)]
     assert sum(level.outcome == "contradicted" for level in against) <= 1
     assert judge(bent(0, **ALL), draws=499).levels["predictions"].outcome == "supported"
+
+
+def test_what_zero_shot_explains_without_a_rest_is_not_supported() -> None:
+    rng, gold = np.random.default_rng(0), np.arange(160) % 2
+    zsl = rng.normal(size=(160, 2))
+    # Each class is shrunk by a factor of its own, to the last digit.
+    icl, ft = (zsl * (1 - np.array(by)[gold])[:, None] for by in ((0.2, 0.7), (0.3, 0.6)))
+    records = {"gold": gold, "zsl": {"log_probs": zsl}, "icl": {"log_probs": icl}, "ft": {"log_probs": ft}}
+    level = judge(records, draws=499).levels["predictions"]
+    assert (level.outcome, level.decided_by, level.p) == ("not supported", "zero-shot", 1.0)
+
+
+@pytest.mark.parametrize("floor", ["rotated", "untrained"])
+def test_a_value_at_a_floor_is_not_above_it_whatever_its_test_says(floor: str) -> None:
+    floors = {name: FloorResult(0.1, 0.001) for name in NEEDED} | {floor: FloorResult(0.942, 1e-9)}
+    metric = MetricControls("sim_aou", 0.935, Interval(0.9, 0.95, 0.95), floors)
+    level = similarity_level(metric, 0.01, 0.95)
+    assert (level.outcome, level.decided_by, level.p) == ("not supported", floor, None)
+    assert "not above its floor" in level.clause
+    fine = similarity_level(replace(metric, floors=floors | {floor: FloorResult(0.5, 1e-9)}), 0.01, 0.95)
+    assert fine.outcome == "supported"
 
 
 @pytest.mark.parametrize("wrong", [{"draws": 0}, {"level": 2}, {"level": 0}, {"seed": -1}, {"alpha": 0}])

@@ -90,9 +90,7 @@ def attend(
     # The compiled kernels support neither soft-cap nor tangents, and their log-sum-exp, which sinks need, has no
     # gradient.
     portable = rule.softcap is not None or (rule.sinks is not None and torch.is_grad_enabled())
-    portable = (
-        portable or forward_ad.unpack_dual(q).tangent is not None or forward_ad.unpack_dual(k).tangent is not None
-    )
+    portable = portable or any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v))
     kernel = _portable if portable else _kernel_for(q, k, v, bias)
     part = kernel(q, k, v, rule, bias, causal)
     if allowed is None or sees_itself:

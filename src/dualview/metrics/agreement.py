@@ -29,6 +29,7 @@ from dualview.metrics.statistics import DRAWS, Interval, correlation_interval, f
 
 LEAST_ORDERS = 100
 """With fewer orders of the queries within classes, or signs of them, no such test can reach p = .01."""
+_ALIKE = "moves all queries of a class alike"
 _SAME = 1e-9
 _CHUNK = 4_000_000
 
@@ -58,6 +59,11 @@ class Agreement:
     def below(self) -> dict[str, float]:
         """The same that it is not below 0."""
         return _known({"permuted": self.below_p, "signs": self.signs_below_p})
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether it is undefined because the fit explains all that a setting moves."""
+        return self.reason is not None and self.reason.endswith(_ALIKE)
 
     def to_json(self) -> dict[str, object]:
         interval = None if self.interval is None else self.interval.to_json()
@@ -89,7 +95,7 @@ def agreement(
     own, extra = _classes(gold), list[np.ndarray]()
     if length is not None:
         extra.append(own * ((length - length.mean()) / max(float(length.std()), 1.0))[:, None])
-    if bends:
+    if bends and np.isfinite(base).all():
         extra += _bends(gold, own, base)
     return _agreement(gold, base, moved, "agreement", seed, draws, extra)
 
@@ -133,7 +139,7 @@ def _agreement(
     rest = [side - basis @ (basis.T @ side) for side in moved]
     for setting, side, whole in zip(("ICL", "FT"), rest, moved, strict=True):
         if np.linalg.norm(side) <= _SAME * max(np.linalg.norm(whole), np.linalg.norm(base)):
-            return Agreement(None, reason=f"{setting} moves all queries of a class alike")
+            return Agreement(None, reason=f"{setting} {_ALIKE}")
     ours, theirs = rest
     value = _correlation(ours, theirs)
     null = _permuted(ours, theirs, basis, member, generator(seed, name), draws)

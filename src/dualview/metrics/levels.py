@@ -181,10 +181,11 @@ def similarity_level(metric: MetricControls, alpha: float, level: float = 0.95) 
         return replace(about, clause=f"{title} cannot be tested against {', '.join(unknown)}")
     tested = {name: floor.p for name, floor in metric.floors.items() if floor.p is not None}
     worst = max(tested, key=lambda name: tested[name])
-    as_high = [name for name, value in floors.items() if name not in tested and value >= metric.value]
+    # A test may weigh queries otherwise than the floor does: a value at or below a floor is not above it at any p.
+    as_high = [name for name, value in floors.items() if value >= metric.value]
     if tested[worst] >= alpha or as_high:
         named = worst if tested[worst] >= alpha else max(as_high, key=lambda name: floors[name])
-        p = tested.get(named)
+        p = tested[worst] if named == worst and tested[worst] >= alpha else None
         by = f"{floors.get(named, float('nan')):.3f}" + ("" if p is None else f" at {p_clause(p)}")
         clause = f"{title} is {metric.value:.3f}, not above its floor {named} ({by})"
         return replace(about, outcome="not supported", clause=clause, decided_by=named, p=p)

@@ -160,8 +160,11 @@ def judge_one(given: Records, options: ControlOptions, limit: float, tables: Rec
         beyond = {"zero-shot": agreement(given.gold, *scores, bends=True, seed=seed, draws=draws)}
         if given.columns is not None:
             beyond["length"] = agreement(given.gold, *scores, length=given.columns, seed=seed, draws=draws)
-        for name, found in ((name, found) for name, found in beyond.items() if found.value is not None):
-            floors[name], below[name] = FloorResult(0.0, max(found.tests.values())), max(found.below.values())
+        for name, found in beyond.items():
+            if found.nothing_left:  # what agrees is the fit's own
+                floors[name], below[name] = FloorResult(0.0, 1.0), 1.0
+            elif found.value is not None:
+                floors[name], below[name] = FloorResult(0.0, max(found.tests.values())), max(found.below.values())
     metrics = {
         **compute_controls(given, options, tables),
         "agreement": MetricControls(

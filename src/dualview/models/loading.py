@@ -51,22 +51,21 @@ def load_model(
     quiet()
     if where is not None and where.type == "cpu" and dtype in ("bfloat16", "float16"):
         mind_amx()
+    source = locate(name)
+    if where is None and isinstance(source, Path):
+        raise UserError(f"--device {BALANCED} takes a folder or a hub id, not a GGUF file: convert it first.")
     placed: dict[str, Any] = {}
     if where is None:
         # `auto` would put what does not fit on the processor or the disk, where dualview cannot follow it.
         placed = {"device_map": "balanced", "max_memory": room_on_gpus()}
     elif where.type == "cuda":
+        # From the files to the GPU, without a copy in the processor's memory.
         gpu: Any = where.index  # None for plain `cuda`
-        placed = {
-            "device_map": {"": torch.cuda.current_device() if gpu is None else gpu}
-        }  # from the files to the GPU, without a copy in the processor's memory
-    source = locate(name)
+        placed = {"device_map": {"": torch.cuda.current_device() if gpu is None else gpu}}
     hub = Snapshot(Path(name))
     conversion = None
     with collector_paused(), explained(name):
         if isinstance(source, Path):
-            if where is None:
-                raise UserError(f"--device {BALANCED} takes a folder or a hub id, not a GGUF file: convert it first.")
             tokenizer, model, conversion = _from_gguf(source, dtype, placed)
         else:
             hub = snapshot(source, trust_remote_code)

@@ -38,7 +38,8 @@ def untrained(lm: LanguageModel, *, keep_embeddings: bool, seed: int) -> Languag
     # leaves no room for that on its GPU.
     where = lm.device if lm.dtype == torch.float32 else torch.device("cpu")
     gpus = [where] if where.type == "cuda" else []
-    # With a seed of its own, so that the weights are the same on every device and no other draw changes.
+    # With a seed of its own, so that no other draw changes. The weights are the same on every device where initialisers
+    # fill tensors with normal or uniform numbers, as all of transformers' do; others draw with the device's generator.
     with torch.random.fork_rng(devices=gpus), where, ThreadPoolExecutor(_THREADS) as pool, _Draws(seed, pool):
         torch.manual_seed(seed)
         config = copy.deepcopy(lm.model.config)

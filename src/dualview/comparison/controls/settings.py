@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -177,14 +177,17 @@ def _controls(
         for rule, name in RULE_CONTROLS.items():
             if rule != recipe.rule:
                 yield name, lambda rule=rule, name=name: patched(name, _best(prepared, grid(rule)))
+    made_before: list[LanguageModel] = []
 
-    @lru_cache(maxsize=1)
     def fresh(n: int) -> LanguageModel:
-        return untrained(lm, keep_embeddings=False, seed=UNTRAINED_SEED + n)
+        made_before.clear()  # before the next is drawn: one more model might not fit
+        made_before.append(untrained(lm, keep_embeddings=False, seed=UNTRAINED_SEED + n))
+        return made_before[0]
 
     def half_fresh(n: int) -> LanguageModel:
-        # In the same memory: the model without its embeddings is not needed any more.
-        return with_trained_embeddings(fresh(n), lm)
+        # In the memory of the draw's first, which is not needed any more.
+        own = made_before.pop() if made_before else untrained(lm, keep_embeddings=False, seed=UNTRAINED_SEED + n)
+        return with_trained_embeddings(own, lm)
 
     for n in range(UNTRAINED_DRAWS):
         for stem, made in (("untrained", fresh), ("untrained_but_embeddings", half_fresh)):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,6 +41,8 @@ from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
 from dualview.tasks.prompts import PromptSet
 
+_MEASURED = 2
+"""How trainings are measured: raised when that changes, so that an older OUT does not mix with a newer one."""
 _CALIBRATION, _ROWS = 4, 32
 """Rows of text for the mean |v| of each head, and rows of a batch when measuring."""
 
@@ -124,7 +126,7 @@ def retrofit(job: Job[RetrofitSettings]) -> Findings:
     bench = _set_up(job)
     lm = bench.lm
     job.clock.lap("prepare")
-    shared = {"text_sha256": bench.corpus.about["sha256"], "weights_hash": lm.weights_hash}
+    shared = {"text_sha256": bench.corpus.about["sha256"], "weights_hash": lm.weights_hash, "measured": _MEASURED}
 
     def unit(seed: int, **more: Any) -> Unit:
         # Not one of the job's units, which are removed with the result: a later call may add arms and seeds.
@@ -145,7 +147,7 @@ def retrofit(job: Job[RetrofitSettings]) -> Findings:
             if own.finished() is None and (left_out or not limit.allows(arm)):
                 left_out.append(f"{arm}/{seed}")
                 continue
-            with limit.watched(arm):
+            with limit.watched(arm) if own.finished() is None else nullcontext():  # reading one takes no time
                 trainings.append(own.once(lambda own, a=arm, s=seed: _training(bench, a, s, own, job)))
     found = [each["found"] for each in trainings]
     results = {
