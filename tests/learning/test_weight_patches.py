@@ -115,3 +115,20 @@ def test_parameters_stand_in_everywhere_and_step_back(name: str) -> None:
     with pytest.raises(RuntimeError, match="on the way"), Parameters(model, values).applied():
         raise RuntimeError("on the way")
     assert_close(model(ids, use_cache=False).logits, before)
+
+
+def test_rows_of_one_batch_are_side_by_side_without_a_copy() -> None:
+    projections = cases.lm("gpt2").anatomy.projections(("k", "v"))
+    batch = random_deltas(projections, 3)
+    rows = [batch.pick(r) for r in range(3)]
+    for several, shared in ((rows, True), (rows[1:], True), ([rows[2], rows[0]], False), ([rows[0], rows[2]], False)):
+        joined = Deltas.side_by_side(several)
+        assert joined.rows == len(several)
+        for i, weight in enumerate(joined.weights):
+            assert torch.equal(weight, torch.cat([row.weights[i] for row in several]))
+            assert (weight.untyped_storage().data_ptr() == batch.weights[i].untyped_storage().data_ptr()) == shared
+        for i, bias in enumerate(joined.biases):
+            own = [row.biases[i] for row in several]
+            assert bias is None if own[0] is None else torch.equal(bias, torch.cat(own))  # pyright: ignore
+    copies = [row.copy() for row in rows]
+    assert all(torch.equal(a, b) for a, b in zip(Deltas.side_by_side(copies).weights, batch.weights, strict=True))

@@ -177,22 +177,8 @@ def _controls(
         for rule, name in RULE_CONTROLS.items():
             if rule != recipe.rule:
                 yield name, lambda rule=rule, name=name: patched(name, _best(prepared, grid(rule)))
-    made_before: list[LanguageModel] = []
-
-    def fresh(n: int) -> LanguageModel:
-        made_before.clear()  # before the next is drawn: one more model might not fit
-        made_before.append(untrained(lm, keep_embeddings=False, seed=UNTRAINED_SEED + n))
-        return made_before[0]
-
-    def half_fresh(n: int) -> LanguageModel:
-        # In the memory of the draw's first, which is not needed any more.
-        own = made_before.pop() if made_before else untrained(lm, keep_embeddings=False, seed=UNTRAINED_SEED + n)
-        return with_trained_embeddings(own, lm)
-
-    for n in range(UNTRAINED_DRAWS):
-        for stem, made in (("untrained", fresh), ("untrained_but_embeddings", half_fresh)):
-            name, model = drawn(stem, n), partial(made, n)
-            yield name, lambda name=name, model=model: _untrained(prepared, lr, recipe, sizes, found, name, model())
+    for name, model in _untrained_models(lm):
+        yield name, lambda name=name, model=model: _untrained(prepared, lr, recipe, sizes, found, name, model())
 
 
 def _stays(lm: LanguageModel, queries: Sequence[Query], moved: PassPlan, zsl: Asked) -> bool:
@@ -332,6 +318,24 @@ def _best(prepared: Prepared, tuned: Sequence[Tuned]) -> Tuned:
     """Another rule at its own best learning rate, chosen as the main one was."""
     trials = judge_rates(prepared.lm, tuned, selection_queries(prepared), prepared.zero_shot)
     return tuned[best(trials)]
+
+
+def _untrained_models(lm: LanguageModel) -> Iterator[tuple[str, Callable[[], LanguageModel]]]:
+    """The untrained models by the names of their controls, each drawn when it is wanted; one at a time is kept."""
+    kept: list[LanguageModel] = []
+
+    def fresh(n: int) -> LanguageModel:
+        kept.clear()  # before the next is drawn: one more model might not fit
+        kept.append(untrained(lm, keep_embeddings=False, seed=UNTRAINED_SEED + n))
+        return kept[0]
+
+    def half_fresh(n: int) -> LanguageModel:
+        # In the memory of the draw's first, which is not needed any more.
+        return with_trained_embeddings(kept.pop() if kept else fresh(n), lm)
+
+    for n in range(UNTRAINED_DRAWS):
+        yield drawn("untrained", n), partial(fresh, n)
+        yield drawn("untrained_but_embeddings", n), partial(half_fresh, n)
 
 
 def _untrained(
