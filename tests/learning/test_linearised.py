@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from dualview.anatomy.layers import Role
 from dualview.io.errors import UserError
 from dualview.learning.finetune import finetune
 from dualview.learning.recipe import TrainingRecipe
@@ -25,9 +26,9 @@ def scaled(deltas: Deltas, by: float) -> Deltas:
     return Deltas(deltas.projections, weights, tuple(None if b is None else by * b for b in deltas.biases))
 
 
-def some_change(name: str, seed: int = 0) -> Deltas:
+def some_change(name: str, seed: int = 0, roles: tuple[Role, ...] = ("k", "v")) -> Deltas:
     draw = torch.Generator().manual_seed(seed)
-    zero = Deltas.zero(cases.lm(name).anatomy.projections(("k", "v")), 1, torch.float64)
+    zero = Deltas.zero(cases.lm(name).anatomy.projections(roles), 1, torch.float64)
     for tensor in (*zero.weights, *(b for b in zero.biases if b is not None)):
         tensor.copy_(0.1 * torch.randn(tensor.shape, generator=draw, dtype=torch.float64))
     return zero
@@ -37,14 +38,26 @@ def some_change(name: str, seed: int = 0) -> Deltas:
 def test_records_are_the_first_order_expansion(name: str) -> None:
     lm, change = cases.lm(name), some_change(name)
     base = ask(lm, cases.QUERIES, HOW).settings[0]
-    worn = Linearised(change.projections, change.weights, change.biases)
-    mine = ask(lm, cases.QUERIES, HOW, worn).settings[0]
+    linearised = Linearised(change.projections, change.weights, change.biases)
+    mine = ask(lm, cases.QUERIES, HOW, linearised).settings[0]
     up, down = (ask(lm, cases.QUERIES, HOW, scaled(change, s * STEP)).settings[0] for s in (1, -1))
     for what in ("h", "m", "demo_mass"):
         slope = (getattr(up, what) - getattr(down, what)) / (2 * STEP)
         found = getattr(mine, what) - getattr(base, what)
         assert np.abs(slope).max() > 1e-3, what
         assert np.abs(found - slope).max() < NAMES[name] * max(1.0, np.abs(slope).max()), what
+
+
+def test_values_alone_may_change() -> None:
+    """In the first layer then only v has a tangent, which the compiled kernels do not take either."""
+    lm, change = cases.lm("opt"), some_change("opt", roles=("v",))
+    base, mine, up, down = (
+        ask(lm, cases.QUERIES, HOW, patch).settings[0].h
+        for patch in (None, Linearised(*vars(change).values()), scaled(change, STEP), scaled(change, -STEP))
+    )
+    assert base is not None and mine is not None and up is not None and down is not None
+    slope = (up - down) / (2 * STEP)
+    assert np.abs(slope).max() > 1e-3 and np.abs(mine - base - slope).max() < EXACT * max(1.0, np.abs(slope).max())
 
 
 @pytest.mark.parametrize("name", ["opt", "gpt2"])
