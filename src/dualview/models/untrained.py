@@ -81,23 +81,19 @@ class _Draws(TorchDispatchMode):
     def _fill(self, tensor: Tensor, shift: float, scale: float, draw: Any) -> Tensor:
         number = self._tensors
         self._tensors += 1
-        flat = tensor.detach().reshape(-1)  # its own memory, unless it is no plain array
-        # torch would copy each block with threads of its own.
-        into = flat.numpy() if flat.device.type == "cpu" and flat.dtype == torch.float32 else None
+        # Drawn on the host and copied once: a copy to a GPU for each block takes longer than drawing it.
+        drawn = np.empty(tensor.numel(), np.float32)
 
         def block(start: int) -> None:
             # Each block has a generator of its own, so that the numbers do not depend on the threads.
             generator = np.random.Generator(np.random.SFC64([self._seed, number, start]))
-            part = draw(generator, min(self._BLOCK, flat.numel() - start), dtype=np.float32)
+            part = drawn[start : start + self._BLOCK]
+            draw(generator, dtype=np.float32, out=part)
             part *= scale
             part += shift
-            if into is not None:
-                into[start : start + self._BLOCK] = part
-            else:
-                flat[start : start + self._BLOCK].copy_(torch.from_numpy(part))
 
-        list(self._pool.map(block, range(0, flat.numel(), self._BLOCK)))
-        return tensor if flat.data_ptr() == tensor.data_ptr() else tensor.copy_(flat.view(tensor.shape))
+        list(self._pool.map(block, range(0, len(drawn), self._BLOCK)))
+        return tensor.copy_(torch.from_numpy(drawn).view(tensor.shape))
 
 
 def _two(args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: float) -> list[float]:
