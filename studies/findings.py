@@ -15,6 +15,7 @@ import by_layer
 import front
 import meta_gradients
 import parts
+from front_figures import FIGURES
 
 from dualview.io.atomic import write_text
 from dualview.io.errors import UserError
@@ -34,7 +35,7 @@ def filled(text: str) -> str:
 def main() -> None:
     """Make the figures and the pages, and write them once all are made."""
     made = {page: filled(read(page)) for page in PAGES}
-    figures = {by_layer.FIGURE: by_layer.figure(), front.FOREST: front.forest(), front.BY_SIZE: front.by_size()}
+    figures = {by_layer.FIGURE: by_layer.figure(), **{path: draw() for path, draw in FIGURES.items()}}
     for path, figure in figures.items():
         save(figure, path)
     for page, text in made.items():

@@ -10,24 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
-from aggregate import RESULTS, TASKS, Mean, over, result_file
+from aggregate import RESULTS, TASKS, Mean, at_norm, over, result_file
 from layout import grid
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SECOND = RESULTS / "second"
 SIZES = {"embedded": "135M", "qwen2.5-coder-0.5b": "0.5B", "qwen2.5-coder-1.5b": "1.5B"}
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
-FOREST, BY_SIZE = IMAGES / "findings-claims.png", IMAGES / "findings-sizes.png"
 NEGLIGIBLE = 0.01
-_LEAST = 3
+LEAST = 3
 """Draws that an answer needs."""
 
 
@@ -36,11 +27,11 @@ def table(name: str) -> pd.DataFrame:
     return result_file(SECOND / f"{name}.parquet")
 
 
-def draws(labels: str | None = "natural", rule: str = "sgd") -> pd.DataFrame:
+def draws(labels: str | None = "natural") -> pd.DataFrame:
     """The cells with controls at the chosen rate, of the all-token loss."""
     cells = table("cells")
     cells = cells[(cells["controls"] != "none") & (cells["lr_asked"] == "auto") & (cells["protocol"] == "modern")]
-    cells = cells[(cells["ft_rule"] == rule) & (cells["ft_loss"] == "all") & (cells["epochs"] == 1)]
+    cells = cells[(cells["ft_rule"] == "sgd") & (cells["ft_loss"] == "all") & (cells["epochs"] == 1)]
     # Where a draw was run with full and with quick controls, it counts once, with the former.
     cells = cells.sort_values("controls").drop_duplicates(["model", "task", "labels", "seed"]).sort_index()
     return cells if labels is None else cells[cells["labels"] == labels]
@@ -67,17 +58,22 @@ def deeper(cells: pd.DataFrame) -> pd.Series:
     return cells["key"].map(last - first)
 
 
-def against_rule(rule: str) -> Callable[[pd.DataFrame], pd.Series]:
-    """Raw SimAOU of another rule on the same draw, less that of plain descent."""
+def layer_causal_gain(cells: pd.DataFrame) -> pd.Series:
+    """Raw SimAOU of layer-causal descent, less that of plain descent, at the size of FT's update (the norm curve).
 
-    def measure(cells: pd.DataFrame) -> pd.Series:
-        same = ["model", "task", "labels", "seed"]
-        other = draws(None, rule).set_index(same)["sim_aou_raw"]
-        other = other[~other.index.duplicated()]
-        there = pd.Series(other.reindex(pd.MultiIndex.from_frame(cells[same])).to_numpy(), cells.index)
-        return there - cells["sim_aou_raw"]
+    Similarity grows with the size of an update, so rules compare at equal size only; NaN where one does not reach it.
+    """
 
-    return measure
+    def gain(cell: pd.Series) -> float:
+        curve = table("curves")
+        curve = curve[curve["key"] == cell["key"]]
+        plain, other = (curve[curve["rule"] == rule] for rule in ("sgd", "layer-causal"))
+        size = plain.loc[plain["lr"] == cell["lr"], "update_norm"]
+        if not len(size) or not len(other):
+            return float("nan")
+        return at_norm(other, size.item(), "sim_aou_raw") - at_norm(plain, size.item(), "sim_aou_raw")
+
+    return cells.apply(gain, axis=1) if "rule" in table("curves") else pd.Series(float("nan"), cells.index)
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ class Claim:
         found = self.mean(model)
         if found.n == 0 and len(self.cells(model)):
             return "not run"
-        if found.n < _LEAST or found.half is None:
+        if found.n < LEAST or found.half is None:
             return "not testable"
         if found.above_zero:
             return "**yes**"
@@ -193,8 +189,8 @@ CLAIMS = (
     Claim(
         "layer-causal descent is closer to ICL",
         "Deutch et al.",
-        "raw SimAOU, layer-causal less plain",
-        against_rule("layer-causal"),
+        "raw SimAOU, layer-causal less plain, at equal size",
+        layer_causal_gain,
         anchor="layer-causal-and-untrained",
     ),
     Claim(
@@ -235,7 +231,7 @@ def _note(size: str) -> str:
         f"Natural label words, all-token loss, chosen rate, 32 demonstrations. {size}: mean ± half of the 95 % "
         "interval (Student) over draws in which ICL and FT both learn (accuracy and order: over all), their number in "
         f"brackets. **Yes**: above 0 by that interval; **no**: below 0, or within ±{NEGLIGIBLE}; not testable: fewer "
-        f"than {_LEAST} such draws. Verdicts: draws in which dualview's own verdict supports the level, each by itself."
+        f"than {LEAST} such draws. Verdicts: draws in which dualview's own verdict supports the level, each by itself."
     )
 
 
@@ -291,105 +287,6 @@ def answer() -> str:
         "being the same). In the other draws there is nothing to compare: mostly FT does not learn from "
         f"32 demonstrations what ICL does. With abstract label words both learn in {len(few)} of {len(abstract)} draws."
     )
-
-
-def forest() -> Figure:
-    """Each claim and size: the number that decides it, with its interval over draws."""
-    from dualview.report.figures.style import BLACK, GREY, dress, legend, look, new_figure, small_print
-
-    made = new_figure(7.2, 5.2)
-    axes = made.subplots()
-    shown, run = set[str](), models()
-    for row, claim in enumerate(CLAIMS):
-        for number, model in enumerate(run):
-            size, how, found = SIZES[model], look(list(SIZES).index(model)), claim.mean(model)
-            at = row + 0.22 * (number - (len(run) - 1) / 2)
-            if found.n < _LEAST or found.half is None:
-                axes.text(0.008, at, f"{size}: {claim.answer(model)}", va="center", fontsize=6, color=GREY)
-                continue
-            cells = claim.cells(model)
-            axes.errorbar(
-                found.value,
-                at,
-                xerr=found.half,
-                fmt=how.marker,
-                color=how.colour,
-                markersize=5,
-                capsize=2,
-                label=size if size not in shown else None,
-            )
-            shown.add(size)
-            if claim.value is not None:
-                axes.plot(over(cells[claim.value]).value, at, "|", color=how.colour, markersize=9, alpha=0.6)
-    axes.axvline(0, color=BLACK, linewidth=0.7)
-    axes.set_yticks(range(len(CLAIMS)), [f"{claim.text}\n{claim.measured}" for claim in CLAIMS], fontsize=6.5)
-    axes.set_ylim(len(CLAIMS) - 0.4, -0.6)
-    dress(axes, xlabel="value less its floor (0: no more than the control)")
-    legend(axes, columns=3)
-    small_print(
-        made,
-        "The claims, with what is left of each once its controls are taken away",
-        "Mean over draws in which ICL and FT both learn, natural label words; bars: 95 % interval over draws. "
-        "A tick marks the value itself, before its floor is taken away.",
-    )
-    return made
-
-
-def by_size() -> Figure:
-    """Accuracy by setting, and both similarities by depth."""
-    from dualview.report.figures.style import SETTINGS, dress, legend, new_figure, small_print
-
-    made = new_figure(7.2, 5.6)
-    upper, lower = made.subfigures(2, 1, height_ratios=(1, 1.1))
-    panels: Sequence[Axes] = list(upper.subplots(1, 2, sharey=True))
-    for axes, labels in zip(panels, ("natural", "abstract"), strict=True):
-        cells = draws(labels)
-        names = [(m, t) for m in SIZES for t in TASKS if ((cells["model"] == m) & (cells["task"] == t)).any()]
-        for name, how in SETTINGS.items():
-            for at, (model, task) in enumerate(names):
-                own = cells[(cells["model"] == model) & (cells["task"] == task)][f"accuracy_{name}"]
-                axes.plot([at] * len(own), own, how.marker, color=how.colour, markersize=4, alpha=0.7)
-            axes.plot([], [], how.marker, color=how.colour, label={"zsl": "zero-shot"}.get(name, name.upper()))
-        axes.set_xticks(range(len(names)), [f"{TASKS[t]}\n{SIZES[m]}" for m, t in names], fontsize=6.5)
-        dress(axes, ylabel="accuracy" if labels == "natural" else "", xlabel=f"{labels} label words")
-    legend(panels[0], columns=3)
-    depth: Sequence[Axes] = list(lower.subplots(1, 2))
-    rows = table("layers")
-    place = (rows["layer"] / rows.groupby("key")["layer"].transform("max") * 9).round() / 9
-    for axes, column, title in zip(
-        depth, ("sim_aou_raw", "label_contrast"), ("raw SimAOU", "label contrast"), strict=True
-    ):
-        _by_depth(axes, rows.assign(place=place), column)
-        dress(axes, ylabel=f"{title} (cosine)", xlabel="depth (0: first layer, 1: last)")
-    legend(depth[0], columns=1)
-    small_print(
-        made,
-        "What is learnt, and how similar the updates are, by size of model",
-        "Above: every draw. Below: means over the draws in which ICL and FT both learn, natural label words, with the "
-        "95 % interval over draws; dotted: another query's update (SimAOU).",
-    )
-    return made
-
-
-def _by_depth(axes: Axes, rows: pd.DataFrame, column: str) -> None:
-    from dualview.report.figures.style import BLACK, look
-
-    for number, (model, size) in enumerate(SIZES.items()):
-        cells, how = CLAIMS[0].cells(model), look(number)
-        if not len(cells):
-            continue
-        own = rows[rows["key"].isin(cells["key"])].groupby(["place", "key"])[column].mean().unstack("key")
-        means = [over(values) for values in own.to_numpy()]
-        value, half = (np.array([getattr(mean, name) or np.nan for mean in means]) for name in ("value", "half"))
-        axes.plot(own.index, value, how.marker, ls="-", color=how.colour, markersize=3, label=size)
-        axes.fill_between(own.index, value - half, value + half, color=how.colour, alpha=0.15, linewidth=0)
-        if column == "sim_aou_raw":
-            floors = table("profiles").query("metric == 'sim_aou' and name == 'shuffled_query'")
-            floors = floors[floors["key"].isin(cells["key"])]
-            at = (floors["layer"] / floors["layer"].max() * 9).round() / 9
-            line = floors.assign(place=at).groupby("place")["value"].mean()
-            axes.plot(line.index, line, ":", color=how.colour, linewidth=1, label=f"{size}, another query")
-    axes.axhline(0, color=BLACK, linewidth=0.7)
 
 
 def ran() -> str:

@@ -1,0 +1,167 @@
+"""The figures of docs/findings.md: the claims as a forest plot, what is learnt, similarity by depth and by size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from aggregate import RULES, TASKS, over
+from front import CLAIMS, LEAST, SIZES, draws, models, table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+
+
+def forest() -> Figure:
+    """Each claim and size: the number that decides it, with its interval over draws."""
+    from dualview.report.figures.style import BLACK, GREY, dress, legend, look, new_figure, small_print
+
+    made = new_figure(7.2, 5.2)
+    axes = made.subplots()
+    shown, run = set[str](), models()
+    for row, claim in enumerate(CLAIMS):
+        for number, model in enumerate(run):
+            size, how, found = SIZES[model], look(list(SIZES).index(model)), claim.mean(model)
+            at = row + 0.22 * (number - (len(run) - 1) / 2)
+            if found.n < LEAST or found.half is None:
+                axes.text(0.008, at, f"{size}: {claim.answer(model)}", va="center", fontsize=6, color=GREY)
+                continue
+            cells = claim.cells(model)
+            axes.errorbar(
+                found.value,
+                at,
+                xerr=found.half,
+                fmt=how.marker,
+                color=how.colour,
+                markersize=5,
+                capsize=2,
+                label=size if size not in shown else None,
+            )
+            shown.add(size)
+            if claim.value is not None:
+                axes.plot(over(cells[claim.value]).value, at, "|", color=how.colour, markersize=9, alpha=0.6)
+    axes.axvline(0, color=BLACK, linewidth=0.7)
+    axes.set_yticks(range(len(CLAIMS)), [f"{claim.text}\n{claim.measured}" for claim in CLAIMS], fontsize=6.5)
+    axes.set_ylim(len(CLAIMS) - 0.4, -0.6)
+    dress(axes, xlabel="value less its floor (0: no more than the control)")
+    legend(axes, columns=3)
+    small_print(
+        made,
+        "The claims, with what is left of each once its controls are taken away",
+        "Mean over draws in which ICL and FT both learn, natural label words; bars: 95 % interval over draws. "
+        "A tick marks the value itself, before its floor is taken away.",
+    )
+    return made
+
+
+def by_size() -> Figure:
+    """Accuracy by setting, and both similarities by depth."""
+    from dualview.report.figures.style import SETTINGS, dress, legend, new_figure, small_print
+
+    made = new_figure(7.2, 5.6)
+    upper, lower = made.subfigures(2, 1, height_ratios=(1, 1.1))
+    panels: Sequence[Axes] = list(upper.subplots(1, 2, sharey=True))
+    for axes, labels in zip(panels, ("natural", "abstract"), strict=True):
+        cells = draws(labels)
+        names = [(m, t) for m in SIZES for t in TASKS if ((cells["model"] == m) & (cells["task"] == t)).any()]
+        for name, how in SETTINGS.items():
+            for at, (model, task) in enumerate(names):
+                own = cells[(cells["model"] == model) & (cells["task"] == task)][f"accuracy_{name}"]
+                axes.plot([at] * len(own), own, how.marker, color=how.colour, markersize=4, alpha=0.7)
+            axes.plot([], [], how.marker, color=how.colour, label={"zsl": "zero-shot"}.get(name, name.upper()))
+        axes.set_xticks(range(len(names)), [f"{TASKS[t]}\n{SIZES[m]}" for m, t in names], fontsize=6.5)
+        dress(axes, ylabel="accuracy" if labels == "natural" else "", xlabel=f"{labels} label words")
+    legend(panels[0], columns=3)
+    depth: Sequence[Axes] = list(lower.subplots(1, 2))
+    rows = table("layers")
+    place = (rows["layer"] / rows.groupby("key")["layer"].transform("max") * 9).round() / 9
+    for axes, column, title in zip(
+        depth, ("sim_aou_raw", "label_contrast"), ("raw SimAOU", "label contrast"), strict=True
+    ):
+        _by_depth(axes, rows.assign(place=place), column)
+        dress(axes, ylabel=f"{title} (cosine)", xlabel="depth (0: first layer, 1: last)")
+    legend(depth[0], columns=1)
+    small_print(
+        made,
+        "What is learnt, and how similar the updates are, by size of model",
+        "Above: every draw. Below: means over the draws in which ICL and FT both learn, natural label words, with the "
+        "95 % interval over draws; dotted: another query's update (SimAOU).",
+    )
+    return made
+
+
+def _by_depth(axes: Axes, rows: pd.DataFrame, column: str) -> None:
+    from dualview.report.figures.style import BLACK, look
+
+    for number, (model, size) in enumerate(SIZES.items()):
+        cells, how = CLAIMS[0].cells(model), look(number)
+        if not len(cells):
+            continue
+        own = rows[rows["key"].isin(cells["key"])].groupby(["place", "key"])[column].mean().unstack("key")
+        means = [over(values) for values in own.to_numpy()]
+        value, half = (np.array([getattr(mean, name) or np.nan for mean in means]) for name in ("value", "half"))
+        axes.plot(own.index, value, how.marker, ls="-", color=how.colour, markersize=3, label=size)
+        axes.fill_between(own.index, value - half, value + half, color=how.colour, alpha=0.15, linewidth=0)
+        if column == "sim_aou_raw":
+            floors = table("profiles").query("metric == 'sim_aou' and name == 'shuffled_query'")
+            floors = floors[floors["key"].isin(cells["key"])]
+            at = (floors["layer"] / floors["layer"].max() * 9).round() / 9
+            line = floors.assign(place=at).groupby("place")["value"].mean()
+            axes.plot(line.index, line, ":", color=how.colour, linewidth=1, label=f"{size}, another query")
+    axes.axhline(0, color=BLACK, linewidth=0.7)
+
+
+def by_update_size() -> Figure:
+    """Raw SimAOU against the size of fine-tuning's update, of both rules, with the floors that were made as large."""
+    from dualview.report.figures.style import BLACK, GREY, dress, legend, look, new_figure, small_print
+
+    curves, floors = table("curves"), table("controls").query("metric == 'sim_aou'")
+    cells = draws()
+    run = [model for model in models() if cells[cells["model"] == model]["key"].isin(curves["key"]).any()]
+    made = new_figure(7.2, 3.0)
+    panels: Sequence[Axes] = np.atleast_1d(made.subplots(1, max(1, len(run)), sharey=True))
+    for axes, model in zip(panels, run, strict=False):
+        own = cells[cells["model"] == model]
+        for number, (rule, title) in enumerate(RULES.items()):
+            how = look(number)
+            for _, curve in curves[curves["key"].isin(own["key"]) & (curves["rule"] == rule)].groupby("key"):
+                curve = curve[curve["status"] != "diverged"].sort_values("update_norm")
+                axes.plot(curve["update_norm"], curve["sim_aou_raw"], color=how.colour, ls=how.line, alpha=0.6, lw=1)
+            axes.plot([], [], color=how.colour, ls=how.line, label=title)
+        for marker, (name, title) in zip("xs^", SIZED_FLOORS.items(), strict=True):
+            rows = own.merge(floors[floors["name"] == name][["key", "value"]], on="key")
+            axes.plot(rows["update_norm_ft"], rows["value"], marker, color=GREY, markersize=4, ls="", label=title)
+        axes.axhline(0, color=BLACK, linewidth=0.7)
+        axes.set_xscale("log")
+        dress(
+            axes,
+            xlabel=f"size of the update ‖Δh‖ / ‖h‖, {SIZES[model]}",
+            ylabel="raw SimAOU" if axes is panels[0] else "",
+        )
+    legend(panels[0], columns=2)
+    small_print(
+        made,
+        "Similarity grows with the size of fine-tuning's update",
+        "A line for each draw with full controls, natural label words: every rate of the grid, on 64 queries. Grey: "
+        "controls trained to the size of the chosen rate's update.",
+    )
+    return made
+
+
+SIZED_FLOORS = {
+    "untrained": "untrained weights",
+    "ft_other_task": "FT on another task",
+    "ft_random_labels": "FT on random labels",
+}
+FIGURES = {
+    IMAGES / "findings-claims.png": forest,
+    IMAGES / "findings-sizes.png": by_size,
+    IMAGES / "findings-update-size.png": by_update_size,
+}
+"""What draws each file."""
