@@ -206,6 +206,18 @@ def centred(layer: LayerVectors) -> Sides:
     return Sides(sides[0], sides[1])
 
 
+def beyond_shared_and_own(rows: list[np.ndarray], directions: list[np.ndarray], count: int) -> np.ndarray:
+    """Each row outside its own direction and beyond the direction that all share, by dense matrices."""
+    outside = [np.eye(z.size) - np.outer(z, z) / (z @ z if z.any() else 1.0) for z in directions]
+    matrix = (1.01 * count - len(rows)) * np.eye(rows[0].size) + sum(outside)
+    shared = np.linalg.solve(matrix, sum(p @ row for p, row in zip(outside, rows, strict=True)))
+    found: list[np.ndarray] = []
+    for p, row in zip(outside, rows, strict=True):
+        left, along = p @ (row - shared), p @ shared
+        found.append(left - (left @ along) / (along @ along if along.any() else 1.0) * along)
+    return np.stack(found)
+
+
 def beyond_mean_and_span(layer: LayerVectors, block: Int[np.ndarray, " member"], group: int) -> tuple[np.ndarray, ...]:
     """ICL's and FT's vectors of a block beyond their means and outside the heads' span, or else off each query's zsl;
     and where they are more than rounding. Query by query."""
@@ -216,12 +228,14 @@ def beyond_mean_and_span(layer: LayerVectors, block: Int[np.ndarray, " member"],
         rows = [side[i, group] for i in block]
         kept = [bool(u and norm(row) >= UNDEFINED_BELOW * w) for row, u, w in zip(rows, usable, whole, strict=True)]
         rows = [row if keep else np.zeros_like(row) for row, keep in zip(rows, kept, strict=True)]
-        mean = sum(rows) / max(1, int(usable.sum()))
-        rest = np.stack([row - mean for row in rows])
-        for row, i in zip(rest, block, strict=True):
-            if layer.off is None and layer.z_norm[i, group] > 0:
-                unit = layer.z[i, group] / layer.z_norm[i, group]
-                row -= (row @ unit) * unit
+        count = max(1, int(usable.sum()))
+        if layer.off is not None:
+            rest = np.stack(rows) - sum(rows) / count
+        else:
+            directions = [
+                layer.z[i, group] if keep else 0 * layer.z[i, group] for i, keep in zip(block, kept, strict=True)
+            ]
+            rest = beyond_shared_and_own(rows, directions, count)
         found += [rest, np.array(kept) & ~(norm(rest) < UNDEFINED_BELOW * whole)]
     return *found, usable
 

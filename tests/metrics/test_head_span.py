@@ -12,33 +12,38 @@ import torch
 from dualview.analyses.certificate.plants import planted
 from dualview.metrics.floors.nulls import record_floors
 from dualview.metrics.verdict import judge
-from dualview.models.head_span import off_span
+from dualview.models.head_span import off_span_and_mean
 from dualview.records import Records, load_records, save_records
 
 PLANTS, HEADS, D = 60, 5, 32
 
 
-def shrunk(seed: int, *, same: float, recorded: bool = True) -> Records:
+def shrunk(seed: int, *, same: float, recorded: bool = True, shared: float = 0.0) -> Records:
     """ICL and FT (and what labels change of them) shrink the same heads by the same unequal shares.
 
-    same   the cosine of what they do otherwise
+    same     the cosine of what they do otherwise
+    shared   how much of a direction that all queries share both add, some queries more of it than others
     """
     rng = np.random.default_rng(seed + 1000)
     plain = planted(seed, predictions=0.9, representations=same, labels=same, n=96, layers=2, d=D)
     heads = rng.normal(size=(96, 2, HEADS, D))
     share = rng.uniform(0, 1, (2, HEADS)) * np.linspace(0, 2, HEADS)
     labels = rng.normal(size=(2, HEADS))
+    common = shared * rng.normal(size=(2, 2, D)) * np.exp(0.5 * rng.normal(size=(96, 1, 1, 1)))
     settings, base = {}, heads.sum(2)
     for name, setting in plain.settings.items():
         zsl = plain["zsl"].h
         assert setting.h is not None and zsl is not None
         taken = np.zeros_like(share) if name == "zsl" else share + labels * (0.3 if "flipped" in name else -0.3)
-        h = base + (setting.h - zsl) - 2 * np.einsum("lh,qlhd->qld", taken, heads)
-        off = np.empty_like(h)
-        for at in range(2):
-            span = torch.from_numpy(np.concatenate([heads[:, at], base[:, None, at]], 1))
-            off[:, at] = off_span(torch.from_numpy((h - base)[None, :, at]), span)[0].numpy()
-        settings[name] = replace(setting, h=h, off_span=off if recorded and name != "zsl" else None)
+        added = 0.0 if name == "zsl" else common[:, 0] + common[:, 1] * (-1.0 if "flipped" in name else 1.0)
+        h = base + (setting.h - zsl) - 2 * np.einsum("lh,qlhd->qld", taken, heads) + added
+        settings[name] = replace(setting, h=h)
+    for name in ("icl", "ft") if recorded else ():
+        own, flipped = settings[name], settings[f"{name}_flipped_labels"]
+        changes = torch.from_numpy(np.stack([own.h - base, own.h - flipped.h]))
+        spans = [torch.from_numpy(np.concatenate([heads[:, at], base[:, None, at]], 1)) for at in range(2)]
+        off = np.stack([off_span_and_mean(changes[:, :, at], spans[at]).numpy() for at in range(2)], 2)
+        settings[name] = replace(own, off_span=off[0], off_contrast=off[1])
     return Records(plain.gold, settings)
 
 
@@ -50,6 +55,11 @@ def rates(**how: object) -> dict[str, float]:
 
 def test_heads_that_shrink_alike_are_not_supported() -> None:
     assert max(rates(same=0.0).values()) <= 0.05
+
+
+def test_heads_that_shrink_alike_and_a_shared_direction_are_not_supported() -> None:
+    assert max(rates(same=0.0, shared=2.0).values()) <= 0.05
+    assert min(rates(same=0.8, shared=2.0).values()) >= 0.95
 
 
 def test_the_zsl_direction_alone_would_be_taken_in() -> None:

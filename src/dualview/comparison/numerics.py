@@ -18,6 +18,7 @@ History:
 5. Untrained weights are drawn by numpy.
 6. Agreement is also tested beyond any bent or class-wise shrinking of the zero-shot log-odds. The rotations compare the
    cosines of what is beyond the mean update, not shares of the whole, and remove the zero-shot direction after it.
+7. The rotations and `head_span` remove the direction that all queries share together with the heads' span.
 """
 
-NUMERICS_VERSION = 6
+NUMERICS_VERSION = 7

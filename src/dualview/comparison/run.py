@@ -121,13 +121,17 @@ def off_heads(
 
     own   what enters each output projection in the zero-shot pass
     """
-    base = settings["zsl"].h
-    if own is None or base is None:
+    h = {name: setting.h for name, setting in settings.items() if setting.h is not None}
+    if own is None or "zsl" not in h:
         return dict(settings)
-    learners = [name for name in settings if is_learner(name)]
-    h = {name: settings[name].h for name in ("icl", "ft", *learners, *FLIPPED.values()) if name in settings}
-    found = off_spans(lm, own, base, {name: each for name, each in h.items() if each is not None})
-    return {name: replace(setting, off_span=found.get(name)) for name, setting in settings.items()}
+    judged = ["icl", "ft", *(name for name in settings if is_learner(name))]
+    changes = {name: (h[name], h["zsl"]) for name in judged if name in h}
+    flipped = {name: (h[name], h[other]) for name, other in FLIPPED.items() if {name, other} <= h.keys()}
+    found = off_spans(lm, own, h["zsl"], {**changes, **{f"{name} contrast": each for name, each in flipped.items()}})
+    return {
+        name: replace(setting, off_span=found.get(name), off_contrast=found.get(f"{name} contrast"))
+        for name, setting in settings.items()
+    }
 
 
 def _pass_key(prepared: Prepared, how: PassPlan) -> Hashable:

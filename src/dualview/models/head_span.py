@@ -1,24 +1,30 @@
-"""What a setting changes outside the span of the heads' own outputs.
+"""What a setting changes outside the span of the heads' own outputs, beyond what it changes in all queries.
 
 Demonstrations take a mass λ_h of head h's attention, so they shrink its zero-shot output y_h whatever they say:
 
     Δh = Σ_h λ_h O_h (y_demos,h − y_h) = … − Σ_h λ_h o_h,      o_h = O_h y_h
 
 Fine-tuning shrinks heads, too. With a λ_h of its own for every head this is no multiple of h_zsl = Σ_h o_h + bias, but
-it lies in the span of the o_h. So a test for more than shrinkage removes that span from both updates, query by query
-and layer by layer (h_zsl with it, which the bias may keep outside; then zsl itself leaves nothing):
+it lies in the span of the o_h. And most of Δh is a direction m that all queries share, more of it in some than in
+others. A test for more than both removes both from the updates, query by query and layer by layer:
 
-    off_span = (1 − P) h = (1 − P) Δh,      P the projection on span{o_1, …, o_H, h_zsl}
+    off_span = (1 − P_q)(Δh_q − m), less its part along (1 − P_q) m
+
+P_q projects on span{o_1, …, o_H, h_zsl} of the query (h_zsl may lie outside because of the bias), and m is the least of
+Σ_q ‖(1 − P_q)(Δh_q − m)‖² + ρ n ‖m‖². One after the other would not do: what is left of the first, (1 − P_q) m, differs
+from query to query, alike in every setting that has m, and would pass for a similarity that is each query's own.
 
 The null compares off-span parts of different queries, each outside a span of its own, so it needs them as vectors, and
-the records keep them for the settings that are judged: as much again as those settings' h. The o_h themselves, heads
-times as much, exist for one layer and a few queries at a time.
+the records keep them for what is judged: as much again as those settings' h. The o_h themselves, heads times as much,
+exist for one layer at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -26,44 +32,95 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dualview.models.language_model import LanguageModel
+from dualview.records.setting import MEAN_RIDGE
 
-_ELEMENTS = 1 << 25
+_ELEMENTS = 1 << 26
 """The largest array of head outputs, in numbers of 8 bytes."""
 _RIDGE = 1e-13
 """Added to the diagonal of G, which is singular: without a bias h_zsl is the sum of the o_h."""
+_STEPS, _CLOSE = 100, 1e-8
+"""The most steps towards the mean, and how near is near enough."""
 
 
 def off_span(
     h: Float[Tensor, "setting query d_model"], span: Float[Tensor, "query vector d_model"]
 ) -> Float[Tensor, "setting query d_model"]:
     """Each query's vectors less their projection on its own span: h − cᵀG⁺s, c = ⟨s, h⟩, G = ⟨s, s⟩ for unit s."""
-    length = span.norm(dim=-1, keepdim=True)
-    unit = torch.where(length > 0, span / length, 0.0)
-    gram, vectors = unit @ unit.mT, h.transpose(0, 1)
-    # By Cholesky, which is quick in batches. The ridge's error ε/s, for a direction of size s, is squared by the second
-    # round; in a direction without size the weights are arbitrary, and so is what they multiply: nothing.
-    factor = torch.linalg.cholesky(gram + _RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
-    for _ in range(2):
-        weights = torch.cholesky_solve(unit @ vectors.mT, factor)
-        vectors = vectors - weights.mT @ unit
-    return vectors.transpose(0, 1)
+    return _Spans.of(span).outside(h)
+
+
+def off_span_and_mean(
+    h: Float[Tensor, "setting query d_model"], span: Float[Tensor, "query vector d_model"]
+) -> Float[Tensor, "setting query d_model"]:
+    """Each query's vectors beyond its span and what all queries share (above); m is found by conjugate gradients.
+
+    Queries that are not finite stay so, and have no part in m.
+    """
+    spans, finite = _Spans.of(span), h.isfinite().all(-1, keepdim=True)
+    ridge = MEAN_RIDGE * h.shape[1]
+    mean = torch.zeros_like(h[:, :1])
+    left = spans.outside(torch.where(finite, h, 0.0)).sum(1, keepdim=True)
+    towards, size = left, left.square().sum(-1, keepdim=True)
+    least = _CLOSE**2 * size
+    for _ in range(_STEPS):
+        if bool((size <= least).all()):
+            break
+        pulled = spans.outside(torch.where(finite, towards, 0.0), rounds=1).sum(1, keepdim=True) + ridge * towards
+        step = (size / (towards * pulled).sum(-1, keepdim=True)).nan_to_num(0.0, 0.0, 0.0)
+        mean, left = mean + step * towards, left - step * pulled
+        before, size = size, left.square().sum(-1, keepdim=True)
+        towards = left + (size / before).nan_to_num(0.0, 0.0, 0.0) * towards
+    own, shared = spans.outside(h - mean), spans.outside(mean.expand_as(h))
+    along = (own * shared).sum(-1, keepdim=True) / shared.square().sum(-1, keepdim=True)
+    return own - along.nan_to_num(0.0, 0.0, 0.0) * shared
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """Each query's span: unit vectors, and the Cholesky factor of their inner products."""
+
+    unit: Float[Tensor, "query vector d_model"]
+    factor: Float[Tensor, "query vector vector"]
+
+    @classmethod
+    def of(cls, span: Float[Tensor, "query vector d_model"]) -> _Spans:
+        length = span.norm(dim=-1, keepdim=True)
+        unit = torch.where(length > 0, span / length, 0.0)
+        gram = unit @ unit.mT
+        ridge = _RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        return cls(unit, torch.linalg.cholesky(gram + ridge))
+
+    def outside(
+        self, h: Float[Tensor, "setting query d_model"], rounds: int = 2
+    ) -> Float[Tensor, "setting query d_model"]:
+        # By Cholesky, which is quick in batches. The ridge's error ε/s, for a direction of size s, is squared by the
+        # second round; in a direction without size the weights are arbitrary, and so is what they multiply: nothing.
+        vectors = h.transpose(0, 1)
+        for _ in range(rounds):
+            weights = torch.cholesky_solve(self.unit @ vectors.mT, self.factor)
+            vectors = vectors - weights.mT @ self.unit
+        return vectors.transpose(0, 1)
+
+
+Change = tuple[Float[np.ndarray, "query layer d_model"], Float[np.ndarray, "query layer d_model"]]
+"""The outputs after and before."""
 
 
 def off_spans(
     lm: LanguageModel,
     own: Float[np.ndarray, "query layer d_in"],
     zsl: Float[np.ndarray, "query layer d_model"],
-    settings: Mapping[str, Float[np.ndarray, "query layer d_model"]],
+    changes: Mapping[str, Change],
 ) -> dict[str, Float[np.ndarray, "query layer d_model"]]:
-    """`off_span` of each setting, given what enters the output projections in the zero-shot pass.
+    """`off_span` of each change, given what enters the output projections in the zero-shot pass.
 
-    Empty where an architecture's output projections do not read the heads side by side. Not finite updates stay so.
+    Empty where an architecture's output projections do not read the heads side by side. Not finite changes stay so.
     """
     layers = lm.anatomy.layers
     if any(layer.output_by_head() is None for layer in layers):
         return {}
     # Not `zeros_like`, which writes the zeros: these pages are touched when they are filled.
-    found = {name: np.zeros(h.shape, h.dtype) for name, h in settings.items()}
+    found = {name: np.zeros(after.shape, after.dtype) for name, (after, _) in changes.items()}
 
     def fill(number: int) -> None:
         by_head = layers[number].output_by_head()
@@ -71,14 +128,15 @@ def off_spans(
         where = by_head.device if by_head.device.type == "cuda" else torch.device("cpu")
         weight = by_head.to(where, torch.float64)
         d_model, heads, d_value = weight.shape
-        step = max(1, _ELEMENTS // (heads * d_model))
-        for start in range(0, len(zsl), step):
-            at = slice(start, start + step), number
-            y, base, *rest = (_doubles(x, at, where) for x in (own, zsl, *settings.values()))
-            y, base = y[:, : heads * d_value].unflatten(1, (heads, d_value)), base[:, :d_model]
+        parts = -(-len(zsl) * heads * d_model // _ELEMENTS)  # of equally many queries: each has an m of its own
+        edges = [round(part * len(zsl) / parts) for part in range(parts + 1)]
+        for start, stop in pairwise(edges):
+            at = slice(start, stop), number
+            y = _doubles(own, at, where)[:, : heads * d_value].unflatten(1, (heads, d_value))
+            base = _doubles(zsl, at, where)[:, :d_model]
             span = torch.cat([torch.einsum("qhe,dhe->qhd", y, weight), base[:, None]], 1)
-            updates = torch.stack([h[:, :d_model] - base for h in rest])
-            left = off_span(updates, span)
+            sides = ((_doubles(side, at, where)[:, :d_model] for side in change) for change in changes.values())
+            left = off_span_and_mean(torch.stack([after - before for after, before in sides]), span)
             for into, kept in zip(found.values(), left, strict=True):
                 into[(*at, slice(d_model))] = kept.to(torch.from_numpy(into[:0]).dtype).cpu().numpy()
 

@@ -19,6 +19,7 @@ DIMS = {
     "top_ids": ("query", "rank"),
     "top_probs": ("query", "rank"),
     "off_span": ("query", "layer", "d_model"),
+    "off_contrast": ("query", "layer", "d_model"),
 }
 
 

@@ -12,8 +12,20 @@ MAIN_SETTINGS = ("zsl", "icl", "ft")
 LEARNERS = ("patch", "adapter")
 """Settings that are judged as ft is, each with controls of its own, `<learner>/<control>`. Several adapters are
 `adapter:NAME`."""
-AXES: Mapping[str, int] = {"log_probs": 2, "h": 3, "m": 4, "demo_mass": 3, "top_ids": 2, "top_probs": 2, "off_span": 3}
+AXES: Mapping[str, int] = {
+    "log_probs": 2,
+    "h": 3,
+    "m": 4,
+    "demo_mass": 3,
+    "top_ids": 2,
+    "top_probs": 2,
+    "off_span": 3,
+    "off_contrast": 3,
+}
 """A setting's arrays, in the order of its fields, and how many axes each has."""
+MEAN_RIDGE = 0.01
+"""ρ of the fit of what all queries share (`off_span`): a direction that nearly all queries have in their spans would be
+known from a few queries alone, and the fit would follow these; it keeps out of it."""
 
 
 def is_learner(name: str) -> bool:
@@ -42,8 +54,10 @@ class Setting:
     top_probs: Float[np.ndarray, "query k"] | None = None
     """Their probabilities."""
     off_span: Float[np.ndarray, "query layer d_model"] | None = None
-    """h less its part in the span of the heads' zero-shot outputs and h_zsl, per query and layer
-    (`dualview.models.head_span`); kept of the settings that the verdict compares, 0 for zsl by construction."""
+    """h − h_zsl beyond what all queries share and outside the span of the heads' zero-shot outputs and h_zsl, per query
+    and layer (`dualview.models.head_span`); kept of the settings that the verdict compares."""
+    off_contrast: Float[np.ndarray, "query layer d_model"] | None = None
+    """The same of h less the h that flipped labels give; kept of icl and ft."""
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ Floors, each with the per-query excess of the similarity over it:
   is the query's own, and gives an exact permutation test.
 - `mean_direction`: the part of the similarity owed to the mean update over queries; the excess is what is left once
   the mean direction is removed from both sides.
-- `rotated` (for updates): what FT does to each query beyond its mean update and outside the heads' span, turned as a
-  whole in a random way. This keeps every relation between queries, and so separates similarity from the chance
-  alignment of directions that many queries share in part, which no number of queries averages away. Its excess is the
-  similarity once mean and span are both gone: either of them would carry the other past its own test.
+- `rotated` (for updates): what FT does to each query beyond the direction that all queries share and outside the heads'
+  span, turned as a whole in a random way. This keeps every relation between queries, and so separates similarity from
+  the chance alignment of directions that many queries share in part, which no number of queries averages away. Its
+  excess is the similarity once what is shared and the span are both gone: either would carry the other past its test.
 - `noise` (for normalised outputs): the analytic noise floor of each query and layer.
 - `before` (for maps): the similarity of ICL's map to the map before fine-tuning.
-- `head_span` (for outputs): the part owed to the span of the heads' own zero-shot outputs O_h y_h. Attention to
-  demonstrations takes mass from each head's own output, −Σ_h λ_h O_h y_h, so two settings that merely shrink
-  heads agree.
+- `head_span` (for outputs): the part owed to the span of the heads' own zero-shot outputs O_h y_h, and to the direction
+  that all queries share. Attention to demonstrations takes mass from each head's own output, −Σ_h λ_h O_h y_h, so two
+  settings that merely shrink heads agree.
 - `zsl_direction`: the same for the direction of the ZSL vector alone, for maps and for records without `off_span`;
   `rotated` then removes that direction instead of the span.
 
@@ -285,9 +285,8 @@ def contrast_floors(records: Records, *, seed: int = 0, backend: Backend = NUMPY
     h = [each for name in ("zsl", *names) if (each := records[name].h) is not None]
     if len(h) < 5:
         return None
-    off = [each for name in names if (each := records[name].off_span) is not None]
-    off = off if len(off) == 4 else []
-    sources = UpdateSources(h[0], h[1], h[2], h[3], h[4], off[:2], off[2:])
+    off = [each for name in FLIPPED if (each := records[name].off_contrast) is not None]
+    sources = UpdateSources(h[0], h[1], h[2], h[3], h[4], off if len(off) == 2 else ())
     return _floors(sources, ["update"], None, seed, backend)["update"]
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from dualview.metrics.arrays import Backend, as_type, library, put_like
 from dualview.metrics.cosine import dot, norm, ratio, root
 from dualview.metrics.floors.updates import BlockVectors, Compared, inner_products, short
+from dualview.records.setting import MEAN_RIDGE
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class UpdateSources:
     icl_base: np.ndarray | None = None
     ft_base: np.ndarray | None = None
     off: Sequence[np.ndarray] = ()
-    off_base: Sequence[np.ndarray] = ()
+    """Both changes beyond what all queries share and outside the heads' span, where they were recorded."""
 
     def put(self, layers: slice, backend: Backend) -> UpdateSources:
         """Some layers of every source, where they are computed with."""
@@ -63,17 +64,15 @@ class UpdateSources:
             return backend.put(stack[:, layers])
 
         icl_base, ft_base = (None if base is None else of(base) for base in (self.icl_base, self.ft_base))
-        off, off_base = ([of(side) for side in sides] for sides in (self.off, self.off_base))
-        return UpdateSources(of(self.zsl), of(self.icl), of(self.ft), icl_base, ft_base, off, off_base)
+        return UpdateSources(
+            of(self.zsl), of(self.icl), of(self.ft), icl_base, ft_base, [of(side) for side in self.off]
+        )
 
     def read(self, chunk: BlockChunk) -> BlockVectors:
         z, u, w = (chunk.read(side) for side in (self.zsl, self.icl, self.ft))
         u -= z if self.icl_base is None else chunk.read(self.icl_base)
         w -= z if self.ft_base is None else chunk.read(self.ft_base)
-        off = tuple(chunk.read(side) for side in self.off)
-        for side, base in zip(off, self.off_base, strict=False):
-            side -= chunk.read(base)
-        return BlockVectors(z, u, w, off)
+        return BlockVectors(z, u, w, tuple(chunk.read(side) for side in self.off))
 
 
 class Rotations:
@@ -142,11 +141,11 @@ def _beyond_mean_and_span(v: BlockVectors, compared: Compared) -> tuple[_Beyond,
     def beyond(row: np.ndarray, whole: np.ndarray) -> _Beyond:
         kept = usable & ~short(dot(row, row), whole)
         clean = row if bool(kept.all()) else xp.where(kept[..., None], row, 0.0)
-        rows = clean - ratio(clean.sum(axis=-2), count)[..., None, :]
-        if not v.off:
-            # After the mean: a mean without its part along each query's own zsl would differ from query to query, alike
-            # in ICL and FT.
-            rows = rows - xp.nan_to_num(dot(rows, unit)[..., None] * unit)
+        if v.off:  # what all queries share is gone; its mean over this block may still be there
+            rows = clean - ratio(clean.sum(axis=-2), count)[..., None, :]
+        else:
+            own = xp.where(kept[..., None], xp.nan_to_num(unit), 0.0)
+            rows = _without_shared_and_own_direction(clean, own, count.clip(1.0))
         length = norm(rows)
         # Where nothing is left (all queries share the update, or it lies in the span) nothing is similar: 0, not NaN.
         left = kept & ~short(length**2, whole)
@@ -155,6 +154,29 @@ def _beyond_mean_and_span(v: BlockVectors, compared: Compared) -> tuple[_Beyond,
 
     x, y = v.off or (v.u, v.w)
     return beyond(x, compared.x_norm), beyond(y, compared.y_norm)
+
+
+def _without_shared_and_own_direction(
+    rows: Float[np.ndarray, "layer block group member dim"],
+    unit: Float[np.ndarray, "layer block group member dim"],
+    count: Float[np.ndarray, "layer block group 1"],
+) -> Float[np.ndarray, "layer block group member dim"]:
+    """What `models.head_span` leaves of the heads' span, for P_q the projection on a query's own direction `unit`.
+
+    From (Σ (1 − P_q) + ρn) m = Σ (1 − P_q) u_q, by Woodbury's formula in as many dimensions as there are queries.
+    `count` n of the queries are there; of the others both row and direction are 0.
+    """
+
+    def outside(row: np.ndarray) -> np.ndarray:
+        return row - dot(row, unit)[..., None] * unit
+
+    xp, many = library(rows), (1 + MEAN_RIDGE) * count[..., None]
+    total = outside(rows).sum(axis=-2)[..., None, :]
+    matrix = put_like(np.eye(int(rows.shape[-2])), rows) * many - inner_products(unit, unit)
+    weights = xp.linalg.solve(matrix, inner_products(unit, total))
+    mean = (total + (weights * unit).sum(axis=-2)[..., None, :]) / many
+    shared, own = outside(mean + 0 * rows), outside(rows - mean)
+    return own - xp.nan_to_num(ratio(dot(own, shared), dot(shared, shared)))[..., None] * shared
 
 
 def rotation_variance(
