@@ -285,6 +285,23 @@ def test_what_zero_shot_explains_without_a_rest_is_not_supported() -> None:
     assert (level.outcome, level.decided_by, level.p) == ("not supported", "zero-shot", 1.0)
 
 
+def test_over_draws_agreement_is_compared_with_zero() -> None:
+    """All its tests have the floor 0: none of them is what the agreement does not exceed."""
+    for options in ({}, ALL):
+        found = judge([planted(seed, **options, length=1.0) for seed in range(3)], draws=199)
+        level = found.levels["predictions"]
+        assert set(level.floors) > {"length", "permuted"} and level.decided_by in ("permuted", "queries")
+        assert "above 0 (" in level.clause or "chance in these queries" in level.clause
+
+
+def test_answers_without_scores_are_said_to_be_so() -> None:
+    good = planted(0, **ALL)
+    answers = {name: each.log_probs.argmax(1) for name, each in good.settings.items()}
+    level = judge({"gold": good.gold, **answers}, draws=199).levels["predictions"]
+    assert level.outcome == "not testable"
+    assert level.clause == "agreement is undefined: only the answers are known, not the candidates' scores"
+
+
 @pytest.mark.parametrize("floor", ["rotated", "untrained"])
 def test_a_value_at_a_floor_is_not_above_it_whatever_its_test_says(floor: str) -> None:
     floors = {name: FloorResult(0.1, 0.001) for name in NEEDED} | {floor: FloorResult(0.942, 1e-9)}
@@ -314,6 +331,7 @@ def test_no_change_at_all_is_not_testable() -> None:
     found = judge(Records.from_arrays(good.gold, *([good["zsl"].log_probs] * 3), h=[good["zsl"].h] * 3))
     assert found.overall == "not testable"
     assert found.levels["representations"].outcome == "not testable"
+    assert found.levels["representations"].clause == "raw SimAOU is undefined for every query"
     single = judge(Records.from_arrays([0], [[0.0, -1.0]], [[0.0, -1.0]], [[0.0, -1.0]], h=[np.ones((1, 1, 3))] * 3))
     assert single.overall == "not testable"
 

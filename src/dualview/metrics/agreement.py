@@ -30,6 +30,7 @@ from dualview.metrics.statistics import DRAWS, Interval, correlation_interval, f
 LEAST_ORDERS = 100
 """With fewer orders of the queries within classes, or signs of them, no such test can reach p = .01."""
 _ALIKE = "moves all queries of a class alike"
+_NO_SCORES = "only the answers are known, not the candidates' scores"
 _SAME = 1e-9
 _CHUNK = 4_000_000
 
@@ -90,6 +91,8 @@ def agreement(
     length   the queries' numbers of tokens, for what agrees beyond them: the fit then has a slope in each class
     bends    for what agrees beyond any shrinking of the zero-shot log-odds: the fit may bend, and differ by class
     """
+    if any((np.isneginf(side).sum(axis=1) >= side.shape[1] - 1).all() for side in (zsl, icl, ft)):
+        return Agreement(None, reason=_NO_SCORES)
     base = centred_log_odds(zsl)
     moved = [centred_log_odds(side) - base for side in (icl, ft)]
     own, extra = _classes(gold), list[np.ndarray]()

@@ -160,7 +160,7 @@ def similarity_level(metric: MetricControls, alpha: float, level: float = 0.95) 
     if metric.reason == NOT_RECORDED:
         return Level("not testable", f"{title} was not recorded")
     if metric.value is None:
-        return Level("not testable", f"{title} is undefined: {metric.reason}")
+        return Level("not testable", f"{title} is {metric.reason}")
     own = [floor.p for floor in metric.floors.values() if floor.p is not None and not floor.draws]
     about = Level(
         "not testable",

@@ -252,7 +252,8 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
     values = np.array([each.value for each in usable], dtype=np.float64)
     shared = set.intersection(*(set(each.floors) for each in usable))
     gaps: dict[str, np.ndarray] = {}
-    for floor in sorted(shared):
+    # In the levels' own order: the tests of agreement have one floor, 0, and of equals the first is named.
+    for floor in (floor for floor in usable[0].floors if floor in shared):
         own = np.array([each.floors[floor] for each in usable])
         gaps[floor] = own if name == "learning" else values - own  # learning's floors are the gains themselves
     tested = {floor: _above_zero_p(gap, usable) for floor, gap in gaps.items()}
@@ -269,7 +270,8 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
         outcome, p, worst = "contradicted", below, "zero"
     relation = {"supported": "above", "not supported": "not above", "contradicted": "below"}[outcome]
     what = "the gains in accuracy are" if name == "learning" else f"{mean:.3f} on average is"
-    than = "chance in these queries" if worst == QUERIES else "0" if name == "learning" else worst
+    of_zero = name in ("learning", "predictions")
+    than = "chance in these queries" if worst == QUERIES else "0" if of_zero else worst
     clause = f"{name}: {what} {relation} {than} ({p_clause(p)}, {len(usable)} draws)"
     return Level(outcome, clause, mean, interval, floors, worst, p, _detectable(gaps.get(worst, values), usable, alpha))
 
