@@ -105,6 +105,18 @@ def test_several_seeds(lm: dualview.LanguageModel, task: str, tmp_path: Path) ->
     assert dualview.run(model=lm, task=task, seeds=[1, 2], **given).summary == found.summary
     with pytest.raises(dualview.UserError, match="--seed and --seeds"):
         dualview.run(model=lm, task=task, seeds="1:2", seed=1, **given)
+    for few in (3, 0, "3", [3], []):
+        with pytest.raises(dualview.UserError, match="--seeds"):
+            dualview.run(model=lm, task=task, seeds=few, **given)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    found.save(str(tmp_path / "again.json"))
+    assert json.loads((tmp_path / "again.json").read_text()) == found.to_json()
+
+
+def test_a_result_is_saved_by_a_path_as_text(result: dualview.Result, tmp_path: Path) -> None:
+    """As a script does after the work: a path that is no `Path` must not cost the result."""
+    path = str(tmp_path / "result.json")
+    result.save(path)
+    assert dualview.Result.load(path).to_json() == result.to_json()
 
 
 def test_a_result_as_a_frame(result: dualview.Result, tmp_path: Path) -> None:

@@ -109,7 +109,8 @@ def _run_seeds(
         if out is not None:
             each.extend(write_seed(seed, result, out=out))
 
-    numbers = parse_seeds(seeds if isinstance(seeds, str) else ",".join(map(str, seeds)))
+    # A single number is no sequence, and is refused like the text "3".
+    numbers = parse_seeds(str(seeds) if isinstance(seeds, str | int) else ",".join(map(str, seeds)))
     found = compare_seeds(chosen, numbers, lm=lm, progress=progress, on_result=keep)
     return found, [*write_seeds(found, out=out, json=json), *each]
 

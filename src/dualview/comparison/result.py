@@ -203,10 +203,10 @@ class Result(Measured):
         """One row for each number: its value, 95 % interval, highest floor, ceiling and p."""
         return frame_of(self)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write the JSON file, whole or not at all."""
-        write_json(path, self.to_json())
+        write_json(Path(path), self.to_json())
 
     @classmethod
-    def load(cls, path: Path) -> Result:
-        return read_model(cls, path, "a dualview result")
+    def load(cls, path: Path | str) -> Result:
+        return read_model(cls, Path(path), "a dualview result")

@@ -62,8 +62,8 @@ class SeedsResult(BaseModel):
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)
 
-    def save(self, path: Path) -> None:
-        write_json(path, self.to_json())
+    def save(self, path: Path | str) -> None:
+        write_json(Path(path), self.to_json())
 
 
 def parse_seeds(text: str) -> list[int]:

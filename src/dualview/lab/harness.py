@@ -74,8 +74,8 @@ class LabResult(BaseModel):
         return self.model_dump(mode="json")
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        return read_model(cls, path, "a lab's result")
+    def load(cls, path: Path | str) -> Self:
+        return read_model(cls, Path(path), "a lab's result")
 
 
 MakeTables = Callable[[LabResult], Sequence["Table"]]
