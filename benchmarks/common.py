@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import time
@@ -46,13 +47,27 @@ def must_agree(what: str, difference: float, tolerance: float) -> None:
         raise SystemExit(f"{what}: the two sides differ by {difference:.2g}, more than {tolerance:g}")
 
 
-def in_turn(works: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, float]:
-    """The fastest of some repeats of each, taken in turn, so that all of them meet the same machine."""
-    best = dict.fromkeys(works, float("inf"))
-    for _ in range(repeats):
+def fastest(works: dict[Any, Callable[[], Any]], tries: int) -> dict[Any, Timed]:
+    """The fastest try of each and what it found, all equally often and in turn, so that they meet the same machine."""
+    best: dict[Any, Timed] = {}
+    for _ in range(tries):
         for name, work in works.items():
-            best[name] = min(best[name], timed(work).seconds)
+            tried = timed(work)
+            best[name] = min(best.get(name, tried), tried, key=lambda one: one.seconds)
     return best
+
+
+def in_turn(works: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, float]:
+    """The seconds of `fastest`."""
+    return {name: best.seconds for name, best in fastest(works, repeats).items()}
+
+
+def sizes(doc: str | None, **defaults: int) -> dict[str, int]:
+    """Whole numbers from the command line, such as --queries 8."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    return vars(parser.parse_args())
 
 
 def peak_of(work: Callable[[], Any]) -> float:

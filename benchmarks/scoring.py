@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 import torch
-from common import embedded, must_agree, prepared, report, texts, timed
+from common import embedded, fastest, must_agree, prepared, report, sizes, texts
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
@@ -14,14 +14,12 @@ from dualview.models.scoring import ask
 from dualview.tasks.prompts import build_prompts
 from dualview.tasks.sampling import sample_queries
 
-QUERIES = 64
 
-
-def main(task: str = "movie", seed: int = 1) -> None:
+def main(task: str = "movie", seed: int = 1, queries: int = 64, shots: int = 32, tries: int = 2) -> None:
     logging.disable(logging.WARNING)
     lm = embedded()
-    which = prepared(lm, QUERIES, task=task, seed=seed)
-    rows = sample_queries(which.task, QUERIES)
+    which = prepared(lm, queries, task=task, seed=seed, shots=shots)
+    rows = sample_queries(which.task, queries)
     how = which.in_context.__class__(which.prompts.prefix, len(which.prompts.zero_prefix), record=False)
 
     def ours() -> np.ndarray:
@@ -42,11 +40,9 @@ def main(task: str = "movie", seed: int = 1) -> None:
         return np.array([score for score, _ in found]).reshape(len(whole), -1)
 
     ours(), models[1].loglikelihood([Instance("loglikelihood", {}, ("a", " b"), 0)], disable_tqdm=True)  # warm
-    mine, others = [], {}
-    for batch in models:  # in turn: as many tries for us as for them, on the same machine
-        mine.append(timed(ours))
-        others[batch] = timed(lambda batch=batch: theirs(batch))
-    mine = min(mine, key=lambda one: one.seconds)
+    works = {"ours": ours, **{batch: lambda batch=batch: theirs(batch) for batch in models}}
+    others = fastest(works, tries)
+    mine = others.pop("ours")
     best = min(others, key=lambda batch: others[batch].seconds)
     if any(len(query.candidates[0]) > 1 for query in which.prompts.queries):
         raise SystemExit("the labels have several tokens: ours are means over them, theirs sums")
@@ -55,8 +51,9 @@ def main(task: str = "movie", seed: int = 1) -> None:
     if not same or len(np.unique(mine.found.argmax(1))) < 2:
         raise SystemExit("the predictions differ, or are all the same label")
     report(
-        "label scoring, 32 shots, 64 queries",
+        f"label scoring, {shots} shots, {queries} queries",
         task=task,
+        tries=tries,
         ours_s=mine.seconds,
         theirs_s={batch: round(t.seconds, 2) for batch, t in others.items()},
         best_batch=best,
@@ -65,10 +62,10 @@ def main(task: str = "movie", seed: int = 1) -> None:
         largest_difference=f"{abs(mine.found - others[best].found).max():.1e}",
     )
     tokens = len(which.prompts.prefix), sum(len(q.ids) for q in which.prompts.queries)
-    ceiling = (QUERIES * tokens[0] + tokens[1]) / (tokens[0] + tokens[1])
+    ceiling = (queries * tokens[0] + tokens[1]) / (tokens[0] + tokens[1])
     print(f"ratio {others[best].seconds / mine.seconds:.1f} (ceiling by tokens {ceiling:.1f})")
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    main()
+    main(**sizes(__doc__, queries=64, shots=32, seed=1, tries=2))

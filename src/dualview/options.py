@@ -179,7 +179,7 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def seeds_in(text: str) -> list[int]:
+def seeds_in(text: str) -> Sequence[int]:
     """The seeds of `3`, `1:5` (both ends counted), `1,3,7` or a mix; none where the text is not that, or too long.
 
     >>> seeds_in("1:3,9"), seeds_in("3:1"), seeds_in("a")
@@ -191,4 +191,6 @@ def seeds_in(text: str) -> list[int]:
         ends = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
         ranges.append(range(ends[0], ends[1] + 1))
     counts = [each.stop - each.start for each in ranges]
-    return [seed for each in ranges for seed in each] if all(0 < count <= _MOST_SEEDS for count in counts) else []
+    if not all(0 < count <= _MOST_SEEDS for count in counts):
+        return []
+    return ranges[0] if len(ranges) == 1 else [seed for each in ranges for seed in each]

@@ -13,7 +13,8 @@ import torch
 import dualview
 import zoo
 from close import assert_alike
-from dualview.comparison.controls.kendall import taps_of, token_scores
+from dualview.comparison import finetuning
+from dualview.comparison.controls.kendall import followed_taps, taps_of, token_scores, with_ceiling
 from dualview.comparison.controls.settings import (
     _random_labels,  # pyright: ignore[reportPrivateUsage]
     _random_text,  # pyright: ignore[reportPrivateUsage]
@@ -21,13 +22,15 @@ from dualview.comparison.controls.settings import (
     reordered,
 )
 from dualview.comparison.controls.training import CLOSE, train_controls, update_size
+from dualview.comparison.finetuning import fine_tune
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.seeds import compare_seeds, parse_seeds
 from dualview.io.errors import UserError
 from dualview.io.progress import Silent
-from dualview.learning.finetune import finetune
+from dualview.learning.finetune import finetune, train
 from dualview.learning.recipe import Training, TrainingRecipe
-from dualview.learning.traces import trace_training
+from dualview.learning.traces import TrainingTrace, trace_training
+from dualview.learning.weight_patches import Deltas
 from dualview.metrics.kendall import Kendall
 from dualview.metrics.recompute import recompute
 from dualview.models.language_model import LanguageModel
@@ -36,6 +39,7 @@ from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import untrained
 from dualview.options import RunOptions
 from dualview.records import load_records, save_records
+from dualview.tasks.prompts import PromptSet
 from equivalence import tiny
 
 LR = 0.05
@@ -198,9 +202,17 @@ def asked(prepared: Prepared) -> dict[str, Asked]:
     return {"icl": icl, "ft": ask(lm, prompts.queries, bare, patch), "zsl": ask(lm, prompts.queries, bare)}
 
 
-def kendall(*given: Any) -> Kendall | None:
-    scores = token_scores(*given)
-    return None if scores is None else Kendall.of(scores)
+def kendall(
+    lm: LanguageModel, prompts: PromptSet, recipe: TrainingRecipe, lr: float, passes: dict[str, Asked], again: Any
+) -> Kendall | None:
+    taps = followed_taps(lm, recipe)
+    if taps is None:
+        return None
+    traces = trace_training(lm, prompts.training_sequences, (lr, 0.0), recipe, taps)
+    scores = token_scores(lm, prompts, recipe, traces, passes)
+    if scores is None:
+        return None
+    return Kendall.of(scores if again is None else with_ceiling(scores, prompts, again))
 
 
 def slow_tau(x: np.ndarray, y: np.ndarray) -> float:
@@ -414,6 +426,65 @@ def test_a_control_that_cannot_be_made_says_why(prepared: Prepared) -> None:
     made = train_controls(prepared, {"order": broken}, TrainingRecipe(), Silent())
     with pytest.raises(UserError, match="no other order"):
         made.get("order")
+
+
+def assert_same_trace(found: TrainingTrace, expected: TrainingTrace) -> None:
+    assert found.tuned.lr == expected.tuned.lr
+    assert [f.projection.name for f in found.factors] == [f.projection.name for f in expected.factors]
+    for a, b in zip(found.factors, expected.factors, strict=True):
+        torch.testing.assert_close(a.inputs, b.inputs, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(a.errors, b.errors, rtol=1e-9, atol=1e-12)
+    for a, b in zip(found.tapped, expected.tapped, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("params", ["kv", "qkv"])
+def test_controls_and_traces_trained_together_are_those_trained_alone(prepared: Prepared, params: Any) -> None:
+    """Rows of one batch: flipped labels, and the two trainings that Kendall's tau follows."""
+    lm, prompts, recipe = prepared.lm, prepared.prompts, TrainingRecipe(params=params)
+    taps = followed_taps(lm, recipe)
+    assert taps is not None
+    flipped = Training(flipped_labels(prepared).training_sequences, LR)
+    followed = {"ft": Training(prompts.training_sequences, LR), "ft_lr0": Training(prompts.training_sequences, 0.0)}
+    wanted = {"flipped": lambda: flipped}
+    made = train_controls(prepared, wanted, recipe, Silent(), followed=followed, taps=taps)
+    [alone] = train(lm, [flipped], recipe)
+    assert set(made.tuned) == {"flipped"} and isinstance(alone.patch, Deltas)
+    assert made.tuned["flipped"].losses == pytest.approx(alone.losses, rel=1e-9)
+    for a, b in zip(made.tuned["flipped"].patch.weights, alone.patch.weights, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    expected = trace_training(lm, prompts.training_sequences, (LR, 0.0), recipe, taps)
+    for name, trace in zip(followed, expected, strict=True):
+        assert_same_trace(made.traces[name], trace)
+
+
+@pytest.mark.parametrize("lr", ["auto", LR])
+def test_the_trace_kept_in_fine_tuning_is_that_of_training_again(
+    prepared: Prepared, lr: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = replace(prepared.options, lr=lr, lr_grid=(0.01, LR, 0.1), controls="quick")
+    asked_for, taps = replace(prepared, options=options), followed_taps(prepared.lm, TrainingRecipe())
+    learnt = fine_tune(asked_for, Silent(), taps)
+    [trace] = learnt.kept
+    sequences = prepared.prompts.training_sequences
+    [expected] = trace_training(prepared.lm, sequences, (learnt.tuned.lr,), TrainingRecipe(), taps or ())
+    assert_same_trace(trace, expected)
+    plain = fine_tune(asked_for, Silent())
+    assert (plain.tuned.lr, plain.tuned.losses, plain.trials) == (learnt.tuned.lr, learnt.tuned.losses, learnt.trials)
+    assert not plain.kept
+    monkeypatch.setattr(finetuning, "_TRACE_BYTES", 0)  # no room
+    assert not fine_tune(asked_for, Silent(), taps).kept
+
+
+def test_a_run_without_room_for_traces_finds_the_same(
+    lm: LanguageModel, task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"task": str(task), "shots": 5, "n_queries": 12, "lr_grid": (0.01, LR)}
+    found = dualview.compare(model=lm, **options).to_json()
+    monkeypatch.setattr(finetuning, "_TRACE_BYTES", 0)
+    again = dualview.compare(model=lm, **options).to_json()
+    for part in ("kendall", "controls", "verdict", "queries"):
+        assert_alike(found[part], again[part])
 
 
 def test_seeds_are_judged_together(lm: LanguageModel, task: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from dualview.io.errors import UserError
 from dualview.options import RunOptions
 from dualview.sweep.plan import part_of
-from dualview.sweep.spec import Spec
+from dualview.sweep.spec import Grid, Spec, _combinations
 
 AXES: dict[str, list[Any]] = {
     "model": ["a", "b", "c"],
@@ -178,3 +179,28 @@ def test_a_missing_spec(tmp_path: Path) -> None:
 def test_shards_that_are_none(text: str) -> None:
     with pytest.raises(UserError, match="--shard takes i/n"):
         part_of([], text)
+
+
+def test_a_long_range_of_seeds_takes_no_memory() -> None:
+    """Resuming a sweep over a million cells: neither its spec nor the ids of its options are lists."""
+    Spec.make({"task": "movie", "seeds": "1:5", "lr": [0.01, 0.03]})  # what is imported and remembered once
+    tracemalloc.start()
+    try:
+        cells = Spec.make({"task": "movie", "seeds": "1:50000", "lr": [0.01, 0.03]}).cells()
+        assert isinstance(cells, Grid) and sum(1 for _ in cells.asked(("seed",))) == len(cells) == 100_000
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("lengths", [(), (1,), (3,), (2, 3), (3, 2), (2, 4, 3), (4, 1, 2), (2, 3, 4)])
+def test_combinations_are_those_of_itertools(lengths: tuple[int, ...]) -> None:
+    axes = [range(10 * i, 10 * i + n) for i, n in enumerate(lengths)]
+    assert list(_combinations(axes)) == list(itertools.product(*axes))
+
+
+def test_seeds_beyond_64_bits_and_seeds_given_twice_are_still_refused() -> None:
+    with pytest.raises(UserError, match="at most 64 bits"):
+        Spec.make({"task": "movie", "seeds": f"{(1 << 63) - 1}:{1 << 63}"})
+    with pytest.raises(UserError, match="twice"):
+        Spec.make({"task": "movie", "seeds": "1:3,2"})

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+import torch
+
+from dualview.anatomy.layers import Projection
 from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.progress import Advance, Progress
 from dualview.learning.finetune import batches, train
-from dualview.learning.recipe import DISTILLING_RATE, Rule, Training, TrainingRecipe, Tuned, step_count
+from dualview.learning.recipe import (
+    DISTILLING_RATE,
+    Rule,
+    Training,
+    TrainingRecipe,
+    Tuned,
+    projections_of,
+    step_count,
+    steps_of,
+)
 from dualview.learning.selection import SelectionTrial, best, judge_rates
+from dualview.learning.traces import Follower, TrainingTrace
 from dualview.tasks.prompts import PromptSet
+
+_TRACE_BYTES = 1 << 30
+"""What the traces of the rates that are trained together may take."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +37,25 @@ class FineTuning:
     trials: list[SelectionTrial]
     grid: Sequence[Tuned] = ()
     """Every rate that was tried, where the controls need them."""
+    kept: list[TrainingTrace] = field(default_factory=list[TrainingTrace])
+    """Its trace, if it was kept. It is large: who reads it takes it out."""
 
 
-def fine_tune(prepared: Prepared, progress: Progress) -> FineTuning:
-    """Train at the given rate, or at every rate of the grid and keep the best on the selection rows."""
+def fine_tune(prepared: Prepared, progress: Progress, taps: Sequence[Projection] | None = None) -> FineTuning:
+    """Train at the given rate, or at every rate of the grid and keep the best on the selection rows.
+
+    taps   also keep the trace, with the outputs of these, where the traces of all rates that are trained together
+           have room; without it the training must be repeated to have its trace
+    """
     options = prepared.options
     rates = _rates(prepared, options.ft_rule) if options.lr == "auto" else (options.lr,)
     steps = step_count(training_of(prepared, prepared.prompts, 0.0), recipe_of(prepared)) * len(rates)
     what = f"fine-tuning ({len(rates)} learning rates)" if len(rates) > 1 else "fine-tuning"
     if options.lr != "auto" or options.ft_rule == "distilled":
         with progress.part(what, steps) as advance:
-            return FineTuning(_train(prepared, rates, options.ft_rule, advance)[0], [])
+            followed = _followed(prepared, rates, options.ft_rule, taps)
+            [tuned] = _train(prepared, rates, options.ft_rule, advance, followed)
+            return FineTuning(tuned, [], kept=_trace(followed, [tuned], 0))
     if options.controls == "full":  # the controls ask for all of them again
         with progress.part(what, steps) as advance:
             grid = train_grid(prepared, options.ft_rule, advance)
@@ -39,15 +63,19 @@ def fine_tune(prepared: Prepared, progress: Progress) -> FineTuning:
         return FineTuning(grid[best(trials)], trials, grid)
     trials: list[SelectionTrial] = []
     kept: Tuned | None = None
+    trace: list[TrainingTrace] = []
     with progress.part(what, steps) as advance:
         for batch in _rate_batches(prepared, options.ft_rule):
-            tuned = _train(prepared, batch, options.ft_rule, advance)
+            followed = _followed(prepared, batch, options.ft_rule, taps)
+            tuned = _train(prepared, batch, options.ft_rule, advance, followed)
             trials += _judged(prepared, tuned, progress)
             chosen = trials[best(trials)].value
-            kept = next((each.alone() for each in tuned if each.lr == chosen), kept)
-            del tuned  # before the next batch: both together would only take memory
+            for number, each in enumerate(tuned):
+                if each.lr == chosen:
+                    kept, trace = each.alone(), _trace(followed, tuned, number)
+            del tuned, followed  # before the next batch: both together would only take memory
     assert kept is not None
-    return FineTuning(kept, trials)
+    return FineTuning(kept, trials, kept=trace)
 
 
 def _judged(prepared: Prepared, tuned: Sequence[Tuned], progress: Progress) -> list[SelectionTrial]:
@@ -68,12 +96,47 @@ def _rates(prepared: Prepared, rule: Rule) -> tuple[float, ...]:
     return (DISTILLING_RATE,) if rule == "distilled" else prepared.options.lr_grid
 
 
-def _train(prepared: Prepared, rates: Sequence[float], rule: Rule, advance: Advance | None) -> list[Tuned]:
-    recipe, together = recipe_of(prepared, rule), prepared.options.batch_size or len(rates)
+def _followed(
+    prepared: Prepared, rates: Sequence[float], rule: Rule, taps: Sequence[Projection] | None
+) -> Follower | None:
+    """What follows a batch of rates, if their traces have room next to the model.
+
+    Not on a GPU: its memory is scarce, and there repeating a training costs little.
+    """
+    lm, recipe = prepared.lm, recipe_of(prepared, rule)
+    if taps is None or lm.device.type != "cpu" or lm.dtype not in (torch.float32, torch.float64):
+        return None
     trainings = [training_of(prepared, prepared.prompts, rate) for rate in rates]
+    if _together(prepared, rates) < len(rates) or len(batches(lm, trainings, recipe)) > 1:
+        return None
+    tokens = sum(len(sequence.ids) for sequence in steps_of(prepared.prompts.training_sequences, recipe))
+    numbers = sum(p.d_out for p in projections_of(lm, recipe)) + sum(layer.d_model for layer in lm.anatomy.layers)
+    if len(rates) * tokens * numbers * max(4, lm.dtype.itemsize) > _TRACE_BYTES:
+        return None
+    return Follower(lm, trainings, recipe, range(len(rates)), taps)
+
+
+def _trace(followed: Follower | None, tuned: Sequence[Tuned], number: int) -> list[TrainingTrace]:
+    return [] if followed is None else followed.traces(tuned, [number])
+
+
+def _together(prepared: Prepared, rates: Sequence[float]) -> int:
+    return prepared.options.batch_size or len(rates)
+
+
+def _train(
+    prepared: Prepared,
+    rates: Sequence[float],
+    rule: Rule,
+    advance: Advance | None,
+    followed: Follower | None = None,
+) -> list[Tuned]:
+    recipe, together = recipe_of(prepared, rule), _together(prepared, rates)
+    trainings = [training_of(prepared, prepared.prompts, rate) for rate in rates]
+    watch = None if followed is None else followed.watch
     # Rates are rows of a batch, too.
     parts = [trainings[start : start + together] for start in range(0, len(rates), together)]
-    return [tuned for part in parts for tuned in train(prepared.lm, part, recipe, advance)]
+    return [tuned for part in parts for tuned in train(prepared.lm, part, recipe, advance, watch)]
 
 
 def _rate_batches(prepared: Prepared, rule: Rule) -> list[list[float]]:

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float
 
 from dualview.comparison.assembly import assemble
-from dualview.comparison.controls.kendall import taps_of, token_scores
+from dualview.comparison.controls.kendall import followed_taps, taps_of, token_scores, with_ceiling
 from dualview.comparison.controls.learners import Learner, adapters_report, learner_controls, load_learners
 from dualview.comparison.controls.sensitivity import norm_curve, order_report
 from dualview.comparison.controls.settings import RULE_CONTROLS, control_settings, control_trainings
 from dualview.comparison.controls.training import train_controls, update_size
-from dualview.comparison.finetuning import FineTuning, fine_tune, recipe_of, train_grid
+from dualview.comparison.finetuning import FineTuning, fine_tune, recipe_of, train_grid, training_of
 from dualview.comparison.prepare import Prepared, prepare, selection_queries
 from dualview.comparison.provenance import provenance
 from dualview.comparison.result import AskedPrompts, Result
@@ -28,7 +28,7 @@ from dualview.io.clock import Clock
 from dualview.io.progress import Progress, Silent
 from dualview.learning.adapter_reading import read_config
 from dualview.learning.calibration import calibrated_accuracy
-from dualview.learning.recipe import Rule, Tuned
+from dualview.learning.recipe import Rule, Training, Tuned
 from dualview.metrics import recompute
 from dualview.metrics.floors.controls import base_name
 from dualview.metrics.label_contrast import FLIPPED
@@ -71,7 +71,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     bare = replace(prepared.zero_shot, taps=taps_of(lm.anatomy) if watched else ())
     passes = {"zsl": asking("zsl", replace(bare, own=watched))}
     passes["icl"] = asking("icl", replace(prepared.in_context, demo_logits=watched))
-    learnt = fine_tune(prepared, progress)
+    learnt = fine_tune(prepared, progress, followed_taps(lm, recipe_of(prepared)) if watched else None)
     clock.lap("fine-tuning")
     passes["ft"] = asking("ft", bare, learnt.tuned.patch)
     for name, given in learners.items():
@@ -150,6 +150,12 @@ class Controlled:
     token_scores: TokenScores | None = None
 
 
+def _followed(prepared: Prepared, learnt: FineTuning) -> dict[str, Training]:
+    """The trainings to trace: at FT's rate, if it was not traced when it was chosen, and at 0."""
+    rates = {} if learnt.kept else {"ft": learnt.tuned.lr}
+    return {name: training_of(prepared, prepared.prompts, rate) for name, rate in {**rates, "ft_lr0": 0.0}.items()}
+
+
 def _controlled(
     prepared: Prepared,
     learnt: FineTuning,
@@ -168,7 +174,25 @@ def _controlled(
     size = update_size(passes["zsl"].settings[0], passes["ft"].settings[0])
     wanted = control_trainings(prepared, lr, full=full)
     sized = [name for name in wanted if base_name(name) in ("ft_random_labels", "ft_other_task")]
-    trained = train_controls(prepared, wanted, recipe, progress, sized=sized, size=size)
+    taps = followed_taps(prepared.lm, recipe)
+    trained = train_controls(
+        prepared,
+        wanted,
+        recipe,
+        progress,
+        sized=sized,
+        size=size,
+        followed=_followed(prepared, learnt) if taps is not None else {},
+        taps=taps or (),
+    )
+    tokens = None
+    if taps is not None:
+        with progress.part("attention to training tokens", 1) as advance:
+            traces = [*(learnt.kept or [trained.traces["ft"]]), trained.traces["ft_lr0"]]
+            tokens = token_scores(prepared.lm, prepared.prompts, recipe, traces, passes)
+            learnt.kept.clear()
+            trained, traces = replace(trained, traces={}), []  # no pass needs them, and they are large
+            advance(1)
     sizes = {name: update_size(passes["zsl"].settings[0], passes[name].settings[0]) for name in ("ft", *learners)}
     made = control_settings(
         prepared,
@@ -183,9 +207,8 @@ def _controlled(
     made.settings.update(learner_controls(prepared, learners, passes, trained, progress))
     report: dict[str, Any] = {}
     again = made.passes.get("icl_reordered")
-    with progress.part("attention to training tokens", 1) as advance:
-        tokens = token_scores(prepared.lm, prepared.prompts, recipe, lr, passes, again)
-        advance(1)
+    if tokens is not None and again is not None:
+        tokens = with_ceiling(tokens, prepared.prompts, again)
     report["controls_skipped"], report["controls_trained"] = made.skipped, made.trained
     if full:
         with progress.part("order sensitivity and step size", 2) as advance:

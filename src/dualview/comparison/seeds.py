@@ -77,7 +77,7 @@ def parse_seeds(text: str) -> list[int]:
         raise UserError(f"--seeds takes numbers such as 1:5 or 1,3,7, not {text!r}.")
     if len(set(seeds)) < 2 or len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds needs at least two different seeds, each once; {text!r} does not give them.")
-    return seeds
+    return list(seeds)
 
 
 def compare_seeds(

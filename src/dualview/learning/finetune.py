@@ -110,7 +110,12 @@ def train(
         together = batches(wide, trainings, recipe)
         assert watch is None or len(together) == 1, "one batch of trainings can be watched at a time"
         tuned = [t for batch in together for t in _train_batch(wide, batch, recipe, progress, watch)]
-    return tuned if wide is lm else [replace(t, patch=_moved(t.patch, lm)) for t in tuned]
+    return tuned if wide is lm else moved_to(tuned, lm)
+
+
+def moved_to(tuned: Sequence[Tuned], lm: LanguageModel) -> list[Tuned]:
+    """What was trained on a copy of the model, for the model itself."""
+    return [replace(t, patch=_moved(t.patch, lm)) for t in tuned]
 
 
 def batches(lm: LanguageModel, trainings: Sequence[Training], recipe: TrainingRecipe) -> list[Sequence[Training]]:

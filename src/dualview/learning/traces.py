@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.anatomy.layers import Projection
-from dualview.learning.finetune import Step, Watch, batches, train
+from dualview.learning.finetune import Step, Watch, batches, moved_to, train
 from dualview.learning.recipe import Training, TrainingRecipe, Tuned, differentiable, steps_of
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
@@ -66,53 +66,119 @@ def trace_training(
     At a rate of 0 the weights stay the base's and the error signals are those of a rate of 1: what the gradient says
     at the first pass. `progress` is called for every step, once for each rate.
     """
-    wide = differentiable(lm, recipe)  # if a copy is trained, it is the copy that is watched
-    own = {p.name: p.module for p in wide.anatomy.projections(("q", "k", "v"))}
-    tapped = tuple(Projection(p.name, own[p.name], p.rows) for p in taps)
-    together = batches(wide, [Training(sequences, rate) for rate in rates], recipe)
-    return [trace for batch in together for trace in _trace_batch(wide, batch, recipe, tapped, progress)]
+    trainings = [Training(sequences, rate) for rate in rates]
+    return train_followed(lm, trainings, recipe, range(len(rates)), taps, progress)[1]
 
 
-def _trace_batch(
+def train_followed(
     lm: LanguageModel,
     trainings: Sequence[Training],
     recipe: TrainingRecipe,
-    taps: tuple[Projection, ...],
-    progress: Callable[[int], None] | None,
-) -> list[TrainingTrace]:
-    inputs: dict[int, list[Tensor]] = {}
-    errors: dict[int, list[Tensor]] = {}
-    outputs: dict[str, list[Tensor]] = {p.name: [] for p in taps}
-    steps = steps_of(trainings[0].sequences, recipe)
-    factors = [training.rate or 1.0 for training in trainings]
-    scale = torch.tensor(factors, dtype=torch.promote_types(lm.dtype, torch.float32), device=lm.device)[:, None, None]
+    followed: Sequence[int],
+    taps: Sequence[Projection] = (),
+    progress: Callable[[int], None] | None = None,
+) -> tuple[list[Tuned], list[TrainingTrace]]:
+    """Train as `train` does, and trace some of the trainings, which must be shown the same sequences."""
+    wide = differentiable(lm, recipe)  # if a copy is trained, it is the copy that is watched
+    tuned: list[Tuned] = []
+    traces: list[TrainingTrace] = []
+    for batch in batches(wide, trainings, recipe):
+        within = [i - len(tuned) for i in followed if 0 <= i - len(tuned) < len(batch)]
+        follower = Follower(wide, batch, recipe, within, taps) if within else None
+        made = train(wide, batch, recipe, progress, None if follower is None else follower.watch)
+        traces += [] if follower is None else follower.traces(made, range(len(within)))
+        tuned += made
+    return (tuned if wide is lm else moved_to(tuned, lm)), traces
 
-    def on_step(step: Step) -> None:
-        length = len(steps[step.number].ids)  # what follows is padding
+
+class Follower:
+    """Keeps the factors of some trainings of a batch, which must be shown the same sequences, while `watch` runs."""
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        batch: Sequence[Training],
+        recipe: TrainingRecipe,
+        followed: Sequence[int],
+        taps: Sequence[Projection] = (),
+    ) -> None:
+        """lm   the model that is trained: `differentiable`"""
+        self._sequences = batch[followed[0]].sequences
+        assert all(batch[i].sequences == self._sequences for i in followed), "they must be shown the same"
+        own = {p.name: p.module for p in lm.anatomy.projections(("q", "k", "v"))}
+        self._taps = tuple(Projection(p.name, own[p.name], p.rows) for p in taps)
+        self._recipe, self._followed = recipe, list(followed)
+        self._all = self._followed == list(range(len(batch)))
+        factors = [batch[i].rate or 1.0 for i in followed]
+        exact = torch.promote_types(lm.dtype, torch.float32)
+        self._scale = torch.tensor(factors, dtype=exact, device=lm.device)[:, None, None]
+        self._lengths = [len(sequence.ids) for sequence in steps_of(self._sequences, recipe)]
+        self._inputs: dict[int, list[Tensor]] = {}
+        self._errors: dict[int, list[Tensor]] = {}
+        self._outputs: dict[str, list[Tensor]] = {p.name: [] for p in taps}
+        self._source: dict[int, int] = {}  # the first projection that read the same: k and v mostly do
+        self._tap_source: dict[str, int] = {}
+        self.watch = Watch(self._on_step, self._taps)
+
+    def _on_step(self, step: Step) -> None:
+        if step.number >= len(self._lengths):
+            return  # others of the batch go on
+        length = self._lengths[step.number]  # what follows is padding
+        rows = [step.rows[i] for i in self._followed]
         # A list of rows would be sent to the GPU, which waits for it, once for every tensor.
-        each = slice(None) if step.rows == list(range(len(trainings))) else step.rows
+        each = slice(None) if self._all and rows == self._followed else rows
+        first: dict[tuple[int, torch.Size, tuple[int, ...]], int] = {}
         for (index, x, _), g in zip(step.tape.calls, step.signals, strict=True):
-            inputs.setdefault(index, []).append(x[each, :length].clone())
-            errors.setdefault(index, []).append(-scale.to(g.device) * g[each, :length])
+            source = self._source[index] = first.setdefault(_place(x), index)
+            if source == index:
+                self._inputs.setdefault(index, []).append(x[each, :length].clone())
+            self._errors.setdefault(index, []).append(-self._scale.to(g.device) * g[each, :length])
+        trained = {id(step.deltas.projections[index].module) for index in self._errors}
         for tap in step.tape.tapped:
-            outputs[tap.projection.name].append(tap.y[each, :length].clone())
+            source = first.get(_place(tap.x))
+            if source is not None and id(tap.projection.module) not in trained:
+                self._tap_source[tap.projection.name] = source  # its output can be made again from its input
+            else:
+                self._outputs[tap.projection.name].append(tap.y[each, :length].clone())
 
-    tuned = train(lm, trainings, recipe, progress, Watch(on_step, taps))
-    patch = tuned[0].patch
-    assert isinstance(patch, Deltas)
-    # One projection at a time: the parts of all of them and the whole of all of them would be twice the memory.
-    x, e = ({index: torch.cat(side.pop(index), 1) for index in list(side)} for side in (inputs, errors))
-    y = [torch.cat(outputs[p.name], 1) for p in taps]
-    tokens = _tokens(trainings[0].sequences, recipe.epochs)
-    return [
-        TrainingTrace(
-            tuned[r],
-            tokens,
-            tuple(Factors(patch.projections[index], x[index][r], e[index][r]) for index in x),
-            tuple(output[r] for output in y),
+    def traces(self, tuned: Sequence[Tuned], which: Sequence[int]) -> list[TrainingTrace]:
+        """The traces of `which` of the followed trainings, when the batch is trained; what was kept is let go.
+
+        tuned   of the whole batch
+        """
+        rows = slice(None) if list(which) == list(range(len(self._followed))) else list(which)
+        patch = tuned[0].patch
+        assert isinstance(patch, Deltas)
+        # One projection at a time: the parts of all of them and the whole of all of them would be twice the memory.
+        x, e = (
+            {index: torch.cat([part[rows] for part in side.pop(index)], 1) for index in list(side)}
+            for side in (self._inputs, self._errors)
         )
-        for r in range(len(trainings))
-    ]
+        y = [self._output(tap, x, rows) for tap in self._taps]
+        tokens = _tokens(self._sequences, self._recipe.epochs)
+        return [
+            TrainingTrace(
+                tuned[self._followed[i]],
+                tokens,
+                tuple(Factors(patch.projections[index], x[self._source[index]][r], e[index][r]) for index in e),
+                tuple(output[r] for output in y),
+            )
+            for r, i in enumerate(which)
+        ]
+
+    def _output(
+        self, tap: Projection, x: dict[int, Tensor], rows: slice | list[int]
+    ) -> Float[Tensor, "training token row"]:
+        if tap.name not in self._tap_source:
+            return torch.cat([part[rows] for part in self._outputs.pop(tap.name)], 1)
+        with torch.no_grad():
+            y = tap.module(x[self._tap_source[tap.name]])
+        return y if tap.rows is None else y[..., tap.rows]
+
+
+def _place(x: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    """Equal for the same tensor in memory."""
+    return x.data_ptr(), x.shape, x.stride()
 
 
 def _tokens(sequences: Sequence[TrainingSequence], epochs: int) -> TrainingTokens:

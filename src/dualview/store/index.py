@@ -24,6 +24,8 @@ from dualview.io.hashing import file_stamp, sha256_of
 
 VERSION = 2
 _WAIT_SECONDS = 60.0
+_CACHE_KB, _CACHE_KB_FOR_PACKS = 4 << 10, 64 << 10
+"""Pages are looked up all over the index, so a large cache saves few reads; entering a pack changes many at once."""
 _CHECK_AT_MOST = 64 << 20
 """Readers check an index of at most so many bytes; a sweep checks any."""
 _PACKS = r"""
@@ -136,7 +138,7 @@ class Index:
             raise Unusable(str(error)) from error
 
     def _prepare(self) -> None:
-        for setting in ("journal_mode=WAL", "synchronous=NORMAL", "cache_size=-65536"):  # 64 MB
+        for setting in ("journal_mode=WAL", "synchronous=NORMAL", f"cache_size={-_CACHE_KB}"):
             self._execute(f"PRAGMA {setting}")
         if self._check and self._execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise Unusable("it fails SQLite's own check")
@@ -171,6 +173,14 @@ class Index:
                 code = errno.ENOSPC if "full" in str(error) else errno.EIO
                 raise OSError(code, f"{self.path}: {error}") from error
             raise
+
+    @contextmanager
+    def _changing_much(self) -> Generator[None]:
+        self._execute(f"PRAGMA cache_size={-_CACHE_KB_FOR_PACKS}")
+        try:
+            yield
+        finally:
+            self._execute(f"PRAGMA cache_size={-_CACHE_KB}")
 
     def _change(self, sql: str, *values: object) -> None:
         with self.writing():
@@ -314,7 +324,7 @@ class Index:
 
         A LookupError, and no change, if a cell has changed meanwhile.
         """
-        with self.writing():
+        with self._changing_much(), self.writing():
             self._forget_pack(note.pack)  # another process may have found it before this one entered it
             update = "UPDATE cells SET pack = ?, stamp = '' WHERE key = ? AND"
             given = ((note.pack, key, stamp) for key, stamp in stamps.items())
@@ -333,7 +343,7 @@ class Index:
         `ours` says whether a cell that is in the index already is to be read from this pack: its entry, and whether
         the pack has its tensors. The latest cell of some options is their current one.
         """
-        with self.writing():
+        with self._changing_much(), self.writing():
             if self._execute("SELECT 1 FROM packs WHERE pack = ?", (note.pack,)).fetchone():
                 return
             keys = json.dumps([row.key for row in rows])

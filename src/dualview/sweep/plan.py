@@ -19,7 +19,7 @@ from dualview.sweep.spec import Grid
 from dualview.tasks.sampling import sample_demos
 from dualview.tasks.task import load_task
 
-_AT_ONCE = 20_000
+_AT_ONCE = 5_000
 """How many cells are looked up together."""
 
 

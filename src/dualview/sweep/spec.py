@@ -21,13 +21,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self, cast, get_args, get_type_hints, overload
+from typing import Annotated, Any, Self, TypeVar, cast, get_args, get_type_hints, overload
 
 import yaml
 from pydantic import (
     ConfigDict,
     PrivateAttr,
     RootModel,
+    SkipValidation,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -39,6 +40,7 @@ from dualview.io.hashing import digest
 from dualview.options import RunOptions, seeds_in, split_list
 from dualview.store.cell_key import fragment
 
+T = TypeVar("T")
 NAMES = tuple(field.name for field in fields(RunOptions))
 _NOT_HERE = {
     "out": "a sweep writes to its store",
@@ -55,7 +57,7 @@ _PREFIX_OPTIONS = ("demos", "shots", "seed", "separator")
 _TUNING_OPTIONS = ("ft_params", "ft_loss", "ft_rule", "epochs", "lr_grid", "lr")
 
 
-class Spec(RootModel[dict[str, tuple[Any, ...]]]):
+class Spec(RootModel[dict[str, Annotated[Sequence[Any], SkipValidation]]]):
     """A grid of runs: for each option that is given, the values it takes. A mistake is a UserError naming its key."""
 
     model_config = ConfigDict(frozen=True)
@@ -69,7 +71,7 @@ class Spec(RootModel[dict[str, tuple[Any, ...]]]):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_axes(cls, keys: Any, info: ValidationInfo) -> dict[str, tuple[Any, ...]]:
+    def _read_axes(cls, keys: Any, info: ValidationInfo) -> dict[str, Sequence[Any]]:
         where = str(info.context or "the spec")
         return {name: _checked(name, value, where) for name, value in _with_seeds(dict(keys), where).items()}
 
@@ -114,7 +116,7 @@ class Grid(Sequence[RunOptions]):
 
     def __init__(self, axes: Mapping[str, Sequence[Any]], span: range | None = None) -> None:
         self._names = tuple(axes)
-        self._axes = tuple(tuple(values) for values in axes.values())
+        self._axes = tuple(values if isinstance(values, range) else tuple(values) for values in axes.values())
         protocols = axes.get("protocol", ("modern",))
         self._bases = {name or "modern": vars(RunOptions.make(protocol=name)) for name in protocols}
         self._span = range(math.prod(map(len, self._axes))) if span is None else span
@@ -151,7 +153,7 @@ class Grid(Sequence[RunOptions]):
         axes = dict(zip(self._names, self._axes, strict=True))
         varied = [name for name in self._names if len(axes[name]) > 1]
         fixed = {name: axes[name][0] for name in self._names if name not in varied and axes[name][0] is not None}
-        parts = [[(value, _text_of(name, value)) for value in axes[name]] for name in varied]
+        parts = [_Texts(name, axes[name]) for name in varied]
         bases = {
             protocol: [_text_of(name, fixed.get(name, value)) for name, value in base.items()]
             for protocol, base in self._bases.items()
@@ -159,13 +161,42 @@ class Grid(Sequence[RunOptions]):
         base = bases[fixed.get("protocol", "modern")] if "protocol" not in varied else []
         places = [NAMES.index(name) for name in varied]
         wanted = [number for number, name in enumerate(varied) if name in shared]
-        chosen = itertools.islice(itertools.product(*parts), self._span.start, self._span.stop, self._span.step)
+        chosen = itertools.islice(_combinations(parts), self._span.start, self._span.stop, self._span.step)
         for combination in chosen:
             text = base or bases[combination[varied.index("protocol")][0]]
             text = text.copy()
             for place, (_, part) in zip(places, combination, strict=True):
                 text[place] = part
             yield digest("\n".join(text)), tuple(combination[number][0] for number in wanted) if wanted else ()
+
+
+class _Texts(Sequence[tuple[Any, str]]):
+    """An axis' values, each with the text that is hashed, made when it is asked for."""
+
+    def __init__(self, name: str, values: Sequence[Any]) -> None:
+        self._name, self._values = name, values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._values[index], _text_of(self._name, self._values[index])
+
+    def __iter__(self) -> Iterator[tuple[Any, str]]:
+        return ((value, _text_of(self._name, value)) for value in self._values)
+
+
+def _combinations(axes: Sequence[Sequence[T]]) -> Iterator[tuple[T, ...]]:
+    """`itertools.product`, which does not copy the longest axis: it may be a million seeds."""
+    if not axes:
+        yield ()
+        return
+    longest = max(range(len(axes)), key=lambda i: len(axes[i]))
+    after = list(itertools.product(*axes[longest + 1 :]))
+    for before in itertools.product(*axes[:longest]):
+        for value in axes[longest]:
+            for rest in after:
+                yield (*before, value, *rest)
 
 
 def _text_of(name: str, value: Any) -> str:
@@ -231,9 +262,9 @@ def _with_seeds(given: dict[str, Any], where: str) -> dict[str, Any]:
             f"{where}: seeds is {seeds}, which is not a draw; write seeds: 1:5 for five draws, or seed: {seeds} for "
             "the draw of that number."
         )
-    parts = cast("Sequence[Any]", seeds) if isinstance(seeds, list | tuple) else (seeds,)
-    found = [seed for part in parts for seed in _seeds(part, where)]
-    return {**given, "seed": found}
+    if not isinstance(seeds, list | tuple):
+        return {**given, "seed": _seeds(seeds, where)}
+    return {**given, "seed": [seed for part in cast("Sequence[Any]", seeds) for seed in _seeds(part, where)]}
 
 
 def _seeds(value: Any, where: str) -> Sequence[Any]:
@@ -248,7 +279,7 @@ def _seeds(value: Any, where: str) -> Sequence[Any]:
     return found
 
 
-def _checked(name: str, value: Any, where: str) -> tuple[Any, ...]:
+def _checked(name: str, value: Any, where: str) -> Sequence[Any]:
     """An option's values, each validated as `dualview run` would."""
     if name in _NOT_HERE:
         raise UserError(f"{where}: {name} does not go in a spec: {_NOT_HERE[name]}.")
@@ -256,6 +287,8 @@ def _checked(name: str, value: Any, where: str) -> tuple[Any, ...]:
         near = difflib.get_close_matches(name.replace("-", "_"), NAMES, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise UserError(f"{where}: there is no option {name}{hint}; the keys are the options of `dualview run --help`.")
+    if isinstance(value, range) and all(_one(name, end, where) == end for end in (value[0], value[-1])):
+        return value  # perhaps a million seeds, all of one kind and none twice
     values = _values(name, value)
     if not values:
         raise UserError(f"{where}: {name} is an empty list; give at least one value.")

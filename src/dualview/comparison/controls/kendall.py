@@ -11,7 +11,7 @@ Fine-tuning's side comes in two forms, each with its control at a learning rate 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from dualview.comparison.controls.settings import REORDERED, reordered
 from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
 from dualview.duality.on_model.dual_finetuning import role_factors, update_contributions
 from dualview.learning.recipe import ROLES_OF, TrainingRecipe
-from dualview.learning.traces import Factors, TrainingTokens, TrainingTrace, trace_training
+from dualview.learning.traces import Factors, TrainingTokens, TrainingTrace
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, TappedQueries
 from dualview.records import TokenScores
@@ -40,27 +40,35 @@ def _single(projections: Mapping[Role, tuple[Projection, ...]]) -> dict[Role, Pr
     return {role: found[0] for role, found in projections.items() if len(found) == 1}
 
 
+def followed_taps(lm: LanguageModel, recipe: TrainingRecipe) -> tuple[Projection, ...] | None:
+    """The projections whose outputs the traces of `token_scores` need; None where there are no such scores.
+
+    That is where the model's layers do not have one projection for each of q, k and v, or training is no sum over
+    tokens of changes of projections.
+    """
+    layers = [_single(layer.projections) for layer in lm.anatomy.layers]
+    summed = recipe.params != "all" and recipe.rule != "distilled"
+    if not summed or any(set(layer) != {"q", "k", "v"} for layer in layers):
+        return None
+    return tuple(layer["q"] for layer in layers)
+
+
 def token_scores(
     lm: LanguageModel,
     prompts: PromptSet,
     recipe: TrainingRecipe,
-    lr: float,
+    traces: Sequence[TrainingTrace],
     passes: Mapping[str, Asked],
-    icl_reordered: Asked | None,
 ) -> TokenScores | None:
     """Every training token's score in context, and by the released and the dual forms with their controls.
 
-    Of `passes`, icl (and `icl_reordered`) must hold the summed logits, ft and zsl the taps of `taps_of`. None where
-    the model's layers do not have one projection for each of q, k and v, or training is no sum over tokens of changes
-    of projections.
+    Of `passes`, icl must hold the summed logits, ft and zsl the taps of `taps_of`; `traces` are those of the trainings
+    at FT's rate and at 0, with the outputs of `followed_taps`. None where there are none of these.
     """
-    layers = [_single(layer.projections) for layer in lm.anatomy.layers]
-    icl = passes["icl"]
-    summed = recipe.params != "all" and recipe.rule != "distilled"
-    if not summed or any(set(layer) != {"q", "k", "v"} for layer in layers) or icl.demo_logits is None:
+    icl, queries = passes["icl"], followed_taps(lm, recipe)
+    if queries is None or icl.demo_logits is None:
         return None
-    queries = [layer["q"] for layer in layers]
-    traces = trace_training(lm, prompts.training_sequences, (lr, 0.0), recipe, queries)
+    layers = [_single(layer.projections) for layer in lm.anatomy.layers]
     shared = demo_tokens(prompts)
     scores = {"icl": icl.demo_logits[:, :, shared.place.numpy()]}
     for suffix, trace, asked in zip(("", "_lr0"), traces, (passes["ft"], passes["zsl"]), strict=True):
@@ -71,10 +79,16 @@ def token_scores(
             if role != "q":
                 inputs = [taps[id(layer[role])].x for layer in layers]
                 scores[f"dual_{role}{suffix}"] = _with_ties(_dual(lm, trace, role, inputs, shared))
-    if icl_reordered is not None and icl_reordered.demo_logits is not None:
-        places = _places_when_reordered(prompts).numpy()
-        scores["icl_reordered"] = _with_ties(icl_reordered.demo_logits[:, :, places])
     return TokenScores(shared.demo.numpy(), scores)
+
+
+def with_ceiling(scores: TokenScores, prompts: PromptSet, icl_reordered: Asked) -> TokenScores:
+    """The scores with those of the same tokens in a prompt of another order, whose pass holds the summed logits."""
+    if icl_reordered.demo_logits is None:
+        return scores
+    places = _places_when_reordered(prompts).numpy()
+    again = _with_ties(icl_reordered.demo_logits[:, :, places])
+    return TokenScores(scores.demo, {**scores.by_rule, "icl_reordered": again})
 
 
 def _with_ties(scores: Float[np.ndarray, "query layer token"]) -> Float[np.ndarray, "query layer token"]:

@@ -8,17 +8,19 @@ of one batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from dualview.anatomy.layers import Projection
 from dualview.comparison.prepare import Prepared
 from dualview.io.errors import UserError
-from dualview.io.progress import Progress
+from dualview.io.progress import Advance, Progress
 from dualview.learning.finetune import train
 from dualview.learning.recipe import Training, TrainingRecipe, Tuned, step_count
 from dualview.learning.selection import ask_each
+from dualview.learning.traces import TrainingTrace, train_followed
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.sim_aou import relative_update_norm
 from dualview.models.language_model import LanguageModel
@@ -41,6 +43,8 @@ class TrainedControls:
     """Each one's update over FT's, where they were made equal: near 1."""
     problems: Mapping[str, UserError]
     """Why some could not be run."""
+    traces: Mapping[str, TrainingTrace] = field(default_factory=dict[str, TrainingTrace])
+    """Of the trainings that were followed. They are large: use them before the next pass."""
 
     def get(self, name: str) -> Tuned:
         if name in self.problems:
@@ -62,10 +66,13 @@ def train_controls(
     sized: Sequence[str] = (),
     size: float | None = None,
     lm: LanguageModel | None = None,
+    followed: Mapping[str, Training] = {},
+    taps: Sequence[Projection] = (),
 ) -> TrainedControls:
     """Train the controls, all as rows of one batch; those named in `sized` until their updates are as large as `size`.
 
-    A control that cannot be made (one demonstration has no other order) is left out, with the reason.
+    A control that cannot be made (one demonstration has no other order) is left out, with the reason. `followed` are
+    further rows, shown the same sequences, of which the traces are kept, with the outputs of `taps`.
     """
     lm = lm or prepared.lm
     trainings: dict[str, Training] = {}
@@ -75,17 +82,34 @@ def train_controls(
             trainings[name] = make()
         except UserError as error:
             problems[name] = error
-    if not trainings:
+    if not trainings and not followed:
         return TrainedControls({}, {}, problems)
-    steps = sum(step_count(training, recipe) for training in trainings.values())
+    steps = sum(step_count(training, recipe) for training in (*trainings.values(), *followed.values()))
     with progress.part(f"fine-tuning {len(trainings)} controls", steps) as advance:
-        tuned = dict(zip(trainings, train(lm, list(trainings.values()), recipe, advance), strict=True))
+        tuned, traces = _train_all(lm, trainings, followed, recipe, taps, advance)
     # What distillation fits decides its size, not its rate.
     names = [name for name in sized if name in trainings and recipe.rule != "distilled"]
     if size is None or not size > 0 or not names:
-        return TrainedControls(tuned, {}, problems)
+        return TrainedControls(tuned, {}, problems, traces)
     sizes = _corrected(prepared, lm, recipe, trainings, tuned, names, size)
-    return TrainedControls(tuned, sizes, problems)
+    return TrainedControls(tuned, sizes, problems, traces)
+
+
+def _train_all(
+    lm: LanguageModel,
+    trainings: Mapping[str, Training],
+    followed: Mapping[str, Training],
+    recipe: TrainingRecipe,
+    taps: Sequence[Projection],
+    advance: Advance,
+) -> tuple[dict[str, Tuned], dict[str, TrainingTrace]]:
+    if not followed:
+        return dict(zip(trainings, train(lm, list(trainings.values()), recipe, advance), strict=True)), {}
+    every = {**followed, **trainings}  # those that are followed first: then they are one batch, if they fit in one
+    tuned, traces = train_followed(lm, list(every.values()), recipe, range(len(followed)), taps, advance)
+    found = dict(zip(every, tuned, strict=True))
+    # Without the memory of the followed ones, which are not needed when they have been read.
+    return {name: found[name].alone() for name in trainings}, dict(zip(followed, traces, strict=True))
 
 
 def _corrected(
