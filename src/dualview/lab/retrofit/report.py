@@ -336,11 +336,14 @@ def figures(result: LabResult) -> dict[str, Figure]:
     figure = new_figure(4.2 + 2.2 * len(differences[0].get("accuracy_by_labels") or [""]), 1.7 + 0.3 * len(differences))
     kinds = list(differences[0].get("accuracy_by_labels") or [""])
     left, *others = figure.subplots(1, 1 + len(kinds), sharey=True)
-    titles = [f"in-context accuracy, difference{kind and f', {kind} labels'}" for kind in kinds]
+    titles = ["in-context accuracy, difference" + (f"\n{kind} label words" if kind else "") for kind in kinds]
     for axes, label in zip((left, *others), (f"perplexity at {length}, change in %", *titles), strict=True):
         dress(axes, xlabel=label)
         axes.axvline(0, color="#333333", linewidth=0.8)
-    left.set_xscale("symlog", linthresh=1.0)
+    losses = [_in_percent(each["loss"][str(length)]) for each in differences if each["loss"][str(length)]]
+    wide = any(abs(each["mean"]) > 1 for each in losses)
+    if wide:
+        left.set_xscale("symlog", linthresh=1.0)
     left.xaxis.set_major_formatter(_signed)
     for at, each in enumerate(differences):
         loss = each["loss"][str(length)]
@@ -351,7 +354,8 @@ def figures(result: LabResult) -> dict[str, Figure]:
     left.set_ylim(len(differences) - 0.5, -0.5)
     note = (
         f"{result.provenance['model']}, {found['trainings'][0]['tokens']:,} tokens for each arm and seed. "
-        "Left: below 0 is better, linear within ±1 %; right: above 0 is better. 95 % intervals of paired differences: "
+        f"Left: below 0 is better{', linear within ±1 %' if wide else ''}; right: above 0 is better. "
+        "95 % intervals of paired differences: "
         "thick over seeds (with one seed over blocks or queries), thin over blocks or queries of the mean over seeds."
     )
     small_print(figure, "A pretrained model trained further: each change less the control", note)

@@ -203,7 +203,7 @@ def _set_up(job: Job[RetrofitSettings]) -> _Bench:
         for side in (corpus.train, corpus.held_out[:most])
     )
     asked: Any = {"shots": settings.shots, "n_queries": settings.n_queries, "draws": range(1, settings.draws + 1)}
-    prompts = {
+    prompts: dict[tuple[str, Labels], list[PromptSet]] = {
         (task.name, labels): prompts_of(task.relabelled(labels), lm.tokenizer, lm.context, **asked)
         for labels in settings.labels
         for task in tasks
