@@ -29,9 +29,10 @@ PLACE = "<!-- every verb, filled in when the site is built -->"
 def on_config(config: Any) -> Any:
     """Called by mkdocs first: put the pages of results before the conventions."""
     docs = Path(config["docs_dir"])
-    pages = {"Findings": "findings.md", "Appendix to the findings": "appendix.md"}
-    findings: list[Any] = [{title: page} for title, page in pages.items() if (docs / page).is_file()]
-    labs = sorted(f"lab/{page.name}" for page in (docs / "lab").glob("*.md"))
+    results = {"Findings": "findings.md", "Appendix to the findings": "appendix.md"}
+    findings: list[Any] = [{title: page} for title, page in results.items() if (docs / page).is_file()]
+    pages = sorted((docs / "lab").glob("*.md"), key=lambda page: (page.stem == "more", page.name))
+    labs = [f"lab/{page.name}" for page in pages]
     at = next(i for i, entry in enumerate(config["nav"]) if "Conventions" in entry)
     config["nav"][at:at] = [*findings, *([{"The lab": labs}] if labs else [])]
     return config

@@ -62,7 +62,7 @@ def test_every_checkpoint_is_compared_as_run_would(place: Path):
     assert not list((place / "out").glob(".state-*"))
     read = LabResult.load(place / "out" / "dynamics.json")
     assert "\n\n".join(t.markdown() for t in tables(read)) in (place / "out" / "dynamics.md").read_text()
-    assert set(figures(read)) == {"dynamics-plain-seed1", "dynamics-plain-seed1-accuracy"}
+    assert set(figures(read)) == {"dynamics-plain-seed1"}
     likeness = tables(read)[0]
     assert {row[4] for row in likeness.rows} <= {"0 of 2", "1 of 2", "2 of 2"}
     assert f"{likeness.columns[4]}: draws in which".capitalize() in likeness.note

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualview.io.errors import UserError
-from dualview.lab.docs_tables import filled
+from dualview.lab.docs_tables import drawn, filled
 from dualview.lab.harness import (
     Clock,
     Findings,
@@ -257,10 +259,30 @@ def test_tables_in_documents_are_those_of_the_files(page):
     assert filled(page) == page.read_text(encoding="utf-8"), f"run python -m dualview.lab.docs_tables {page}"
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "more"], ids=lambda page: page.stem)
+def test_a_page_has_one_question_one_table_one_figure_and_a_finding(page):
+    text = page.read_text(encoding="utf-8")
+    files, images = re.findall(r"<!-- lab: (\S+)", text), re.findall(r"!\[[^]]+\]\((\S+)\)", text)
+    assert re.match(r"# Lab: [^\n]+\?\n", text) and text.count("\n# ") == 0
+    assert len(re.findall(r"^\| ?---", text, re.MULTILINE)) == len(files) == len(images) == 1
+    assert text.count("\n**Found:** ") == 1
+    assert images[0].startswith(files[0].removesuffix(".json")) and (page.parent / images[0]).is_file()
+
+
+def test_the_figures_of_a_page_are_drawn_from_its_files(tmp_path):
+    page = tmp_path / "page.md"
+    shutil.copy(PAGES[0].parent / "bound.json", tmp_path / "bound_2.json")
+    page.write_text("<!-- lab: bound_2.json -->\n<!-- end -->\n\n![Gap](bound_2.png)\n")
+    assert list(drawn(page)) == ["bound_2"]
+    page.write_text("<!-- lab: bound_2.json -->\n<!-- end -->\n\n![Gap](bound_3.png)\n")
+    with pytest.raises(UserError, match="no file of the page has the figure bound_3"):
+        drawn(page)
+
+
 def test_a_page_is_filled_from_its_file(tmp_path):
     import dualview.lab
 
-    tiny = {"dims": 2, "demos": 3, "steps": 1, "batch_size": 4, "eval_tasks": 20, "shifts": False, "device": "cpu"}
+    tiny = {"dims": 2, "demos": 3, "steps": 1, "batch_size": 4, "eval_tasks": 20, "device": "cpu"}
     dualview.lab.regression(**tiny, json=tmp_path / "r.json")
     page = tmp_path / "page.md"
     page.write_text("Before.\n\n<!-- lab: r.json -->\nold\n<!-- end -->\n\nAfter.\n")
@@ -269,8 +291,8 @@ def test_a_page_is_filled_from_its_file(tmp_path):
     assert text.startswith("Before.") and text.endswith("After.\n") and "old" not in text
     assert "dualview lab regression --seed 1 --device cpu --dims 2" in text and "| gradient descent |" in text
     assert filled(page) == text
-    page.write_text("<!-- lab: r.json similar -->\n<!-- end -->\n")
-    assert "**How similar they are**" in filled(page) and "in context: loss**" not in filled(page)
+    page.write_text("<!-- lab: r.json Away -->\n<!-- end -->\n")
+    assert "**Away from the training's problems**" in filled(page) and "in context: loss**" not in filled(page)
     page.write_text("<!-- lab: r.json none such -->\n<!-- end -->\n")
     with pytest.raises(UserError, match="no table with 'none such' in its title"):
         filled(page)

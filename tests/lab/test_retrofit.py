@@ -241,6 +241,38 @@ def test_with_minutes_no_training_begins_too_late_and_a_later_call_continues(pla
     assert whole.results["trainings"][0] == short.results["trainings"][0]
 
 
+def test_a_run_that_is_killed_leaves_the_result_of_the_trainings_it_finished(place: Path, monkeypatch):
+    import dualview.lab.retrofit.run as module
+
+    ours = module._training
+
+    def dying(bench: Any, arm: str, *rest: Any) -> dict[str, Any]:
+        if arm == "sign":
+            raise KeyboardInterrupt
+        return ours(bench, arm, *rest)
+
+    monkeypatch.setattr(module, "_training", dying)
+    with pytest.raises(KeyboardInterrupt):
+        retrofit(out=place / "dead", **_options(place, n_queries=0))
+    left = LabResult.load(place / "dead" / "retrofit.json")
+    assert [t["arm"] for t in left.results["trainings"]] == ["plain", "momentum"]
+    assert left.results["left_out"] == ["sign/1"] and "sign/1" in tables(left)[0].note
+
+
+def test_natural_and_abstract_labels_are_asked_and_compared_apart(place: Path):
+    found = retrofit(**_options(place, only="plain,momentum", labels="natural,abstract", batch=2, micro_batch=1))
+    asked = found.results["trainings"][1]["few_shot"]
+    assert [(task["task"], task["labels"]) for task in asked] == [("tiny", "natural"), ("tiny", "abstract")]
+    difference = found.results["differences"][0]
+    assert list(difference["accuracy_by_labels"]) == ["natural", "abstract"]
+    for kind, task in zip(("natural", "abstract"), asked, strict=True):
+        assert found.results["arms"]["momentum"]["by_labels"][kind] == pytest.approx(np.mean(task["icl"]))
+    arms, tasks = (table.markdown() for table in tables(found)[:2])
+    assert "accuracy, abstract labels" in arms and "with abstract labels" in arms
+    assert "| tiny, abstract labels |" in tasks
+    assert len(figures(found)["retrofit"].axes) == 3
+
+
 def test_the_time_of_a_training_is_expected_from_the_arms_last(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("dualview.lab.retrofit.run.time.monotonic", lambda: now[0])
@@ -342,6 +374,8 @@ def test_a_diverged_arm_is_said_to_be_so():
         ({"only": "momentum"}, "plain is the control"),
         ({"context": 4096}, "eval-tokens"),
         ({"warmup": 900}, "warmup"),
+        ({"batch": 6, "micro_batch": 4}, "does not divide"),
+        ({"labels": "natural,foo"}, "labels"),
         ({"only": "sign,plain", "minutes": 5}, "plain must come first"),
     ],
 )

@@ -226,7 +226,7 @@ def test_the_lab_on_a_tiny_model(place: Path, monkeypatch):
     assert again.results == first.results and first.seeds == [1, 2]
     read = LabResult.load(place / "out" / "sign.json")
     assert "\n\n".join(t.markdown() for t in tables(read)) in (place / "out" / "sign.md").read_text()
-    assert set(figures(read)) == {path.stem for path in (place / "out").glob("*.png")} == {"sign-sink", "sign-loss"}
+    assert set(figures(read)) == {path.stem for path in (place / "out").glob("*.png")} == {"sign"}
     by = {(c["scale"], c["spared"]): c["loss"] for c in told["results"]["conditions"]}
     assert len({round(loss, 9) for loss in by.values()}) == 18  # each does something of its own
     lm = load_model(str(place / "model"), device="cpu")

@@ -177,7 +177,7 @@ def test_the_lab_on_a_tiny_model(place: Path, monkeypatch: pytest.MonkeyPatch):
     assert not list((place / "out").glob(".state-*"))
     assert "\n\n".join(t.markdown() for t in tables(read)) in (place / "out" / "votes.md").read_text()
     assert len(tables(read)[0].rows) == 2 * len(classifier.RULES) and len(tables(read)[2].rows) == len(on_model.RULES)
-    assert set(figures(read)) == {"votes-classifier", "votes-model"}
+    assert set(figures(read)) == {"votes"}
     assert read.provenance["command"].startswith("dualview lab votes --seed 1 --device cpu --seeds 2")
 
 

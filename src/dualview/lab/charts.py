@@ -9,11 +9,28 @@ from dualview.report.charts.spec import Axis, Chart, Series
 from dualview.report.figures.curves import Curve
 
 
-def lines(series: Mapping[str, Curve], x: Axis, y: Axis, rules: Mapping[str, float] | None = None) -> Chart:
-    """A line for each curve, with its band; `rules` are horizontal lines."""
+def lines(
+    series: Mapping[str, Curve],
+    x: Axis,
+    y: Axis,
+    rules: Mapping[str, float] | None = None,
+    like: Sequence[str] = (),
+) -> Chart:
+    """A line for each curve, with its band; `rules` are horizontal lines.
+
+    `like` names the curves of another panel: one of the same name gets the same colour and marker here.
+    """
+    places = {name: place for place, name in enumerate(like)}
     drawn: list[Series] = [
-        {"name": name, "x": curve.x, "values": curve.mean, "lo": curve.lo, "hi": curve.hi}
-        for name, curve in series.items()
+        {
+            "name": name,
+            "x": curve.x,
+            "values": curve.mean,
+            "lo": curve.lo,
+            "hi": curve.hi,
+            "look": places.get(name, number),
+        }
+        for number, (name, curve) in enumerate(series.items())
     ]
     across = [{"name": name, "value": value} for name, value in (rules or {}).items()]
     return Chart("lines", {"title": "", "x": x, "y": y, "series": drawn, "rules": across})  # pyright: ignore

@@ -154,6 +154,11 @@ class Job(Generic[SettingsT]):
                 advance(1)
         return found
 
+    def keep(self, found: Findings) -> None:
+        """Write OUT/<lab>.json with what was found so far, for a run that may be killed."""
+        if self.out is not None:
+            write_json(self.out / f"{self.lab}.json", self.result(found).to_json())
+
     def result(self, found: Findings) -> LabResult:
         settings, facts, lm = found.settings or self.settings, found.facts, self.lm
         if lm is not None:

@@ -77,6 +77,18 @@ def test_every_block_once_before_any_twice(tokens, context, batch, seed):
     assert int(row[0, 0]) == blocks.numbers(1)[0] * context
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_micro_batches_give_the_same_training_in_less_memory(rows):
+    """Two rows of three leave an uneven last part."""
+    whole, at_once = _train("momentum", replace(RECIPE, steps=6))
+    parts, bit_by_bit = _train("momentum", replace(RECIPE, steps=6, micro_batch=rows))
+    assert bit_by_bit.losses == pytest.approx(at_once.losses, abs=1e-5)
+    for p, q in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(p, q, atol=3e-4, rtol=1e-3)
+    batch = Blocks(TOKENS, 16, 3, 1).take(0)
+    assert saved_bytes(parts, batch[:rows]) < saved_bytes(parts, batch) or rows == 3
+
+
 def test_the_order_is_the_seeds_alone():
     one, two = (Blocks(TOKENS, 16, 3, seed) for seed in (1, 2))
     assert not np.array_equal(one.numbers(0), two.numbers(0))

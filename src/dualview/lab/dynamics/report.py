@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dualview.lab.charts import lines
 from dualview.lab.harness import LabResult, Table, between, number
 from dualview.lab.summaries import interval_curve, mean
-from dualview.report.figures.curves import Curve, curves
+from dualview.report.charts.spec import Axis
+from dualview.report.figures.curves import Curve
+from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,12 +136,12 @@ def figures(result: LabResult) -> dict[str, Figure]:
             "SimAM delta": _curve(own, "sim_am.delta"),
         }
         right = {f"accuracy, {each}": _curve(own, f"accuracy.{each}") for each in ("zsl", "icl", "ft")}
-        title = f"{name}: are the two updates similar?"
-        drawn[f"dynamics-{name}"] = curves(
-            similar, title, "training step", "cosine", note, references={"unrelated": 0.0}, log_x=True
-        )
-        title = f"{name}: accuracy of each setting"
-        drawn[f"dynamics-{name}-accuracy"] = curves(right, title, "training step", "accuracy", note, log_x=True)
+        step: Axis = {"label": "training step", "log": True}
+        panels = [
+            lines(similar, step, {"label": "cosine"}, {"unrelated": 0.0}),
+            lines(right, step, {"label": "accuracy"}),
+        ]
+        drawn[f"dynamics-{name}"] = draw(panels, f"{name}: are the two updates similar?", note, (6.4, 5.6))
     return drawn
 
 

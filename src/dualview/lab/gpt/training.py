@@ -49,6 +49,8 @@ class CorpusRecipe:
     time_limit: float | None = None
     coefficient_lr: float | None = None
     """The highest learning rate of what a variant adds (η, α, σ); None: the same as of all weights."""
+    micro_batch: int = 0
+    """Rows of a batch that are in memory at once: their gradients are added up. 0: all rows."""
     loss_rows: int = 0
     """Tokens whose logits are held at once; 0: all on a CPU, LOSS_ROWS on a GPU."""
 
@@ -73,6 +75,8 @@ class TrainingOutcome:
     """The same in processor time of all threads, which other programs do not affect; None on a GPU."""
     peak_bytes: int | None
     """The peak of allocated GPU memory; None on a CPU."""
+    first_bytes: int | None
+    """Allocated before the first step: weights, and anything that earlier trainings left behind."""
     resumed: bool
     seconds: float
     """In this process; the time before a restart is not counted."""
@@ -154,7 +158,7 @@ def train(
     loss_of = _loss_of(model, blocks, recipe)
 
     def trial() -> None:
-        cast(Any, loss_of(blocks.take(0))).backward()
+        _backward(loss_of, blocks.take(0), recipe.micro_batch)
 
     with compiled_layers(model, recipe.compile, trial) as compiled:
         return replace(_train(model, blocks, recipe, unit, loss_of, advance, keep, set(keep_at)), compiled=compiled)
@@ -166,6 +170,16 @@ def _loss_of(model: PreTrainedModel, blocks: Blocks, recipe: CorpusRecipe) -> Ca
     if rows and has_plain_head(model, blocks.tokens):
         return batch_loss(model, recipe.precision, rows)
     return lambda tokens: token_losses(model, tokens, recipe.precision).mean()
+
+
+def _backward(loss_of: Callable[[Tensor], Tensor], tokens: Int[Tensor, "batch token"], rows: int) -> Float[Tensor, ""]:
+    """The batch's mean loss, `rows` rows at a time (0: all at once); adds its gradients to those of the parameters."""
+    total = torch.zeros((), device=tokens.device)
+    for part in tokens.split(rows or len(tokens)):
+        loss = loss_of(part) * (len(part) / len(tokens))
+        cast(Any, loss).backward()
+        total = total + loss.detach()
+    return total
 
 
 def _train(
@@ -190,12 +204,11 @@ def _train(
     while step < recipe.steps and status == "ok":
         for group in optimiser.param_groups:
             group["lr"] = recipe.rate(step) * group.get("times", 1.0)
-        loss = loss_of(blocks.take(step))
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = _backward(loss_of, blocks.take(step), recipe.micro_batch)
         nn.utils.clip_grad_norm_(model.parameters(), recipe.clip, foreach=device.type == "cuda")
         optimiser.step()
-        losses[step] = loss.detach()
+        losses[step] = loss
         step += 1
         if step in wanted:
             keep(step)
@@ -219,6 +232,7 @@ def _train(
         seconds_per_step=median_of(watch.laps),
         processor_seconds_per_step=median_of(watch.processor_laps) if device.type == "cpu" else None,
         peak_bytes=watch.peak(),
+        first_bytes=watch.first_bytes,
         resumed=unit.resumed,
         seconds=watch.seconds(),
     )
@@ -249,8 +263,10 @@ class _Watch:
         self.processor_laps: list[float] = []
         self.begun = time.perf_counter()
         self.resume()
+        self.first_bytes: int | None = None
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+            self.first_bytes = torch.cuda.memory_allocated(device)
 
     def stretch(self, steps: int) -> None:
         if steps == EVERY:
@@ -338,6 +354,7 @@ def cost_of(model: PreTrainedModel, trained: TrainingOutcome, recipe: CorpusReci
         "processor_seconds_per_step": trained.processor_seconds_per_step,
         **throughput(model, recipe.precision, recipe.batch, recipe.context, trained.seconds_per_step),
         "compiled": trained.compiled,
+        "first_bytes": trained.first_bytes,
         "peak_bytes": trained.peak_bytes,
         "seconds": trained.seconds,
         "resumed": trained.resumed,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dualview.lab.charts import lines
 from dualview.lab.harness import LabResult, Table, between, power
 from dualview.lab.summaries import student_ci
-from dualview.report.charts.spec import Axis
+from dualview.report.charts.spec import Axis, Chart
 from dualview.report.figures.curves import Curve
 from dualview.report.figures.draw import draw
 
@@ -181,10 +181,16 @@ def _curve(x: Sequence[float], heads: Sequence[Sequence[float]], band: bool = Tr
 
 def figures(result: LabResult) -> dict[str, Figure]:
     """Error against the number of features, and the dual model's distance and loss against the tokens it has seen."""
-    return {"kernel-features": _features_figure(result), "kernel-training": _training_figure(result)}
+    note = (
+        f"{_where(result)}; random layers of the paper's kind. Top: error against the number of features. Middle: the "
+        "dual model's distance to the head's output, token by token. Bottom: decrease of its representation loss, in "
+        "the prompt's order. Lines: median head; bands: 10 to 90 % of heads."
+    )
+    panels = [_features_panel(result), *_training_panels(result)]
+    return {"kernel": draw(panels, "How many features does a head need, and how is it approached?", note, (6.4, 8.6))}
 
 
-def _features_figure(result: LabResult) -> Figure:
+def _features_panel(result: LabResult) -> Chart:
     r = result.results
     found, x = r["model"]["errors"], r["sizes"]
     best = {
@@ -195,14 +201,12 @@ def _features_figure(result: LabResult) -> Figure:
     series = {f"real: {name}": _curve(x, found[name]["heads"]) for name in best.values()}
     series["real: m largest weights"] = _curve(fewer, [q[: len(fewer)] for q in found[TOP]["heads"]])
     series |= {f"random layers: {kind}": _curve(x, r["random"]["errors"][kind]["heads"]) for kind in best}
-    title, target = "How many random features does a head need?", result.settings["target"]
+    target = result.settings["target"]
     y: Axis = {"label": "relative error of the head's output", "log": True, "min": 1e-3, "max": 30.0}
-    panel = lines(series, {"label": "number of features m (or of tokens)", "log": True}, y, {f"{target:.0%}": target})
-    note = f"{_where(result)}; random layers of the paper's kind. Lines: median head; bands: 10 to 90 % of heads."
-    return draw([panel], title, note, (6.4, 4.4))
+    return lines(series, {"label": "number of features m (or of tokens)", "log": True}, y, {f"{target:.0%}": target})
 
 
-def _training_figure(result: LabResult) -> Figure:
+def _training_panels(result: LabResult) -> list[Chart]:
     found = result.results["model"]["training"]
     curves = {f"real heads, {name}": found[order]["curve"]["heads"] for order, name in NAMES.items()}
     steps = len(next(iter(curves.values()))[MIDDLE]) - 1
@@ -214,13 +218,7 @@ def _training_figure(result: LabResult) -> Figure:
         "real heads, centred keys": _curve(x, found["loss, centred keys"]["curve"]["heads"]),
     }
     seen: Axis = {"label": "share of the demonstrations' tokens seen"}
-    panels = [
+    return [
         lines(distance, seen, {"label": "‖ŷ_t − h'‖ / ‖h'‖"}),
         lines(loss, seen, {"label": "share of the loss's decrease"}),
     ]
-    title = "The dual model sees one token after another"
-    note = (
-        f"{_where(result)}. Above: distance to the head's output. Below: decrease of the representation loss, in the "
-        "prompt's order. Lines: median head; bands: 10 to 90 % of heads."
-    )
-    return draw(panels, title, note, (6.4, 5.6))

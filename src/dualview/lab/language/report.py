@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dualview.lab.charts import lines
 from dualview.lab.gpt.model import NAMES
 from dualview.lab.harness import LabResult, Table, between, number
 from dualview.lab.summaries import interval_curve, mean, over_seeds, over_trainings_or_rows, range_curve
-from dualview.report.figures.curves import Curve, curves
+from dualview.report.charts.spec import Axis
+from dualview.report.figures.curves import Curve
+from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -249,28 +252,15 @@ def figures(result: LabResult) -> dict[str, Figure]:
     for name in found["variants"]:
         own = [t["curve"] for t in found["trainings"] if t["variant"] == name]
         loss[TITLES[name]] = range_curve(max((c["step"] for c in own), key=len), [c["loss"] for c in own])
-    drawn = {
-        "language-loss": curves(
-            loss,
-            "Training loss by attention",
-            "step",
-            "nats per token",
-            f"{note} Bands: the range over seeds.",
-            log_x=True,
-        )
-    }
+    panels = [lines(loss, {"label": "step", "log": True}, {"label": "training loss, nats per token"})]
     against = {
         TITLES[each["variant"]]: interval_curve(found["lengths"], list(each["loss"].values()), percent)
         for each in found["differences"]
         if each["against"] == "plain" and all(each["loss"].values())
     }
+    note += " Training loss: bands are the range over seeds."
     if against:
-        drawn["language-perplexity"] = curves(
-            against,
-            "Held-out perplexity against plain attention",
-            "tokens read at a time",
-            "change, %",
-            f"{note} Below 0: better than plain. Bands: 95 % intervals. {LIMITS}",
-            references={"plain softmax": 0.0},
-        )
-    return drawn
+        x: Axis = {"label": "tokens read at a time"}
+        panels.append(lines(against, x, {"label": "perplexity against plain, %"}, {"plain softmax": 0.0}, [*loss]))
+        note += f" Perplexity: below 0 is better than plain; bands are 95 % intervals. {LIMITS}"
+    return {"language": draw(panels, "Small GPTs that differ in their attention", note, (6.4, 3.2 * len(panels)))}

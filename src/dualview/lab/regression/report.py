@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from dualview.lab.charts import lines
 from dualview.lab.harness import LabResult, Table, between
 from dualview.lab.summaries import range_curve
-from dualview.report.figures.curves import Curve, curves
+from dualview.report.charts.spec import Chart
+from dualview.report.figures.curves import Curve
+from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,17 +22,18 @@ NAMES = {"gd": "gradient descent", "gd_plus_plus": "GD++", "trained": "trained",
 def tables(result: LabResult) -> list[Table]:
     if result.settings["task"] == "sine":
         return [_sine_table(result)]
-    found = [_losses_table(result), _similarity_table(result)]
-    return found + ([_shifts_table(result)] if "shifts" in result.results else [])
+    return [_losses_table(result), *([_shifts_table(result)] if "shifts" in result.results else [])]
 
 
 def figures(result: LabResult) -> dict[str, Figure]:
-    found = {"regression_training": _training_figure(result)}
+    """Loss in training, similarity to gradient descent (or GD++) in training, and loss at other input scales."""
+    panels = [_training_panel(result)]
     if result.settings["task"] == "linear":
-        found["regression_similarity"] = _similarity_figure(result)
-    for name, shift in result.results.get("shifts", {}).items():
-        found[f"regression_{name}"] = _shift_figure(result, name, shift)
-    return found
+        panels.append(_similarity_panel(result))
+    if "input_scale" in result.results.get("shifts", {}):
+        panels.append(_shift_panel(result, "input_scale"))
+    note = f"{_note(result)} In training: on the first {result.results['curve_tasks']:,} of the problems in the table."
+    return {"regression": draw(panels, "Does training find gradient descent?", note, (6.4, 0.8 + 2.4 * len(panels)))}
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
@@ -79,29 +83,34 @@ def _losses_table(result: LabResult) -> Table:
     if closed is not None:
         shown.append(("closed form", [closed["loss"]], f"rate {closed['rate']:.3f}, over all problems"))
     shown.append(("predicting 0", [against["zero"]], ""))
+    similar = {NAMES[key]: _similarity(rows, key) for key in ("gd", "gd_plus_plus") if key in rows[0]}
     cells = [
-        [name, _over(losses), "1" if name == "gradient descent" else _over([v / gd["loss"] for v in losses]), how]
+        [
+            name,
+            _over(losses),
+            "1" if name == "gradient descent" else _over([v / gd["loss"] for v in losses]),
+            *similar.get(name, [""] * 4),
+            how,
+        ]
         for name, losses, how in shown
     ]
-    note = f"{_what(result)}. Loss ½(ŷ − y)² on {result.results['eval_tasks']:,} problems{_seeds(result)}."
-    return Table("Regression in context: loss", ["", "loss", "over gradient descent's", "how"], cells, note)
-
-
-def _similarity_table(result: LabResult) -> Table:
-    rows, shown = _rows(result), list[list[str]]()
-    for name in ("gd", "gd_plus_plus"):
-        if name in rows[0]:
-            keys = {"prediction_difference": ".4f", "model_cosine": ".5f", "model_difference": ".4f"}
-            intervals = [r[name]["difference_ci"] for r in rows]
-            interval = between([min(i[0] for i in intervals), max(i[1] for i in intervals)], "+.5f")
-            shown.append([NAMES[name], *(_over([r[name][k] for r in rows], how) for k, how in keys.items()), interval])
     several = " (the union over seeds)" if len(rows) > 1 else ""
     note = (
-        "Model: ∂ŷ/∂x_q, the linear model found in each context; cosine 1 and differences 0 are equality. "
-        f"The 95 % interval is normal, over problems that both sides share{several}."
+        f"{_what(result)}. Loss ½(ŷ − y)² on {result.results['eval_tasks']:,} problems{_seeds(result)}. Differences, "
+        "cosine: of the trained model and this one. Model: ∂ŷ/∂x_q, the linear model found in each context; cosine 1 "
+        f"and differences 0 are equality. The 95 % interval is normal, over problems that both sides share{several}."
     )
-    columns = ["trained against", "prediction difference", "model cosine", "model difference", "loss difference"]
-    return Table("How similar they are", columns, shown, note)
+    columns = ["", "loss", "over gradient descent's", "trained less it, 95 %"]
+    columns += ["prediction difference", "model cosine", "model difference", "how"]
+    return Table("Regression in context: loss", columns, cells, note)
+
+
+def _similarity(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    """How far the trained models are from a rule: loss, predictions, and the linear models they have found."""
+    keys = {"prediction_difference": ".4f", "model_cosine": ".5f", "model_difference": ".4f"}
+    intervals = [r[name]["difference_ci"] for r in rows]
+    interval = between([min(i[0] for i in intervals), max(i[1] for i in intervals)], "+.5f")
+    return [interval, *(_over([r[name][k] for r in rows], how) for k, how in keys.items())]
 
 
 def _shifts_table(result: LabResult) -> Table:
@@ -157,34 +166,28 @@ def _note(result: LabResult) -> str:
     return f"{_what(result)}{_seeds(result)}{band}."
 
 
-def _curve_note(result: LabResult) -> str:
-    return f"{_note(result)} On the first {result.results['curve_tasks']:,} of the problems in the table."
-
-
-def _training_figure(result: LabResult) -> Figure:
+def _training_panel(result: LabResult) -> Chart:
     against = result.results["references"]
     series = {"trained": _curve(result, "loss")}
-    lines: dict[str, float] = {}
+    rules: dict[str, float] = {}
     if result.settings["task"] == "sine":
         series["meta-learner"] = _curve(result, "meta_loss")
     else:
-        lines = {"gradient descent": against["gd"]["curve_loss"]}
+        rules = {"gradient descent": against["gd"]["curve_loss"]}
         if against["gd_plus_plus"] is not None:
-            lines["GD++"] = against["gd_plus_plus"]["curve_loss"]
-    title = "Regression in context: loss in training"
-    return curves(series, title, "training step", "loss ½(ŷ − y)²", _curve_note(result), references=lines)
+            rules["GD++"] = against["gd_plus_plus"]["curve_loss"]
+    return lines(series, {"label": "training step"}, {"label": "loss ½(ŷ − y)²"}, rules)
 
 
-def _similarity_figure(result: LabResult) -> Figure:
+def _similarity_panel(result: LabResult) -> Chart:
     better = result.results["references"]["gd_plus_plus"] is not None
-    title = f"How similar the trained model and {'GD++' if better else 'gradient descent'} are"
     names = ("model cosine", "model difference", "prediction difference")
     series = {name: _curve(result, name.replace(" ", "_")) for name in names}
-    return curves(series, title, "training step", "value", _curve_note(result))
+    return lines(series, {"label": "training step"}, {"label": f"against {'GD++' if better else 'gradient descent'}"})
 
 
-def _shift_figure(result: LabResult, name: str, shift: Mapping[str, Any]) -> Figure:
+def _shift_panel(result: LabResult, name: str) -> Chart:
+    shift: Mapping[str, Any] = result.results["shifts"][name]
     series = {"trained": range_curve(shift["at"], [r["shifts"][name] for r in _rows(result)])}
     series |= {NAMES[key]: Curve(shift["at"], values) for key, values in shift["losses"].items()}
-    title = f"Loss away from the training's problems: {shift['title']}"
-    return curves(series, title, shift["title"], "loss ½(ŷ − y)²", _note(result), log_y=True)
+    return lines(series, {"label": shift["title"]}, {"label": "loss ½(ŷ − y)²", "log": True})

@@ -59,9 +59,9 @@ def _arm(trainings: Sequence[Training], start: Training, lengths: Sequence[int])
         "start_perplexity": None if before is None else before[str(lengths[-1])]["perplexity"],
         "perplexity": {n: over_seeds([each[n]["perplexity"] for each in measured]) for n in map(str, lengths)},
         "accuracy": over_trainings_or_rows([_right(t) for t in trainings if t["few_shot"]], "accuracy"),
-        "tasks": {
-            task["task"]: mean([mean(t["few_shot"][i]["icl"]) for t in trainings if t["few_shot"]])
-            for i, task in enumerate(trainings[0]["few_shot"])
+        "by_labels": {
+            labels: mean([float(_right(t, labels=labels).mean()) for t in trainings if t["few_shot"]])
+            for labels in _labels(next((t for t in trainings if t["few_shot"]), start))
         },
         "learnt": [min(learnt), statistics.median(learnt), max(learnt)] if learnt else None,
     }
@@ -72,10 +72,25 @@ def _works(start: Training) -> list[str]:
     found: list[str] = []
     for task in start["few_shot"]:
         gap = _shares(task["right"]) - _shares([task["right_without"]])
-        interval = query_interval(gap, seed=0, name=f"{task['task']}/works")
+        interval = query_interval(gap, seed=0, name=f"{name_of(task)}/works")
         if interval is not None and interval.low > 0:
-            found.append(task["task"])
+            found.append(name_of(task))
     return found
+
+
+def name_of(task: Mapping[str, Any]) -> str:
+    """How tables name a task: with its label words, where these are not its own."""
+    return task["task"] if _words(task) == "natural" else f"{task['task']}, {_words(task)} labels"
+
+
+def _words(task: Mapping[str, Any]) -> str:
+    return task.get("labels", "natural")
+
+
+def _labels(asked: Training) -> list[str]:
+    """The kinds of label words, where there are several."""
+    kinds = list(dict.fromkeys(map(_words, asked["few_shot"])))
+    return kinds if len(kinds) > 1 else []
 
 
 def _shares(right: Sequence[str]) -> Float[np.ndarray, " query"]:
@@ -83,9 +98,15 @@ def _shares(right: Sequence[str]) -> Float[np.ndarray, " query"]:
     return np.array([[int(x) for x in draw] for draw in right], dtype=float).mean(0)
 
 
-def _right(training: Training, only: Sequence[str] | None = None) -> Float[np.ndarray, " query"]:
+def _right(
+    training: Training, only: Sequence[str] | None = None, labels: str | None = None
+) -> Float[np.ndarray, " query"]:
     """For every query of every task the share of draws in which it is right, weighted so that tasks count equally."""
-    tasks = [_shares(task["right"]) for task in training["few_shot"] if only is None or task["task"] in only]
+    tasks = [
+        _shares(task["right"])
+        for task in training["few_shot"]
+        if (only is None or name_of(task) in only) and (labels is None or _words(task) == labels)
+    ]
     total = sum(map(len, tasks))
     return np.concatenate([task * total / (len(tasks) * len(task)) for task in tasks])
 
@@ -105,11 +126,16 @@ def _difference(
     asked = [(a, b) for a, b in usable if a["few_shot"]]
     accuracy = _over_both([_right(a) - _right(b) for a, b in asked], f"{name}/accuracy")
     where = [_right(a, works) - _right(b, works) for a, b in asked if works]
+    by_labels = {
+        kind: _over_both([_right(a, labels=kind) - _right(b, labels=kind) for a, b in asked], f"{name}/{kind}")
+        for kind in (_labels(asked[0][0]) if asked else ())
+    }
     return {
         "arm": name,
         "seeds": [a["seed"] for a, _ in usable],
         "loss": loss,
         "accuracy": accuracy,
+        "accuracy_by_labels": by_labels,
         "accuracy_where_it_works": _over_both(where, f"{name}/works"),
     }
 
@@ -129,10 +155,15 @@ def _sentence(difference: Mapping[str, Any], length: int, works: Sequence[str]) 
     if loss is None:
         return f"{title}: cannot be compared, a training diverged."
     parts = [f"perplexity at {length} tokens {_change(loss)} %, {_verdict(loss, 'worse', 'better')}"]
-    if difference["accuracy"] is not None:
-        parts.append(f"in-context accuracy {_accuracy(difference)}, {_verdict(difference['accuracy'])}")
+    kinds = difference.get("accuracy_by_labels", {})
+    if difference["accuracy"] is not None and not kinds:
+        parts.append(f"in-context accuracy {_accuracy(difference['accuracy'])}, {_verdict(difference['accuracy'])}")
+    parts += [
+        f"in-context accuracy with {kind} labels {_accuracy(found)}, {_verdict(found)}" for kind, found in kinds.items()
+    ]
     if (where := difference["accuracy_where_it_works"]) is not None:
-        parts.append(f"on {', '.join(works)} {_accuracy(difference, 'accuracy_where_it_works')}, {_verdict(where)}")
+        place = f"the {len(works)} prompts where demonstrations help" if kinds else ", ".join(works)
+        parts.append(f"on {place} {_accuracy(where)}, {_verdict(where)}")
     if difference["arm"].startswith("sign"):
         fine = loss["ci"] is not None and percent(max(ci[1] for ci in (loss["ci"], loss["rows_ci"]) if ci)) < USABLE
         parts.append(f"usable: below +{USABLE:g} %" if fine else f"not shown usable: not below +{USABLE:g} %")
@@ -171,8 +202,7 @@ def _arms_table(result: LabResult) -> Table:
                 _number(each["start_perplexity"], ".2f"),
                 *(spread(each["perplexity"].get(str(n)), 2) for n in lengths),
                 "" if own is None else _change(own["loss"][str(lengths[-1])]),
-                "none" if each["accuracy"] is None else f"{each['accuracy']['mean']:.3f}",
-                "" if own is None else _accuracy(own),
+                *_accuracies(each, own),
                 "" if each["learnt"] is None else " / ".join(f"{x:.3f}" for x in each["learnt"]),
             ]
         )
@@ -189,9 +219,22 @@ def _arms_table(result: LabResult) -> Table:
         about += f" Tasks on which demonstrations help the pretrained model, by the interval over queries: {named}."
     if left_out := found.get("left_out"):
         about += f" Not trained, for want of time: {', '.join(left_out)}."
-    columns = ["added to the attention", "ppl before", *(f"ppl at {n}" for n in lengths), "change, %", "accuracy"]
+    kinds = [f"accuracy, {kind} labels" for kind in _labels(found["starts"]["plain"])] or ["accuracy"]
+    columns = ["added to the attention", "ppl before", *(f"ppl at {n}" for n in lengths), "change, %"]
+    columns += [column for kind in kinds for column in (kind, "difference")]
     note = "\n".join([*found["sentences"], about])
-    return Table("retrofit: arms and control", [*columns, "difference", "learnt"], rows, note)
+    return Table("retrofit: arms and control", [*columns, "learnt"], rows, note)
+
+
+def _accuracies(arm: Mapping[str, Any], difference: Mapping[str, Any] | None) -> list[str]:
+    """An arm's accuracy and its difference from the control, for each kind of label words."""
+    kinds = arm.get("by_labels") or {"": None if arm["accuracy"] is None else arm["accuracy"]["mean"]}
+    gaps = {} if difference is None else difference.get("accuracy_by_labels") or {"": difference["accuracy"]}
+    return [
+        cell
+        for kind, value in kinds.items()
+        for cell in (_number(value, ".3f"), "" if difference is None else _accuracy(gaps.get(kind)))
+    ]
 
 
 def _change(found: Mapping[str, Any] | None) -> str:
@@ -202,8 +245,7 @@ def _change(found: Mapping[str, Any] | None) -> str:
     return change(found) + _and(rows, "+.2f")
 
 
-def _accuracy(difference: Mapping[str, Any], key: str = "accuracy") -> str:
-    found = difference[key]
+def _accuracy(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "none"
     return f"{found['mean']:+.3f}{bracketed(found['ci'], '+.3f')}{_and(found['rows_ci'], '+.3f')}"
@@ -222,11 +264,11 @@ def _tasks_table(result: LabResult) -> Table:
     }
     rows = [
         [
-            task["task"],
+            name_of(task),
             f"{task['chance']:.3f}",
             str(task["n_queries"]),
             _with_and_without([task]),
-            *(_with_and_without([row for row in asked if row["task"] == task["task"]]) for asked in by_arm.values()),
+            *(_with_and_without([row for row in asked if name_of(row) == name_of(task)]) for asked in by_arm.values()),
         ]
         for task in before
     ]
@@ -291,22 +333,29 @@ def figures(result: LabResult) -> dict[str, Figure]:
     differences = found["differences"]
     if not differences:  # the control alone, where the time ended early
         return {}
-    figure = new_figure(6.4, 1.7 + 0.3 * len(differences))
-    left, right = figure.subplots(1, 2, sharey=True)
-    for axes, label in ((left, f"perplexity at {length}, change in %"), (right, "in-context accuracy, difference")):
+    figure = new_figure(4.2 + 2.2 * len(differences[0].get("accuracy_by_labels") or [""]), 1.7 + 0.3 * len(differences))
+    kinds = list(differences[0].get("accuracy_by_labels") or [""])
+    left, *others = figure.subplots(1, 1 + len(kinds), sharey=True)
+    titles = ["in-context accuracy, difference" + (f"\n{kind} label words" if kind else "") for kind in kinds]
+    for axes, label in zip((left, *others), (f"perplexity at {length}, change in %", *titles), strict=True):
         dress(axes, xlabel=label)
         axes.axvline(0, color="#333333", linewidth=0.8)
-    left.set_xscale("symlog", linthresh=1.0)
+    losses = [_in_percent(each["loss"][str(length)]) for each in differences if each["loss"][str(length)]]
+    wide = any(abs(each["mean"]) > 1 for each in losses)
+    if wide:
+        left.set_xscale("symlog", linthresh=1.0)
     left.xaxis.set_major_formatter(_signed)
     for at, each in enumerate(differences):
-        loss, accuracy = each["loss"][str(length)], each["accuracy"]
+        loss = each["loss"][str(length)]
         _interval(left, at, None if loss is None else _in_percent(loss))
-        _interval(right, at, accuracy)
+        for axes, kind in zip(others, kinds, strict=True):
+            _interval(axes, at, each["accuracy_by_labels"].get(kind) if kind else each["accuracy"])
     left.set_yticks(range(len(differences)), [title_of(each["arm"]) for each in differences], fontsize=7.5)
     left.set_ylim(len(differences) - 0.5, -0.5)
     note = (
         f"{result.provenance['model']}, {found['trainings'][0]['tokens']:,} tokens for each arm and seed. "
-        "Left: below 0 is better, linear within ±1 %; right: above 0 is better. 95 % intervals of paired differences: "
+        f"Left: below 0 is better{', linear within ±1 %' if wide else ''}; right: above 0 is better. "
+        "95 % intervals of paired differences: "
         "thick over seeds (with one seed over blocks or queries), thin over blocks or queries of the mean over seeds."
     )
     small_print(figure, "A pretrained model trained further: each change less the control", note)

@@ -5,8 +5,9 @@ in-context learning is not tested there. Here a pretrained model is the start. E
 (`lab.retrofit.arms`) and all weights are trained further: the same text in the same order, the same number of steps.
 The control adds nothing. Seeds differ in the order of the text alone.
 
-OUT keeps what every training found: a killed run continues, and a later one with more arms or seeds adds to it. All
-arms of a seed come before the next seed, so that a run that ends early (--minutes) has compared all of them.
+OUT keeps what every training found, and OUT/retrofit.json is written after each of them: a killed run continues, and a
+later one with more arms or seeds adds to it. All arms of a seed come before the next seed, so that a run that ends
+early (--minutes) has compared all of them.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ from dualview.lab.units import Unit
 from dualview.models.amx_workaround import mind_amx
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
+from dualview.options import Labels
 from dualview.tasks.prompts import PromptSet
 
-_MEASURED = 2
+_MEASURED = 3
 """How trainings are measured: raised when that changes, so that an older OUT does not mix with a newer one."""
 _CALIBRATION, _ROWS = 4, 32
 """Rows of text for the mean |v| of each head, and rows of a batch when measuring."""
@@ -54,7 +56,8 @@ class _Bench:
     settings: RetrofitSettings
     lm: LanguageModel
     corpus: Corpus
-    prompts: dict[str, list[PromptSet]]
+    prompts: dict[tuple[str, Labels], list[PromptSet]]
+    """By task and label words, for each draw of demonstrations."""
     train: Tensor
     held_out: Tensor
     sizes: Float[Tensor, "layer kv_head"]
@@ -62,16 +65,22 @@ class _Bench:
     def measure(self, model: PreTrainedModel, lengths: list[int], *, ask: bool = True) -> dict[str, Any]:
         """Perplexity by length and, if asked for, which queries are right on each task."""
         model.eval()
-        settings, batch = self.settings, min(_ROWS, self.settings.batch)
+        settings = self.settings
+        batch = min(_ROWS, settings.micro_batch or settings.batch)
         losses = perplexities(model, self.held_out, lengths, settings.context, batch, settings.precision)
         found: dict[str, Any] = {"held_out": losses}
         # All arms are asked in one way, behind a key-value cache, as the variants cannot share packed prompts.
         lm = replace(self.lm, model=model, slow_because="it is compared with variants")
         with _fast_products(settings.precision == "bfloat16"):
-            tasks = [few_shot(lm, name, prompts) for name, prompts in self.prompts.items() if ask]
+            tasks = {which: few_shot(lm, which[0], asked) for which, asked in self.prompts.items() if ask}
         found["few_shot"] = [
-            {**each.to_json(), "right": [_digits(draw) for draw in each.icl], "right_without": _digits(each.zsl)}
-            for each in tasks
+            {
+                **each.to_json(),
+                "labels": labels,
+                "right": [_digits(draw) for draw in each.icl],
+                "right_without": _digits(each.zsl),
+            }
+            for (_, labels), each in tasks.items()
         ]
         return found
 
@@ -134,7 +143,7 @@ def retrofit(job: Job[RetrofitSettings]) -> Findings:
 
     starts: dict[str, Any] = {}
     trainings: list[dict[str, Any]] = []
-    left_out: list[str] = []
+    out_of_time = False
     with job.progress.part("before training", len(settings.only)) as advance:
         for arm in settings.only:
             if arm == "plain" or not starts_as_pretrained(arm):
@@ -144,12 +153,21 @@ def retrofit(job: Job[RetrofitSettings]) -> Findings:
     for seed in settings.all_seeds:
         for arm in settings.only:
             own = unit(seed, arm=arm)
-            if own.finished() is None and (left_out or not limit.allows(arm)):
-                left_out.append(f"{arm}/{seed}")
+            out_of_time = out_of_time or (own.finished() is None and not limit.allows(arm))
+            if out_of_time and own.finished() is None:
                 continue
             with limit.watched(arm) if own.finished() is None else nullcontext():  # reading one takes no time
                 trainings.append(own.once(lambda own, a=arm, s=seed: _training(bench, a, s, own, job)))
-    found = [each["found"] for each in trainings]
+            if any(each["found"]["arm"] == "plain" for each in trainings):
+                job.keep(_findings(bench, starts, trainings))
+    return _findings(bench, starts, trainings)
+
+
+def _findings(bench: _Bench, starts: dict[str, Any], trainings: list[dict[str, Any]]) -> Findings:
+    """What these trainings found; those that are missing are named in `left_out`."""
+    settings, lm, found = bench.settings, bench.lm, [each["found"] for each in trainings]
+    done = {(each["arm"], each["seed"]) for each in found}
+    left_out = [f"{arm}/{seed}" for seed in settings.all_seeds for arm in settings.only if (arm, seed) not in done]
     results = {
         "text": bench.corpus.about,
         "lengths": settings.lengths,
@@ -185,7 +203,11 @@ def _set_up(job: Job[RetrofitSettings]) -> _Bench:
         for side in (corpus.train, corpus.held_out[:most])
     )
     asked: Any = {"shots": settings.shots, "n_queries": settings.n_queries, "draws": range(1, settings.draws + 1)}
-    prompts = {task.name: prompts_of(task, lm.tokenizer, lm.context, **asked) for task in tasks}
+    prompts: dict[tuple[str, Labels], list[PromptSet]] = {
+        (task.name, labels): prompts_of(task.relabelled(labels), lm.tokenizer, lm.context, **asked)
+        for labels in settings.labels
+        for task in tasks
+    }
     count = min(_CALIBRATION, len(train) // least)
     sizes = observe_sink(lm, train[: count * least].view(count, least).long()).size if "sign" in settings.only else 0.0
     return _Bench(settings, lm, corpus, prompts, train, held_out, torch.as_tensor(sizes, device=lm.device))
@@ -201,6 +223,8 @@ def _training(bench: _Bench, arm: str, seed: int, unit: Unit, job: Job[RetrofitS
     """Train one arm and measure it: `found` is the same on every run, `cost` depends on the machine."""
     settings, title = bench.settings, f"{arm}, seed {seed}"
     gc.collect()  # a model and what was compiled for it may refer to each other, and they fill a GPU
+    if bench.lm.device.type == "cuda":
+        torch.cuda.empty_cache()  # measuring leaves blocks of other sizes than training needs
     with job.progress.part(title, settings.steps) as advance:
         model = fitted(bench.lm.model, arm, bench.sizes)
         blocks = Blocks(bench.train, settings.context, settings.batch, seed)

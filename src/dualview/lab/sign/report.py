@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dualview.lab.charts import bars
+from dualview.lab.charts import bars, lines
 from dualview.lab.harness import LabResult, Table, between, number
 from dualview.lab.sign.explanation import explain, losses_of
 from dualview.lab.summaries import bootstrap_ci, ratio_of_means
-from dualview.report.figures.curves import Curve, curves
+from dualview.report.charts.spec import Chart
+from dualview.report.figures.curves import Curve
 from dualview.report.figures.draw import draw
 
 if TYPE_CHECKING:
@@ -134,14 +135,18 @@ def figures(result: LabResult) -> dict[str, Figure]:
     note = (
         f"{result.provenance['model']}, {result.settings['calibration']} pieces of {result.settings['length']} tokens."
     )
-    title = "A token with much attention and a small value"
-    return {
-        "sign-sink": curves(series, title, "layer", "", note, references={"read evenly": sink["even"]}),
-        "sign-loss": _loss_figure(result),
-    }
+    panels = [
+        _loss_panel(result),
+        lines(series, {"label": "layer"}, {"label": "first token"}, {"read evenly": sink["even"]}),
+    ]
+    note = (
+        f"Above: loss on {result.settings['rows']} pieces of text, values signed at each scale and one token spared; "
+        f"95 % bootstrap intervals over pieces. Below: {note}"
+    )
+    return {"sign": draw(panels, "Signed values, one token spared, and the sink by layer", note, (6.4, 6.6))}
 
 
-def _loss_figure(result: LabResult) -> Figure:
+def _loss_panel(result: LabResult) -> Chart:
     found = {(each["scale"], each["spared"]): each for each in result.results["conditions"]}
 
     def bar(scale: str, spared: str) -> dict[str, Any]:
@@ -151,6 +156,4 @@ def _loss_figure(result: LabResult) -> Figure:
         return {"mean": each["loss"], "ci": bootstrap_ci(np.array(each["rows"]), "loss")}
 
     series = {f"spared: {spared}": [bar(scale, spared) for scale in SCALES] for spared in SPARED}
-    chart = bars(series, GROUPS, {"label": "loss, nats per token"})
-    note = f"{_explained(result)} Bars: 95 % bootstrap over text."
-    return draw([chart], "Signed values, and one token spared", note, (6.4, 3.9))
+    return bars(series, GROUPS, {"label": "loss, nats per token"})

@@ -206,22 +206,20 @@ def figures(result: LabResult) -> dict[str, Figure]:
     """Agreement by layer of the classifiers, and by layer of the language model."""
     found = result.results
     said = summarise(found["classifiers"], found["tasks"])
-    drawn: dict[str, Figure] = {}
-    if said["votes"]:
-        charts = [_bars(layers) for layers in said["votes"].values()]
-        note = f"Bars: mean over {result.settings['seeds']} seeds with Student's 95 % interval."
-        title = "Does the class that a trained layer attends to predict the classifier's output?"
-        drawn["votes-classifier"] = draw(charts, title, note, (8.6, 3.4), across=list(said["votes"]))
-    if said["model_votes"]:
-        charts = [_lines(rules) for rules in said["model_votes"].values()]
-        settings = result.settings
-        note = (
-            f"{result.provenance['model']}, {settings['seeds']} draws of {settings['shots']} demonstrations, "
-            f"{settings['n_queries']} queries. Bands: Student's 95 % interval over draws, of the two votes by mass."
-        )
-        title = "Language model: does the vote of each layer predict the answer?"
-        drawn["votes-model"] = draw(charts, title, note, (8.6, 3.6), across=list(said["model_votes"]))
-    return drawn
+    settings, by_layer, on_tasks = result.settings, said["votes"], said["model_votes"]
+    charts = [*map(_bars, by_layer.values()), *map(_lines, on_tasks.values())]
+    if not charts:
+        return {}
+    titles = [*(f"classifier: {name}" for name in by_layer), *(f"language model: {name}" for name in on_tasks)]
+    note = (
+        f"Bars: mean over {settings['seeds']} seeds with Student's 95 % interval. Lines: {result.provenance['model']}, "
+        f"{settings['seeds']} draws of {settings['shots']} demonstrations, {settings['n_queries']} queries; bands: "
+        "Student's 95 % interval over draws, of the two votes by mass."
+    )
+    columns = len(by_layer) if len(by_layer) == len(on_tasks) else 0
+    rows = 1 if not columns else len(charts) // columns
+    title = "Does the class that a trained layer attends to predict the answer?"
+    return {"votes": draw(charts, title, note, (8.6, 3.2 * rows), across=titles, columns=columns)}
 
 
 def _bars(layers: Sequence[Found]) -> Chart:

@@ -39,21 +39,32 @@ _QUANTILES = {"q05": "whislo", "q25": "q1", "q50": "med", "q75": "q3", "q95": "w
 
 
 def draw(
-    charts: Sequence[Chart], title: str, note: str, size: tuple[float, float], *, across: Sequence[str] = ()
+    charts: Sequence[Chart],
+    title: str,
+    note: str,
+    size: tuple[float, float],
+    *,
+    across: Sequence[str] = (),
+    columns: int = 0,
 ) -> Figure:
     """Charts as the panels of one figure, one below the other; with `across`, their titles, side by side.
 
-    note    the small print under the figure: what was run
-    size    in inches
+    note      the small print under the figure: what was run
+    size      in inches
+    columns   panels in a row, with `across`; 0: all
     """
     figure = new_figure(*size)
-    shape = (1, len(charts)) if across else (len(charts), 1)
-    panels: list[Axes] = list(figure.subplots(*shape, sharex=not across, squeeze=False).flat)
-    for axes, chart in zip(panels, charts, strict=True):
+    columns = columns or len(charts) if across else 1
+    labels = [chart.spec.get("x", {}).get("label", "") for chart in charts]
+    shared = not across and len(set(labels)) == 1
+    grid = figure.subplots(len(charts) // columns, columns, sharex=shared, squeeze=False)
+    panels: list[Axes] = list(grid.flat)
+    for number, (axes, chart) in enumerate(zip(panels, charts, strict=True)):
         spec = chart.spec
-        last = bool(across) or axes is panels[-1]
-        dress(axes, xlabel=spec.get("x", {}).get("label", "") if last else "")
-        axes.set_ylabel(spec.get("y", {}).get("label", "") if not across or axes is panels[0] else "", fontsize=NORMAL)
+        dress(axes, xlabel=labels[number] if not shared or axes is panels[-1] else "")
+        scale = spec.get("y", {}).get("label", "")
+        new = number % columns == 0 or scale != charts[number - 1].spec.get("y", {}).get("label", "")
+        axes.set_ylabel(scale if new else "", fontsize=NORMAL)
         {"lines": _lines, "bars": _bars, "boxes": _boxes}[chart.kind](axes, spec)
         alone = chart.kind == "lines" and len(spec.get("series", ())) == 1 and not spec.get("rules")
         if not across and not alone:
@@ -61,12 +72,16 @@ def draw(
     if across:
         for axes, name in zip(panels, across, strict=True):
             axes.set_title(name, fontsize=NORMAL - 0.5)
-        names: dict[str, Any] = {}
-        for axes in panels:
-            handles, labels = axes.get_legend_handles_labels()
-            names |= dict(zip(labels, handles, strict=True))
-        where: dict[str, Any] = {"loc": "outside right upper", "fontsize": SMALL, "frameon": False}
-        figure.legend(list(names.values()), list(names), handlelength=2.6, **where)
+        how: dict[str, Any] = {"fontsize": SMALL, "frameon": False, "handlelength": 2.6}
+        for row in grid:
+            names: dict[str, Any] = {}
+            for axes in row:
+                handles, shown = axes.get_legend_handles_labels()
+                names |= dict(zip(shown, handles, strict=True))
+            if len(grid) == 1:
+                figure.legend(list(names.values()), list(names), loc="outside right upper", **how)
+            else:
+                row[-1].legend(list(names.values()), list(names), loc="upper left", bbox_to_anchor=(1.02, 1.0), **how)
     small_print(figure, title, note)
     return figure
 
