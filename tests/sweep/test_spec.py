@@ -166,6 +166,8 @@ def test_a_spec_is_a_pydantic_model() -> None:
     spec = Spec.model_validate({"lr": [0.1, "auto"], "seed": 3})
     assert spec == Spec.make({"seed": 3, "lr": [0.1, "auto"]})
     assert Spec.model_validate(spec.model_dump()).cells() == spec.cells() and len(spec.cells()) == 2
+    drawn = Spec.make({"seeds": "1:3"})
+    assert drawn.model_dump() == {"seed": (1, 2, 3)} and drawn.model_dump_json() == '{"seed":[1,2,3]}'
     with pytest.raises(UserError, match="the spec: there is no option lrs"):
         Spec.model_validate({"lrs": 1})
 

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Self, TypeVar, cast, get_args, get_type_hints
 import yaml
 from pydantic import (
     ConfigDict,
+    PlainSerializer,
     PrivateAttr,
     RootModel,
     SkipValidation,
@@ -57,7 +58,7 @@ _PREFIX_OPTIONS = ("demos", "shots", "seed", "separator")
 _TUNING_OPTIONS = ("ft_params", "ft_loss", "ft_rule", "epochs", "lr_grid", "lr")
 
 
-class Spec(RootModel[dict[str, Annotated[Sequence[Any], SkipValidation]]]):
+class Spec(RootModel[dict[str, Annotated[Sequence[Any], SkipValidation, PlainSerializer(tuple)]]]):
     """A grid of runs: for each option that is given, the values it takes. A mistake is a UserError naming its key."""
 
     model_config = ConfigDict(frozen=True)
