@@ -157,8 +157,8 @@ def test_the_label_contrast_is_that_of_the_records(
     for name, change in (("icl", icl), ("ft", ft)):
         sizes = [float(np.linalg.norm(a) / np.linalg.norm(z)) for a, z in zip(change, h["zsl"], strict=True)]
         assert shown["norms"][name] == pytest.approx(sizes, rel=1e-9)
-    off = {name: np.asarray(records[name].off_span[0], dtype=np.float64) for name in h if name != "zsl"}
-    inside = [side - (off[name] - off[f"{name}_flipped_labels"]) for name, side in (("icl", icl), ("ft", ft))]
+    off = {name: np.asarray(records[name].off_contrast[0], dtype=np.float64) for name in ("icl", "ft")}
+    inside = [side - off[name] for name, side in (("icl", icl), ("ft", ft))]
     part = (inside[0] * inside[1]).sum(1) / (np.linalg.norm(icl, axis=1) * np.linalg.norm(ft, axis=1))
     assert shown["bounds"]["floor"]["head_span"] == pytest.approx(part, abs=1e-6)
     floors = result.to_json()["controls"]["label_contrast"]["floors"]

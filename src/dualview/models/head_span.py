@@ -57,6 +57,8 @@ def off_span_and_mean(
     Queries that are not finite stay so, and have no part in m.
     """
     spans, finite = _Spans.of(span), h.isfinite().all(-1, keepdim=True)
+    if h.shape[1] == 1:
+        return spans.outside(h)  # one query shares nothing with others
     ridge = MEAN_RIDGE * h.shape[1]
     mean = torch.zeros_like(h[:, :1])
     left = spans.outside(torch.where(finite, h, 0.0)).sum(1, keepdim=True)
