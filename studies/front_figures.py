@@ -24,7 +24,10 @@ def forest() -> Figure:
 
     made = new_figure(7.2, 5.2)
     axes = made.subplots()
-    shown, run = set[str](), models()
+    run = models()
+    for model in run:  # the legend has the sizes in their order
+        how = look(list(SIZES).index(model))
+        axes.plot([], [], how.marker, color=how.colour, markersize=5, label=SIZES[model])
     for row, claim in enumerate(CLAIMS):
         for number, model in enumerate(run):
             size, how, found = SIZES[model], look(list(SIZES).index(model)), claim.mean(model)
@@ -41,9 +44,7 @@ def forest() -> Figure:
                 color=how.colour,
                 markersize=5,
                 capsize=2,
-                label=size if size not in shown else None,
             )
-            shown.add(size)
             if claim.value is not None:
                 axes.plot(over(cells[claim.value]).value, at, "|", color=how.colour, markersize=9, alpha=0.6)
     axes.axvline(0, color=BLACK, linewidth=0.7)
@@ -64,20 +65,21 @@ def by_size() -> Figure:
     """Accuracy by setting, and both similarities by depth."""
     from dualview.report.figures.style import SETTINGS, dress, legend, new_figure, small_print
 
-    made = new_figure(7.2, 5.6)
+    made = new_figure(7.2, 6.0)
     upper, lower = made.subfigures(2, 1, height_ratios=(1, 1.1))
-    panels: Sequence[Axes] = list(upper.subplots(1, 2, sharey=True))
-    for axes, labels in zip(panels, ("natural", "abstract"), strict=True):
-        cells = draws(labels)
-        names = [(m, t) for m in SIZES for t in TASKS if ((cells["model"] == m) & (cells["task"] == t)).any()]
+    cells, run = draws(), models()
+    counts = [cells.loc[cells["model"] == model, "task"].nunique() for model in run]
+    panels: Sequence[Axes] = np.atleast_1d(upper.subplots(1, len(run), sharey=True, width_ratios=counts))
+    for axes, model in zip(panels, run, strict=True):
+        own = cells[cells["model"] == model]
+        tasks = [task for task in TASKS if (own["task"] == task).any()]
         for name, how in SETTINGS.items():
-            for at, (model, task) in enumerate(names):
-                own = cells[(cells["model"] == model) & (cells["task"] == task)][f"accuracy_{name}"]
-                axes.plot([at] * len(own), own, how.marker, color=how.colour, markersize=4, alpha=0.7)
-            axes.plot([], [], how.marker, color=how.colour, label={"zsl": "zero-shot"}.get(name, name.upper()))
-        axes.set_xticks(range(len(names)), [f"{TASKS[t]}\n{SIZES[m]}" for m, t in names], fontsize=6.5)
-        dress(axes, ylabel="accuracy" if labels == "natural" else "", xlabel=f"{labels} label words")
-    legend(panels[0], columns=3)
+            at = own["task"].map(tasks.index)
+            title = {"zsl": "zero-shot"}.get(name, name.upper())
+            axes.plot(at, own[f"accuracy_{name}"], how.marker, color=how.colour, markersize=4, alpha=0.7, label=title)
+        axes.set_xticks(range(len(tasks)), [TASKS[task] for task in tasks], rotation=45, ha="right")
+        dress(axes, ylabel="accuracy" if axes is panels[0] else "", xlabel=SIZES[model])
+    legend(panels[-1], columns=3)
     depth: Sequence[Axes] = list(lower.subplots(1, 2))
     rows = table("layers")
     place = (rows["layer"] / rows.groupby("key")["layer"].transform("max") * 9).round() / 9
@@ -86,11 +88,11 @@ def by_size() -> Figure:
     ):
         _by_depth(axes, rows.assign(place=place), column)
         dress(axes, ylabel=f"{title} (cosine)", xlabel="depth (0: first layer, 1: last)")
-    legend(depth[0], columns=1)
+    legend(depth[0], columns=2)
     small_print(
         made,
         "What is learnt, and how similar the updates are, by size of model",
-        "Above: every draw. Below: means over the draws in which ICL and FT both learn, natural label words, with the "
+        "Above: every draw, natural label words. Below: means over the draws in which ICL and FT both learn, with the "
         "95 % interval over draws; dotted: another query's update (SimAOU).",
     )
     return made
@@ -113,13 +115,13 @@ def _by_depth(axes: Axes, rows: pd.DataFrame, column: str) -> None:
             floors = floors[floors["key"].isin(cells["key"])]
             at = (floors["layer"] / floors["layer"].max() * 9).round() / 9
             line = floors.assign(place=at).groupby("place")["value"].mean()
-            axes.plot(line.index, line, ":", color=how.colour, linewidth=1, label=f"{size}, another query")
+            axes.plot(line.index, line, ":", color=how.colour, linewidth=1, label="another query")
     axes.axhline(0, color=BLACK, linewidth=0.7)
 
 
 def by_update_size() -> Figure:
     """Raw SimAOU against the size of fine-tuning's update, of both rules, with the floors that were made as large."""
-    from dualview.report.figures.style import BLACK, GREY, dress, legend, look, new_figure, small_print
+    from dualview.report.figures.style import BLACK, GREY, dress, look, new_figure, small_print
 
     curves, floors = table("curves"), table("controls").query("metric == 'sim_aou'")
     cells = draws()
@@ -139,15 +141,17 @@ def by_update_size() -> Figure:
             axes.plot(rows["update_norm_ft"], rows["value"], marker, color=GREY, markersize=4, ls="", label=title)
         axes.axhline(0, color=BLACK, linewidth=0.7)
         axes.set_xscale("log")
+        axes.set_title(SIZES[model], fontsize=8)
         dress(
             axes,
-            xlabel=f"size of the update ‖Δh‖ / ‖h‖, {SIZES[model]}",
+            xlabel="‖Δh‖ / ‖h‖",
             ylabel="raw SimAOU" if axes is panels[0] else "",
         )
-    legend(panels[0], columns=2)
+    handles, labels = panels[0].get_legend_handles_labels()
+    made.legend(handles, labels, loc="outside right center", fontsize=6.5, frameon=False)
     small_print(
         made,
-        "Similarity grows with the size of fine-tuning's update",
+        "Similarity against the size of fine-tuning's update",
         "A line for each draw with full controls, natural label words: every rate of the grid, on 64 queries. Grey: "
         "controls trained to the size of the chosen rate's update.",
     )

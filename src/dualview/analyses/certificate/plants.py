@@ -31,6 +31,7 @@ def planted(
     features: int = 0,
     tied: bool = False,
     shrink: bool = False,
+    uneven: bool = False,
     bias: float = 0.0,
     shared: float = 0.0,
     length: float = 0.0,
@@ -45,6 +46,7 @@ def planted(
     features   a query's own part is made of that few features, the same for both, read out in independent directions;
                `tied`: the same ones in every layer
     shrink     both settings forget half of the zero-shot vector, and of its log-odds
+    uneven     both forget a share of the zero-shot vector that differs by query, and these vectors have a mean
     bias       both push this much towards label 0
     shared     all settings have one mean direction in common, that many times a query's own part
     length     how far a query moves grows with its length, which every setting writes in a direction of its own
@@ -66,7 +68,10 @@ def planted(
         scores[name] = base + push * toward
         scores[f"{name}_flipped_labels"] = base + push * (away if flips else toward)
     h: dict[str, np.ndarray] = {}
-    z = rng.normal(size=(n, layers, d))
+    z, forgotten = rng.normal(size=(n, layers, d)), 0.5 if shrink else 0.0
+    if uneven:
+        apart = np.random.default_rng([seed, 2])
+        z, forgotten = z + apart.normal(size=(layers, d)), apart.uniform(0.2, 0.8, size=(n, 1, 1))
     a, t = rng.normal(size=(2, n, layers, d))
     own: list[np.ndarray | None] = [None, None]
     if features:
@@ -77,7 +82,7 @@ def planted(
     b, k = _mixed(rng, a, representations, own[0]), _mixed(rng, t, labels, own[1])
     h["zsl"] = z
     for name, task, taught in (("icl", a, t), ("ft", b, k)):
-        base = z + task + common * rng.normal(size=(layers, d)) - (z / 2 if shrink else 0)
+        base = z + task + common * rng.normal(size=(layers, d)) - forgotten * z
         h[name], h[f"{name}_flipped_labels"] = base + 0.5 * taught, base - 0.5 * taught
     settings = {name: Setting(log_softmax(scores[name], axis=1), h[name]) for name in scores}
     if maps:
@@ -155,5 +160,6 @@ INDEPENDENT: Mapping[str, Mapping[str, Any]] = {
     },
     "four classes": {"classes": 4, "common": 1.0},
     "attention maps": {"maps": True, "common": 1.0},
+    "one mean direction and uneven shrinkage": {"shared": 2.0, "uneven": True},
 }
 """Ways to share something without being similar query by query: options of `planted`."""
