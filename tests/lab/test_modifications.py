@@ -324,6 +324,7 @@ def test_finished_trainings_are_not_repeated(tmp_path: Path, monkeypatch: pytest
         ({"alphas": "inf"}, "--alphas: inf is not a finite number"),
         ({"seeds": 1}, "--seeds"),
         ({"ks": "0"}, "--ks"),
+        ({"only": "negative", "ks": "1,100"}, "--ks: 100 tokens before the query are asked for"),
         ({"lr": 0}, "--lr"),
     ],
 )

@@ -183,7 +183,8 @@ def test_reported_and_estimating_draws_are_disjoint(place: Path):
     ("given", "words"),
     [
         ({"tasks": "movie"}, "--tasks"),
-        ({"rank": 5, "rows": 4}, "selection rows"),
+        ({"rank": 5, "rows": 4}, "--rank: 5 needs as many selection rows; --rows is 4"),
+        ({"rank": 500, "rows": 500}, "selection rows; a rank of 500"),
         ({"tasks": ("nothing", "movie")}, "nothing"),
         ({"rank": 0}, "--rank"),
     ],

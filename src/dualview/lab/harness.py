@@ -307,6 +307,15 @@ def power(log: float) -> str:
     return f"{10**log:.0f}" if log < 4 else f"10^{log:.0f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "prompt"), counted(4, "prompt")
+    ('1 prompt', '4 prompts')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def markdown(result: LabResult, tables: Sequence[Table]) -> str:
     """The command and the tables it gave."""
     shown = "\n\n".join(table.markdown() for table in tables)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 Point = Mapping[str, Any]
 LIMITS = (
-    "95 % intervals: Student over draws of demonstrations and queries (one draw has none); they do not cover "
-    "another training. Floors are means over draws."
+    "95 % intervals: Student over draws of demonstrations behind the same queries (one draw has none); they cover "
+    "neither other queries nor another training. Floors are means over draws."
 )
 ABOVE = "Above in: draws in which raw SimAOU exceeds every floor at p < .01."
 

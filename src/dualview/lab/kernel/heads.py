@@ -1,4 +1,4 @@
-"""The heads that the kernel and bound labs measure: a model's on a prompt, and random layers of the paper's kind."""
+"""The heads that the kernel and bound labs measure: a model's on a prompt, and random layers on regression tokens."""
 
 from __future__ import annotations
 

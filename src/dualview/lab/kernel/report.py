@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualview.lab.charts import lines
-from dualview.lab.harness import LabResult, Table, between, power
+from dualview.lab.harness import LabResult, Table, between, counted, power
 from dualview.lab.summaries import student_ci
 from dualview.report.charts.spec import Axis, Chart
 from dualview.report.figures.curves import Curve
@@ -34,9 +34,10 @@ def _where(result: LabResult) -> str:
     r = result.results
     tokens = sorted({*r["tokens"]})
     shown = str(tokens[0]) if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]}"
+    prompts, shots = counted(len(result.seeds), "prompt"), counted(result.settings["shots"], "demonstration")
     return (
-        f"{result.provenance['model']}, {r['model']['heads']} heads at the last token of {len(result.seeds)} prompts "
-        f"({result.settings['task']}, {result.settings['shots']} demonstrations, {shown} tokens)"
+        f"{result.provenance['model']}, {r['model']['heads']} heads at the last token of {prompts} "
+        f"({result.settings['task']}, {shots}, {shown} tokens)"
     )
 
 
@@ -182,9 +183,9 @@ def _curve(x: Sequence[float], heads: Sequence[Sequence[float]], band: bool = Tr
 def figures(result: LabResult) -> dict[str, Figure]:
     """Error against the number of features, and the dual model's distance and loss against the tokens it has seen."""
     note = (
-        f"{_where(result)}; random layers of the paper's kind. Top: error against the number of features. Middle: the "
-        "dual model's distance to the head's output, token by token. Bottom: decrease of its representation loss, in "
-        "the prompt's order. Lines: median head; bands: 10 to 90 % of heads."
+        f"{_where(result)}; random layers: random weights on regression tokens. Top: error against the number "
+        "of features. Middle: the dual model's distance to the head's output, token by token. Bottom: decrease of its "
+        "representation loss, in the prompt's order. Lines: median head; bands: 10 to 90 % of heads."
     )
     panels = [_features_panel(result), *_training_panels(result)]
     return {"kernel": draw(panels, "How many features does a head need, and how is it approached?", note, (6.4, 8.6))}

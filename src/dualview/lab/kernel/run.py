@@ -34,7 +34,7 @@ class KernelSettings(HeadSettings):
     features: Annotated[int, Ge(16)] = option(8192, "random features at most; measured at powers of 2 from 16 on")
     directions: Literal["orthogonal", "iid"] = option("orthogonal", "random directions in orthogonal blocks, or not")
     target: Annotated[Positive, Lt(1)] = option(0.1, "relative error that counts as reached")
-    layers: AtLeastOne = option(50, "random layers of the paper's kind for each draw")
+    layers: AtLeastOne = option(50, "softmax layers with random weights, on regression tokens, for each draw")
 
     @property
     def sizes(self) -> list[int]:

@@ -26,7 +26,7 @@ CONTROLS = ("token_shift", "alibi")
 TITLES = {name: name.replace("_", " ") for name in NAMES} | {"plain": "plain softmax", "alibi": "ALiBi"}
 LIMITS = (
     "Differences are paired: same seed, same blocks of text. 95 % intervals: with several seeds Student over "
-    "draws; with one seed bootstrap over blocks, which does not cover another seed."
+    "seeds; with one seed bootstrap over blocks, which does not cover another seed."
 )
 
 

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from dualview.lab.charts import lines
-from dualview.lab.harness import LabResult, Table, between, number
+from dualview.lab.harness import LabResult, Table, between, counted, number
 from dualview.lab.summaries import mean, range_curve
 from dualview.report.charts.spec import Axis, Chart
 from dualview.report.figures.curves import Curve
@@ -105,12 +105,13 @@ def sentence(result: LabResult) -> str:
                 found[what].append(f"{cell['problem']}, {_layers(cell['layers'])} ({name.split('/')[1]})")
         parts = [f"{what} in {'; '.join(where)}" for what, where in found.items() if where]
         total = len(result.results["cells"])
-        said.append(f"{family.capitalize()}: {'; '.join(parts) or f'no difference survives in any of {total} places'}.")
+        nothing = f"no difference survives{f' in any of {total} places' if total > 1 else ''}"
+        said.append(f"{family.capitalize()}: {'; '.join(parts) or nothing}.")
     return " ".join(said)
 
 
 def _layers(count: int) -> str:
-    return f"{count} layer{'s' if count > 1 else ''}"
+    return counted(count, "layer")
 
 
 # ------------------------------------------------------------------------------------------------------------ figure

@@ -48,6 +48,10 @@ class ModificationsSettings(SeveralSeeds):
             raise ValueError(
                 "there is nothing to compare with softmax attention; give --alphas or --betas that are not all 0"
             )
+        if "negative" in self.families and (large := [k for k in self.ks if k > self.demos]):
+            raise ValueError(
+                f"option --ks: {large[0]} tokens before the query are asked for; there are {self.demos} (--demos)"
+            )
         if not (self.problems and self.layers):
             raise ValueError("there is nothing to train; give --problems and --layers")
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dualview.lab.charts import lines
-from dualview.lab.harness import LabResult, Table, between
+from dualview.lab.harness import LabResult, Table, between, counted
 from dualview.lab.summaries import interval_curve, student
 from dualview.report.charts.spec import Chart
 from dualview.report.figures.curves import Curve
@@ -44,8 +44,8 @@ def tables(result: LabResult) -> list[Table]:
         "as many steps as layers. Distances: mean (ŷ − ŷ')² over mean y², and mean ‖∂ŷ/∂x − ∂ŷ'/∂x‖² over mean ‖w‖², "
         "without the largest 0.1 % of the differences; 0 is equality. Closest: the smallest mean over seeds, with the "
         "rules that cannot be told apart from it. Next minus closest: 95 % interval (Student over seeds, paired) of "
-        "the next rule's distance minus the closest's; a rule differs if its own interval lies above 0. Cosine: "
-        "of ∂ŷ/∂x with the closest rule's."
+        "the next rule's distance minus the closest's. A rule differs if its own interval lies above 0: one that is "
+        "farther away than the next, but varies more over seeds, may not. Cosine: of ∂ŷ/∂x with the closest rule's."
     )
     return [Table("rivals: which rule the trained model is closest to", columns, rows, note)]
 
@@ -90,7 +90,7 @@ def _title(row: Row, name: str) -> str:
     if name != "newton_any":
         return TITLES[name]
     steps = row["rules"][name]["steps"]
-    return f"Newton ({steps} step{'s' if steps > 1 else ''})"
+    return f"Newton ({counted(steps, 'step')})"
 
 
 def _closest(row: Row, found: Mapping[str, Any]) -> str:
@@ -133,7 +133,7 @@ def _copied(result: LabResult) -> str:
 
 
 def _layers(row: Row) -> str:
-    return "1 layer" if row["depth"] == 1 else f"{row['depth']} layers"
+    return counted(row["depth"], "layer")
 
 
 def _named(row: Row, measure: str) -> list[str]:
@@ -160,7 +160,8 @@ def figures(result: LabResult) -> dict[str, Figure]:
     title = "Which rule is a trained linear transformer closest to?"
     note = (
         "Mean squared difference of predictions over the mean square of the targets, to each rule with as many steps "
-        f"as the model has layers, tuned on other problems. Mean over {len(result.seeds)} seeds; bands: 95 % (Student)."
+        f"as the model has layers, tuned on other problems. Mean over {len(result.seeds)} seeds; bands: 95 % "
+        "(Student), cut off at a fifth of the mean."
     )
     return {"rivals": draw(charts, title, note, (9.0, 3.6), across=[f"κ = {one:g}" for one in conditions])}
 

@@ -47,6 +47,10 @@ class TaskVectorsSettings(ComparisonSettings):
     COUNT = "draws"
     ACROSS = ("seed", "draws")
 
+    def __post_init__(self) -> None:
+        if self.rank > self.rows:
+            raise ValueError(f"option --rank: {self.rank} needs as many selection rows; --rows is {self.rows}")
+
     @property
     def other_draws(self) -> list[int]:
         """The draws on which the subspaces are estimated."""
