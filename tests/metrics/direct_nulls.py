@@ -307,7 +307,7 @@ class _Collected:
     @classmethod
     def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " _member"]]) -> _Collected:
         squares = [[np.full((layers, block.size, block.size), np.nan) for block in blocks] for _ in range(2)]
-        names = ("value", "shrinkage", "gaussian", "noise", "before", "rest", "cosines", "portion")
+        names = ("value", "shrinkage", "gaussian", "noise", "before", "rest", "cosines", "portion", "size")
         tables = {name: np.full((n, layers), np.nan) for name in names}
         return cls(tables, squares[0], squares[1], {name: np.full(layers, np.nan) for name in ("whole", "specific")})
 
@@ -336,7 +336,7 @@ class _Collected:
     ) -> None:
         """What is similar outside the span and beyond the block's mean, and how far chance alone carries it."""
         n, groups = layer.x_norm.shape
-        tables = {name: np.full((n, groups), np.nan) for name in ("rest", "cosines", "portion")}
+        tables = {name: np.full((n, groups), np.nan) for name in ("rest", "cosines", "portion", "size")}
         units_ = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan))
         for block in blocks:
             for group in range(groups):
@@ -350,6 +350,7 @@ class _Collected:
                     tables["cosines"][i, group] = x[at] @ y[at] / own if x_left[at] and y_left[at] else 0.0
                     sizes = norm(x[at]) / layer.x_norm[i, group], norm(y[at]) / layer.y_norm[i, group]
                     tables["portion"][i, group] = min(1.0, sizes[0]) * min(1.0, sizes[1])
+                    tables["size"][i, group] = tables["portion"][i, group] * whole / layer.z_norm[i, group] ** 2
                     units_.x[i, group] = x[at] / norm(x[at]) if x_left[at] else 0.0
                     units_.y[i, group] = y[at] / norm(y[at]) if y_left[at] else 0.0
         for name, table in tables.items():
@@ -367,6 +368,7 @@ def record_floors(
     columns: Int[np.ndarray, " query"] | None = None,
     off: Sequence[Float[np.ndarray, "query layer d_model"]] = (),
     seed: int = 0,
+    by_size: bool = False,
 ) -> Mapping[Form, RecordFloors]:
     """All floors of `h` (three axes) or `m` (four) for the given forms, one layer at a time.
 
@@ -393,11 +395,11 @@ def record_floors(
 
     each_layer(fill, layers)
     span = "head_span" if off else "zsl_direction"
-    return {form: _finish(into, blocks, seed, f"{array}/{form}", span) for form, into in collected.items()}
+    return {form: _finish(into, blocks, seed, f"{array}/{form}", span, by_size) for form, into in collected.items()}
 
 
 def _finish(
-    into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str, span: str
+    into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str, span: str, by_size: bool
 ) -> RecordFloors:
     value = into.tables["value"]
     others, specific = np.full_like(value, np.nan), np.full_like(value, np.nan)
@@ -422,4 +424,10 @@ def _finish(
     if not whole > 0 or not rest > 0:
         return RecordFloors(value, floors, tests, None)
     floors["rotated"] = Floor(value - into.tables["rest"].clip(-1.0, 1.0), into.tables["cosines"])
-    return RecordFloors(value, floors, tests, Rotated(whole, rest, overall_mean(into.tables["portion"])))
+    left = overall_mean(into.tables["cosines"])
+    if by_size:
+        sizes = [float(np.nanmean(column)) for column in into.tables["size"].T]
+        cosines = [float(np.nanmean(column)) for column in into.tables["cosines"].T]
+        rest = sum(w * d for w, d in zip(sizes, into.deviations["specific"], strict=True)) / sum(sizes)
+        left = sum(w * c for w, c in zip(sizes, cosines, strict=True)) / sum(sizes)
+    return RecordFloors(value, floors, tests, Rotated(whole, rest, overall_mean(into.tables["portion"]), left))

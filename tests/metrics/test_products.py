@@ -102,11 +102,12 @@ def test_the_contrast_is_an_update_laid_on_zsl() -> None:
     sides = [h["zsl"] + (h[name] - h[f"{name}_flipped_labels"]) for name in ("icl", "ft")]  # pyright: ignore
     found = contrast_floors(records)
     assert found is not None
-    assert_same(found, direct_nulls.record_floors(h["zsl"], *sides, ["update"])["update"], 1e-9)  # pyright: ignore
+    wanted = direct_nulls.record_floors(h["zsl"], *sides, ["update"], by_size=True)["update"]  # pyright: ignore
+    assert_same(found, wanted, 1e-9)
     off = [0.5 * (h[name] - h[f"{name}_flipped_labels"]) for name in ("icl", "ft")]  # pyright: ignore
     spans = {name: replace(records[name], off_contrast=each) for name, each in zip(("icl", "ft"), off, strict=True)}
     found = contrast_floors(Records(records.gold, {**records.settings, **spans}))
-    wanted = direct_nulls.record_floors(h["zsl"], *sides, ["update"], off=off)["update"]  # pyright: ignore
+    wanted = direct_nulls.record_floors(h["zsl"], *sides, ["update"], off=off, by_size=True)["update"]  # pyright: ignore
     assert found is not None
     assert_same(found, wanted, 1e-9)
 

@@ -19,6 +19,7 @@ History:
 6. Agreement is also tested beyond any bent or class-wise shrinking of the zero-shot log-odds. The rotations compare the
    cosines of what is beyond the mean update, not shares of the whole, and remove the zero-shot direction after it.
 7. The rotations and `head_span` remove the direction that all queries share together with the heads' span.
+8. In the rotations of the label contrast layers count by how far flipped labels change them.
 """
 
-NUMERICS_VERSION = 7
+NUMERICS_VERSION = 8

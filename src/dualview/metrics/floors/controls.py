@@ -344,10 +344,8 @@ def _floor_p(metric: str, name: str, floor: Floor, from_records: RecordFloors, o
     if name in from_records.tests:
         return from_records.tests[name].p
     if name == "rotated":
-        excess = plain(overall_mean(floor.excess))
-        if excess is None or from_records.rotated is None:
-            return None
-        return normal_cdf(-excess / from_records.rotated.specific)
+        rotated = from_records.rotated
+        return None if rotated is None else normal_cdf(-rotated.left / rotated.specific)
     return sign_flip_p(floor.excess, seed=options.seed, name=f"floor/{metric}/{name}", draws=options.draws)
 
 

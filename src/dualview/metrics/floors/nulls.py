@@ -78,14 +78,19 @@ class Rotated:
 
     Each layer has its own; that of their mean is taken to be the mean of theirs, the most it can be. Layers that write
     into one residual stream may be aligned by the same chance.
+
+    Layers count alike, but for the label contrast: most layers hardly see the labels, so each counts as much as
+    flipping them changes it, ‖x‖ ‖y‖ / ‖h_zsl‖² on average. A rotation keeps lengths, so this favours no outcome.
     """
 
     whole: float
     """Of the similarity itself."""
     specific: float
-    """Of the cosine of what is left beyond the mean updates and outside the heads' span."""
+    """Of the cosine of what is left beyond the shared direction and outside the heads' span."""
     portion: float
     """How long that is over the whole updates, ICL's times FT's, on average."""
+    left: float
+    """The cosine itself."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,7 @@ class _Collected:
             return at.put(np.full(shape, np.nan))
 
         pairs, centred = ([full(layers, block.size, block.size) for block in blocks] for _ in range(2))
-        names = ("value", "shrinkage", "gaussian", "noise", "before", "rest", "cosines", "portion")
+        names = ("value", "shrinkage", "gaussian", "noise", "before", "rest", "cosines", "portion", "size")
         deviations = {name: full(layers) for name in ("whole", "specific")}
         return cls({name: full(layers, n) for name in names}, pairs, centred, deviations)
 
@@ -208,7 +213,7 @@ def record_floors(
 
     off   ICL's and FT's `off_span`, where they were recorded
     """
-    return _floors(UpdateSources(zsl, icl, ft, off=off), forms, columns, seed, backend)
+    return _floors(UpdateSources(zsl, icl, ft, off=off), forms, columns, seed, backend, by_size=False)
 
 
 def _floors(
@@ -217,6 +222,8 @@ def _floors(
     columns: Int[np.ndarray, " query"] | None,
     seed: int,
     backend: Backend,
+    *,
+    by_size: bool,
 ) -> Mapping[Form, RecordFloors]:
     zsl = sources.zsl
     n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
@@ -259,6 +266,8 @@ def _floors(
             isfinite = library(lengths).isfinite
             for name in ("rest", "cosines", "portion"):
                 into.tables[name][step] = defined_mean(getattr(rotations, name), axis=-1)
+            sizes = ratio(rotations.portion * lengths, own["update"]["z_norm"] ** 2)
+            into.tables["size"][step] = defined_mean(sizes, axis=-1)
             into.deviations["whole"][step] = rotations.deviation("whole", isfinite(lengths))
             into.deviations["specific"][step] = rotations.deviation("specific", isfinite(rotations.rest))
 
@@ -271,7 +280,7 @@ def _floors(
         numbers = max(chunk.members.size * chunk.width * groups for chunk in chunks)
     backend.each(quietly, backend.steps(layers, numbers))
     span = "head_span" if sources.off else "zsl_direction"
-    return {form: _finish(into, blocks, seed, f"{array}/{form}", span) for form, into in collected.items()}
+    return {form: _finish(into, blocks, seed, f"{array}/{form}", span, by_size) for form, into in collected.items()}
 
 
 def contrast_floors(records: Records, *, seed: int = 0, backend: Backend = NUMPY) -> RecordFloors | None:
@@ -287,7 +296,7 @@ def contrast_floors(records: Records, *, seed: int = 0, backend: Backend = NUMPY
         return None
     off = [each for name in FLIPPED if (each := records[name].off_contrast) is not None]
     sources = UpdateSources(h[0], h[1], h[2], h[3], h[4], off if len(off) == 2 else ())
-    return _floors(sources, ["update"], None, seed, backend)["update"]
+    return _floors(sources, ["update"], None, seed, backend, by_size=True)["update"]
 
 
 def off_spans_of(records: Records) -> list[Float[np.ndarray, "query layer d_model"]]:
@@ -297,7 +306,7 @@ def off_spans_of(records: Records) -> list[Float[np.ndarray, "query layer d_mode
 
 
 def _finish(
-    into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str, span: str
+    into: _Collected, blocks: Sequence[Int[np.ndarray, " _member"]], seed: int, name: str, span: str, by_size: bool
 ) -> RecordFloors:
     tables = {name: to_numpy(table).T for name, table in into.tables.items()}
     value = tables["value"]
@@ -320,11 +329,16 @@ def _finish(
         "shuffled_query": shuffle_test([into.pairs[at] for at in several], seed=seed, name=f"shuffle/{name}"),
         "mean_direction": shuffle_test([into.centred[at] for at in several], seed=seed, name=f"centred/{name}"),
     }
-    whole, rest = (float(defined_mean(to_numpy(into.deviations[part]), axis=0)) for part in ("whole", "specific"))
-    if not whole > 0 or not rest > 0:
+    whole, specific = (to_numpy(into.deviations[part]) for part in ("whole", "specific"))
+    left = defined_mean(tables["cosines"], axis=0)
+    weights = defined_mean(tables["size"], axis=0) if by_size else np.ones_like(left)
+    weights = np.where(np.isfinite(weights * left * specific), weights, 0.0)
+    if not defined_mean(whole, axis=0) > 0 or not weights @ np.nan_to_num(specific) > 0:
         return RecordFloors(value, floors, tests, None)
-    # The floor is what is left of the similarity itself; the test compares the queries' cosines beyond mean and span.
-    # Shares would not do: the longer a query's update is for its part, the smaller its share, and what ICL and FT have
-    # in common in length alone would pass for similarity.
+    # The floor is what is left of the similarity itself; the test compares the queries' cosines beyond shared direction
+    # and span. Shares would not do: the longer a query's update is for its part, the smaller its share, and what ICL
+    # and FT have in common in length alone would pass for similarity.
     floors["rotated"] = Floor(value - tables["rest"].clip(-1.0, 1.0), tables["cosines"])
-    return RecordFloors(value, floors, tests, Rotated(whole, rest, overall_mean(tables["portion"])))
+    means = [float(weights @ np.nan_to_num(each) / weights.sum()) for each in (specific, left)]
+    rotated = Rotated(float(defined_mean(whole, axis=0)), means[0], overall_mean(tables["portion"]), means[1])
+    return RecordFloors(value, floors, tests, rotated)
