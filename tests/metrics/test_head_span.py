@@ -105,3 +105,10 @@ def test_updates_inside_the_span_leave_nothing_to_test() -> None:
         settings[name] = replace(records[name], off_span=1e-9 * records[name].off_span)  # pyright: ignore
     level = judge(Records(records.gold, settings)).levels["representations"]
     assert level.outcome == "not testable" and "rotated" in level.clause
+
+
+def test_without_a_zero_shot_output_labels_are_tested_all_the_same() -> None:
+    plain = planted(0, predictions=1.0, representations=1.0, labels=1.0, layers=2)
+    base = plain["zsl"].h
+    moved = {name: replace(setting, h=setting.h - base) for name, setting in plain.settings.items()}
+    assert judge(Records(plain.gold, moved)).levels["labels"].outcome == "supported"

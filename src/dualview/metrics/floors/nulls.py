@@ -266,8 +266,9 @@ def _floors(
             isfinite = library(lengths).isfinite
             for name in ("rest", "cosines", "portion"):
                 into.tables[name][step] = defined_mean(getattr(rotations, name), axis=-1)
-            sizes = ratio(rotations.portion * lengths, own["update"]["z_norm"] ** 2)
-            into.tables["size"][step] = defined_mean(sizes, axis=-1)
+            z_norm = own["update"]["z_norm"]
+            scale = library(z_norm).where(z_norm > 0, z_norm, 1.0) ** 2  # without a zero-shot output: as they are
+            into.tables["size"][step] = defined_mean(rotations.portion * lengths / scale, axis=-1)
             into.deviations["whole"][step] = rotations.deviation("whole", isfinite(lengths))
             into.deviations["specific"][step] = rotations.deviation("specific", isfinite(rotations.rest))
 
