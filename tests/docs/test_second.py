@@ -31,9 +31,10 @@ def test_every_stage_is_a_valid_grid() -> None:
     assert (stages[0].arm, stages[0].model, stages[4].seed) == ("comparison", "qwen2.5-coder-1.5b", "5")
     cells = {stage.arm: sum(len(Spec.make(grid).cells()) for grid in stage.grids) for stage in stages}
     expected = {
-        "comparison": 22,
+        "comparison": 11,
         "draws": 11,
-        "abstract": 44,
+        "abstract": 11,
+        "abstract_draws": 44,
         "rates": 264,
         "epochs": 528,
         "matched": 44,
