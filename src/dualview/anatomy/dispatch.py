@@ -27,6 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dualview.anatomy import legacy_attention
 from dualview.anatomy.hooks import hooked
 from dualview.anatomy.kernels import Rule
+from dualview.anatomy.split_products import split_products
 
 FAST = "dualview"
 """No mask function is registered under this name, so models build no mask: causality, windows and padding are ours."""
@@ -219,6 +220,17 @@ def _reading(head: nn.Module | None, keep: Tensor | None) -> Generator[None]:
         yield
 
 
+@contextmanager
+def _without_cudnn(unwanted: bool) -> Generator[None]:
+    """Keep cuDNN's attention out: it takes seconds to set up, and plans again for every length of prompt."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(before and not unwanted)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 def run_forward(
     model: PreTrainedModel,
     strategy: Strategy,
@@ -242,7 +254,8 @@ def run_forward(
     slices = head is not None or (keep is not None and "logits_to_keep" in accepted)
     if slices and head is None:
         arguments["logits_to_keep"] = keep
-    with engaged(model, strategy, native=native) as turn, _reading(head, keep):
+    faster = split_products(model.dtype, ids.device), _without_cudnn(native and ids.is_cuda)
+    with engaged(model, strategy, native=native) as turn, _reading(head, keep), faster[0], faster[1]:
         logits: Tensor = model(**arguments).logits
         # Otherwise an architecture that does not look up its attention would run unwatched, without an error.
         if turn.layer == 0:
