@@ -223,9 +223,8 @@ def compute_controls(
             continue
         forms: list[Form] = [SIMILARITIES[name].form for name in names]
         off = off_spans_of(records) if array == "h" else ()
-        floors = record_floors(
-            stacks[0], stacks[1], stacks[2], forms, columns=records.columns, off=off, seed=seed, backend=backend
-        )
+        given = {"columns": records.columns, "gold": records.gold, "seed": seed, "backend": backend}
+        floors = record_floors(stacks[0], stacks[1], stacks[2], forms, off=off, **given)
         for name in names:
             results[name] = similarity_controls(records, name, floors[SIMILARITIES[name].form], options, tables)
     contrast = contrast_floors(records, seed=seed, backend=backend)

@@ -112,10 +112,14 @@ class RecordFloors:
         return found_at(0.01) * max(spreads) if spreads else None
 
 
-def output_blocks(n_queries: int, seed: int) -> list[Int[np.ndarray, " _member"]]:
-    """Random blocks of at most `OUTPUT_BLOCK` queries: permuting within blocks is as exact, and n² pairs cheaper."""
+def output_blocks(
+    n_queries: int, seed: int, gold: Int[np.ndarray, " query"] | None = None
+) -> list[Int[np.ndarray, " _member"]]:
+    """Random blocks of at most `OUTPUT_BLOCK` queries of one class: permuting within is as exact, n² pairs cheaper."""
     order = generator(seed, "blocks/h").permutation(n_queries)
-    return _split(order, OUTPUT_BLOCK)
+    label = np.zeros(n_queries, dtype=np.int64) if gold is None else gold
+    same = [order[label[order] == each] for each in np.unique(label)]
+    return [block for group in same for block in _split(group, OUTPUT_BLOCK)]
 
 
 def map_blocks(columns: Int[np.ndarray, " query"], seed: int) -> list[Int[np.ndarray, " _member"]]:
@@ -206,20 +210,23 @@ def record_floors(
     *,
     columns: Int[np.ndarray, " query"] | None = None,
     off: Sequence[Float[np.ndarray, "query layer d_model"]] = (),
+    gold: Int[np.ndarray, " query"] | None = None,
     seed: int = 0,
     backend: Backend = NUMPY,
 ) -> Mapping[Form, RecordFloors]:
     """All floors of `h` (three axes) or `m` (four) for the given forms, a few layers at a time.
 
-    off   ICL's and FT's `off_span`, where they were recorded
+    off    ICL's and FT's `off_span`, where they were recorded
+    gold   the queries' labels: outputs are then compared within classes
     """
-    return _floors(UpdateSources(zsl, icl, ft, off=off), forms, columns, seed, backend, by_size=False)
+    return _floors(UpdateSources(zsl, icl, ft, off=off), forms, columns, gold, seed, backend, by_size=False)
 
 
 def _floors(
     sources: UpdateSources,
     forms: Sequence[Form],
     columns: Int[np.ndarray, " query"] | None,
+    gold: Int[np.ndarray, " query"] | None,
     seed: int,
     backend: Backend,
     *,
@@ -228,7 +235,7 @@ def _floors(
     zsl = sources.zsl
     n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
     dims = np.full(n, zsl.shape[-1]) if columns is None or array == "h" else columns
-    blocks = map_blocks(dims, seed) if array == "m" else output_blocks(n, seed)
+    blocks = map_blocks(dims, seed) if array == "m" else output_blocks(n, seed, gold)
     groups = zsl.shape[2] if array == "m" else 1
     chunks = block_chunks(blocks, dims, groups, backend)
     sample = generator(seed, "rotated").permutation(n)[:_ROTATION_SAMPLE]
@@ -297,7 +304,7 @@ def contrast_floors(records: Records, *, seed: int = 0, backend: Backend = NUMPY
         return None
     off = [each for name in FLIPPED if (each := records[name].off_contrast) is not None]
     sources = UpdateSources(h[0], h[1], h[2], h[3], h[4], off if len(off) == 2 else ())
-    return _floors(sources, ["update"], None, seed, backend, by_size=True)["update"]
+    return _floors(sources, ["update"], None, records.gold, seed, backend, by_size=True)["update"]
 
 
 def off_spans_of(records: Records) -> list[Float[np.ndarray, "query layer d_model"]]:
