@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from dualview.metrics._scipy import normal_cdf
 from dualview.metrics.arrays import NUMPY, Backend
 from dualview.metrics.cosine import Form, defined_mean, overall_mean, similarity_table
 from dualview.metrics.floors.nulls import Floor, RecordFloors, contrast_floors, off_spans_of, record_floors
@@ -28,6 +27,7 @@ from dualview.metrics.statistics import (
     Interval,
     another_draw_p,
     benjamini_hochberg,
+    cosine_above_p,
     holm,
     paired_interval,
     query_interval,
@@ -314,7 +314,7 @@ def _from_records(name: str, found: RecordFloors, options: ControlOptions) -> Me
         floors=floors,
         p=found.tests["shuffled_query"].p,
         p_per_layer=found.tests["shuffled_query"].p_per_layer,
-        below_p=None if value is None or rotated is None else normal_cdf(value / rotated.whole),
+        below_p=None if value is None or rotated is None else cosine_above_p(-value, rotated.whole),
         reason=None if value is not None else "undefined for every query",
         per_layer=layer_bounds(found.value, bounds, {}),
         detectable=found.detectable,
@@ -344,7 +344,7 @@ def _floor_p(metric: str, name: str, floor: Floor, from_records: RecordFloors, o
         return from_records.tests[name].p
     if name == "rotated":
         rotated = from_records.rotated
-        return None if rotated is None else normal_cdf(-rotated.left / rotated.specific)
+        return None if rotated is None else cosine_above_p(rotated.left, rotated.specific)
     return sign_flip_p(floor.excess, seed=options.seed, name=f"floor/{metric}/{name}", draws=options.draws)
 
 
