@@ -76,8 +76,12 @@ class ShuffleTest:
 class Rotated:
     """Standard deviations over random rotations of FT's updates, about a mean of 0.
 
-    Each layer has its own; that of their mean is taken to be the mean of theirs, the most it can be. Layers that write
-    into one residual stream may be aligned by the same chance.
+    Each layer has its own, and they are put together for two kinds of chance; the larger counts:
+
+    together   rotations in all dimensions, the mean of the layers' deviations: layers that write into one residual
+               stream may all be aligned by the same chance
+    apart      rotations within the directions that both settings write in (`crowding`), which differ from layer to
+               layer: the root of the sum of squares
 
     Layers count alike, but for the label contrast: most layers hardly see the labels, so each counts as much as
     flipping them changes it, ‖x‖ ‖y‖ / ‖h_zsl‖² on average. A rotation keeps lengths, so this favours no outcome.
@@ -181,7 +185,7 @@ class _Collected:
 
         pairs, centred = ([full(layers, block.size, block.size) for block in blocks] for _ in range(2))
         names = ("value", "shrinkage", "gaussian", "noise", "before", "rest", "cosines", "portion", "size")
-        deviations = {name: full(layers) for name in ("whole", "specific")}
+        deviations = {name: full(layers) for name in ("whole", "specific", "crowding")}
         return cls({name: full(layers, n) for name in names}, pairs, centred, deviations)
 
     def fill_queries(self, layers: slice, form: Form, own: dict[str, np.ndarray], random: np.ndarray) -> None:
@@ -278,6 +282,7 @@ def _floors(
             into.tables["size"][step] = defined_mean(rotations.portion * lengths / scale, axis=-1)
             into.deviations["whole"][step] = rotations.deviation("whole", isfinite(lengths))
             into.deviations["specific"][step] = rotations.deviation("specific", isfinite(rotations.rest))
+            into.deviations["crowding"][step] = rotations.crowding
 
     def quietly(step: slice) -> None:
         with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
@@ -337,7 +342,7 @@ def _finish(
         "shuffled_query": shuffle_test([into.pairs[at] for at in several], seed=seed, name=f"shuffle/{name}"),
         "mean_direction": shuffle_test([into.centred[at] for at in several], seed=seed, name=f"centred/{name}"),
     }
-    whole, specific = (to_numpy(into.deviations[part]) for part in ("whole", "specific"))
+    whole, specific, crowded = (to_numpy(into.deviations[part]) for part in ("whole", "specific", "crowding"))
     left = defined_mean(tables["cosines"], axis=0)
     weights = defined_mean(tables["size"], axis=0) if by_size else np.ones_like(left)
     weights = np.where(np.isfinite(weights * left * specific), weights, 0.0)
@@ -347,6 +352,18 @@ def _finish(
     # and span. Shares would not do: the longer a query's update is for its part, the smaller its share, and what ICL
     # and FT have in common in length alone would pass for similarity.
     floors["rotated"] = Floor(value - tables["rest"].clip(-1.0, 1.0), tables["cosines"])
-    means = [float(weights @ np.nan_to_num(each) / weights.sum()) for each in (specific, left)]
-    rotated = Rotated(float(defined_mean(whole, axis=0)), means[0], overall_mean(tables["portion"]), means[1])
+    rotated = Rotated(
+        whole=_of_layers(whole, crowded, np.isfinite(whole).astype(np.float64)),
+        specific=_of_layers(specific, crowded, weights),
+        portion=overall_mean(tables["portion"]),
+        left=float(weights @ np.nan_to_num(left) / weights.sum()),
+    )
     return RecordFloors(value, floors, tests, rotated)
+
+
+def _of_layers(
+    deviation: Float[np.ndarray, " layer"], crowded: Float[np.ndarray, " layer"], weights: Float[np.ndarray, " layer"]
+) -> float:
+    """The deviation of the layers' mean, by the larger of two chances: see `Rotated`."""
+    each = weights * np.nan_to_num(deviation) / weights.sum()
+    return max(float(each.sum()), float((each**2 @ crowded) ** 0.5))

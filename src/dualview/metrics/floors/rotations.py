@@ -119,9 +119,8 @@ class Rotations:
 
     def deviation(self, name: str, defined: Bool[np.ndarray, "layer query group"]) -> Float[np.ndarray, " layer"]:
         x, y = self.rows[name]
-        total, dims = as_type(defined.sum(axis=(1, 2)), "float64"), self.dims[self.sample]
-        turned = rotation_variance(x, y, dims, queries=self.dims.size, defined=total)
-        return root(turned * self.crowding)
+        total = as_type(defined.sum(axis=(1, 2)), "float64")
+        return root(rotation_variance(x, y, self.dims[self.sample], queries=self.dims.size, defined=total))
 
     @property
     def crowding(self) -> Float[np.ndarray, " layer"]:
