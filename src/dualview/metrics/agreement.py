@@ -175,8 +175,8 @@ def _bends(
     """Columns for a fit on the zero-shot scores that bends and differs by class, as many as the queries can carry.
 
     In this order: a slope by class of the gold label's log-odds, and of their excess over the class's lower and upper
-    third; every candidate's score (a query may expect none of the labels, which log-odds do not say) and its excess over
-    thirds; a slope by class of every candidate's log-odds; their signed squares.
+    third; every candidate's score (a query may expect none of the labels, which log-odds do not say) and its excess
+    over thirds; a slope by class of every candidate's log-odds; their signed squares.
     """
     odds = base[np.arange(gold.size), gold]
     knots = [[np.quantile(odds[own[:, c] > 0], at) for c in range(own.shape[1])] for at in _THIRDS]

@@ -36,8 +36,8 @@ from dualview.records.setting import MEAN_RIDGE
 
 _ELEMENTS = 1 << 26
 """The largest array of head outputs, in numbers of 8 bytes."""
-_RIDGE = 1e-4**2
-"""Added to the diagonal of G, the products of unit vectors: a direction in which they are shorter than 1e-4 is rounding.
+_RIDGE = 1e-5**2
+"""Added to the diagonal of G, the products of unit vectors: where they are shorter than 1e-5, a direction is rounding.
 
 Without a bias h_zsl is the sum of the o_h, and what rounding leaves of h_zsl − Σ o_h points anywhere: another machine's
 points elsewhere, and a span that had it would remove something else from every update."""
@@ -70,7 +70,7 @@ def off_span_and_mean(
     for _ in range(_STEPS):
         if bool((size <= least).all()):
             break
-        pulled = spans.outside(torch.where(finite, towards, 0.0), rounds=1).sum(1, keepdim=True) + ridge * towards
+        pulled = spans.outside(torch.where(finite, towards, 0.0)).sum(1, keepdim=True) + ridge * towards
         step = (size / (towards * pulled).sum(-1, keepdim=True)).nan_to_num(0.0, 0.0, 0.0)
         mean, left = mean + step * towards, left - step * pulled
         before, size = size, left.square().sum(-1, keepdim=True)
@@ -95,13 +95,11 @@ class _Spans:
         ridge = _RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         return cls(unit, torch.linalg.cholesky(gram + ridge))
 
-    def outside(
-        self, h: Float[Tensor, "setting query d_model"], rounds: int = 2
-    ) -> Float[Tensor, "setting query d_model"]:
+    def outside(self, h: Float[Tensor, "setting query d_model"]) -> Float[Tensor, "setting query d_model"]:
         # By Cholesky, which is quick in batches. Of a direction of size s the ridge leaves the share ε/(s² + ε), and
         # the second round its square: nothing of one that stands out from rounding, all of one that is rounding.
         vectors = h.transpose(0, 1)
-        for _ in range(rounds):
+        for _ in range(2):
             weights = torch.cholesky_solve(self.unit @ vectors.mT, self.factor)
             vectors = vectors - weights.mT @ self.unit
         return vectors.transpose(0, 1)
@@ -118,7 +116,9 @@ def off_spans(
     changes: Mapping[str, Change],
     gold: Int[np.ndarray, " query"] | None = None,
 ) -> dict[str, Float[np.ndarray, "query layer d_model"]]:
-    """`off_span` of each change, given what enters the output projections in the zero-shot pass; class by class of `gold`.
+    """`off_span` of each change, given what enters the output projections in the zero-shot pass.
+
+    gold   the queries' labels, for an m of each class
 
     Empty where an architecture's output projections do not read the heads side by side. Not finite changes stay so.
     """

@@ -4,11 +4,12 @@ Floors, each with the per-query excess of the similarity over it:
 
 - `gaussian`: FT's update replaced by a random one of the same norm.
 - `shuffled_query`: FT's update replaced by its update of another query. Tells what is common to all queries from what
-  is the query's own, and gives an exact permutation test.
-- `mean_direction`: the part of the similarity owed to the mean update over queries; the excess is what is left once
-  the mean direction is removed from both sides.
-- `rotated` (for updates): what FT does to each query beyond the direction that all queries share and outside the heads'
-  span, turned as a whole in a random way. This keeps every relation between queries, and so separates similarity from
+  is the query's own, and gives an exact permutation test. Outputs are compared with those of the same class: whoever
+  learns the task writes the class's answer, and queries are exchangeable within a class alone, as in `agreement`.
+- `mean_direction`: the part of the similarity owed to the mean update over those queries; the excess is what is left
+  once the mean direction is removed from both sides.
+- `rotated` (for updates): what FT does to each query beyond the direction that those queries share and outside the
+  heads' span, turned as a whole in a random way. This keeps every relation between queries, and so separates similarity from
   the chance alignment of directions that many queries share in part, which no number of queries averages away. Its
   excess is the similarity once what is shared and the span are both gone: either would carry the other past its test.
 - `noise` (for normalised outputs): the analytic noise floor of each query and layer.

@@ -221,7 +221,7 @@ def crowding(
     y: Float[np.ndarray, "layer member group dim"],
     dims: Int[np.ndarray, " member"],
 ) -> Float[np.ndarray, " layer"]:
-    """d · mean of (x_i·y_j)² over different queries i and j, at least 1: the d dimensions over those that both write in.
+    """d · mean of (x_i·y_j)² over different queries i and j, at least 1: all dimensions over those that both write in.
 
     Directions drawn from all d dimensions have a mean of 1/d. Where ICL and FT both write into a few, however each
     query is paired, they meet more often by chance, and so do x and a y turned within those few: with 1/d replaced by
