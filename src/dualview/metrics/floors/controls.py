@@ -223,8 +223,9 @@ def compute_controls(
             continue
         forms: list[Form] = [SIMILARITIES[name].form for name in names]
         off = off_spans_of(records) if array == "h" else ()
-        given = {"columns": records.columns, "gold": records.gold, "seed": seed, "backend": backend}
-        floors = record_floors(stacks[0], stacks[1], stacks[2], forms, off=off, **given)
+        z, p, f = stacks
+        columns, gold = records.columns, records.gold
+        floors = record_floors(z, p, f, forms, columns=columns, off=off, gold=gold, seed=seed, backend=backend)
         for name in names:
             results[name] = similarity_controls(records, name, floors[SIMILARITIES[name].form], options, tables)
     contrast = contrast_floors(records, seed=seed, backend=backend)

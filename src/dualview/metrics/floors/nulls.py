@@ -9,9 +9,10 @@ Floors, each with the per-query excess of the similarity over it:
 - `mean_direction`: the part of the similarity owed to the mean update over those queries; the excess is what is left
   once the mean direction is removed from both sides.
 - `rotated` (for updates): what FT does to each query beyond the direction that those queries share and outside the
-  heads' span, turned as a whole in a random way. This keeps every relation between queries, and so separates similarity from
-  the chance alignment of directions that many queries share in part, which no number of queries averages away. Its
-  excess is the similarity once what is shared and the span are both gone: either would carry the other past its test.
+  heads' span, turned as a whole in a random way. This keeps every relation between queries, and so separates similarity
+  from the chance alignment of directions that many queries share in part, which no number of queries averages away.
+  Its excess is the similarity once what is shared and the span are both gone: either would carry the other past its
+  test.
 - `noise` (for normalised outputs): the analytic noise floor of each query and layer.
 - `before` (for maps): the similarity of ICL's map to the map before fine-tuning.
 - `head_span` (for outputs): the part owed to the span of the heads' own zero-shot outputs O_h y_h, and to the direction
