@@ -266,6 +266,21 @@ def rotation_variance(sides: Sides, dims: Int[np.ndarray, " query"], sample: Int
     return largest / total**2
 
 
+def crowding(sides: Sides, dims: Int[np.ndarray, " query"], sample: Int[np.ndarray, " member"]) -> float:
+    """d · mean (x_i·y_j)² over different queries of the sample, head by head; at least 1, and 1 for unequal widths."""
+    if np.ptp(dims) > 0:
+        return 1.0
+    x, y = (np.nan_to_num(side) for side in (sides.x, sides.y))
+    found = [
+        (x[i, g] @ y[j, g]) ** 2
+        for g in range(x.shape[1])
+        for i in sample
+        for j in sample
+        if i != j and x[i, g].any() and y[j, g].any()
+    ]
+    return max(1.0, float(dims[0] * np.mean(found))) if found else 1.0
+
+
 def _outer_products(
     x: Float[np.ndarray, "group member dim"], y: Float[np.ndarray, "group member dim"]
 ) -> tuple[float, float]:
@@ -309,7 +324,8 @@ class _Collected:
         squares = [[np.full((layers, block.size, block.size), np.nan) for block in blocks] for _ in range(2)]
         names = ("value", "shrinkage", "gaussian", "noise", "before", "rest", "cosines", "portion", "size")
         tables = {name: np.full((n, layers), np.nan) for name in names}
-        return cls(tables, squares[0], squares[1], {name: np.full(layers, np.nan) for name in ("whole", "specific")})
+        deviations = {name: np.full(layers, np.nan) for name in ("whole", "specific", "crowding")}
+        return cls(tables, squares[0], squares[1], deviations)
 
     def fill(self, index: int, layer: LayerVectors, random: Float[np.ndarray, "query group"]) -> None:
         self.tables["value"][:, index] = defined_mean(layer.cosines(), axis=1)
@@ -357,6 +373,7 @@ class _Collected:
             self.tables[name][:, index] = defined_mean(table, axis=1)
         for name, sides in {"whole": units(layer), "specific": units_}.items():
             self.deviations[name][index] = rotation_variance(sides, dims, sample) ** 0.5
+        self.deviations["crowding"][index] = crowding(units_, dims, sample)
 
 
 def record_floors(
@@ -367,6 +384,7 @@ def record_floors(
     *,
     columns: Int[np.ndarray, " query"] | None = None,
     off: Sequence[Float[np.ndarray, "query layer d_model"]] = (),
+    gold: Int[np.ndarray, " query"] | None = None,
     seed: int = 0,
     by_size: bool = False,
 ) -> Mapping[Form, RecordFloors]:
@@ -376,7 +394,7 @@ def record_floors(
     """
     n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
     dims = np.full(n, zsl.shape[-1]) if columns is None or array == "h" else columns
-    blocks = [b for b in (map_blocks(dims, seed) if array == "m" else output_blocks(n, seed)) if b.size > 1]
+    blocks = [b for b in (map_blocks(dims, seed) if array == "m" else output_blocks(n, seed, gold)) if b.size > 1]
     sample = generator(seed, "rotated").permutation(n)[:_ROTATION_SAMPLE]
     collected: dict[Form, _Collected] = {form: _Collected.empty(n, layers, blocks) for form in forms}
 
@@ -424,10 +442,19 @@ def _finish(
     if not whole > 0 or not rest > 0:
         return RecordFloors(value, floors, tests, None)
     floors["rotated"] = Floor(value - into.tables["rest"].clip(-1.0, 1.0), into.tables["cosines"])
-    left = overall_mean(into.tables["cosines"])
+    left, parts = overall_mean(into.tables["cosines"]), into.deviations
+    sizes = [float(not np.isnan(each)) for each in parts["specific"]]
+    shares = {"whole": [float(not np.isnan(each)) for each in parts["whole"]]}
     if by_size:
         sizes = [float(np.nanmean(column)) for column in into.tables["size"].T]
         cosines = [float(np.nanmean(column)) for column in into.tables["cosines"].T]
         rest = sum(w * d for w, d in zip(sizes, into.deviations["specific"], strict=True)) / sum(sizes)
         left = sum(w * c for w, c in zip(sizes, cosines, strict=True)) / sum(sizes)
+    shares["specific"] = sizes
+
+    def apart(name: str) -> float:
+        each = zip(shares[name], np.nan_to_num(parts[name]), parts["crowding"], strict=True)
+        return sum((w * d) ** 2 * c for w, d, c in each) ** 0.5 / sum(shares[name])
+
+    whole, rest = max(whole, apart("whole")), max(rest, apart("specific"))
     return RecordFloors(value, floors, tests, Rotated(whole, rest, overall_mean(into.tables["portion"]), left))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from dualview.comparison.assembly import assemble
 from dualview.comparison.controls.kendall import followed_taps, taps_of, token_scores, with_ceiling
@@ -79,9 +79,10 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     controlled = _controlled(prepared, learnt, learners, passes, progress) if watched else Controlled()
     clock.lap("controls")
     settings = {**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings}
+    gold = np.array([query.gold for query in queries])
     records = Records(
-        gold=np.array([query.gold for query in queries]),
-        settings=off_heads(lm, passes["zsl"].own, settings),
+        gold=gold,
+        settings=off_heads(lm, passes["zsl"].own, settings, gold),
         columns=passes["zsl"].columns,
         meta={"task": prepared.task.name, "model": lm.name, "controls": options.controls},
         token_scores=controlled.token_scores,
@@ -115,11 +116,15 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
 
 
 def off_heads(
-    lm: LanguageModel, own: Float[np.ndarray, "query layer d_in"] | None, settings: Mapping[str, Setting]
+    lm: LanguageModel,
+    own: Float[np.ndarray, "query layer d_in"] | None,
+    settings: Mapping[str, Setting],
+    gold: Int[np.ndarray, " query"],
 ) -> dict[str, Setting]:
     """The settings, those that the verdict compares with what they change outside the heads' own outputs.
 
-    own   what enters each output projection in the zero-shot pass
+    own    what enters each output projection in the zero-shot pass
+    gold   the queries' labels: what a class shares is taken out too
     """
     h = {name: setting.h for name, setting in settings.items() if setting.h is not None}
     if own is None or "zsl" not in h:
@@ -127,7 +132,8 @@ def off_heads(
     judged = ["icl", "ft", *(name for name in settings if is_learner(name))]
     changes = {name: (h[name], h["zsl"]) for name in judged if name in h}
     flipped = {name: (h[name], h[other]) for name, other in FLIPPED.items() if {name, other} <= h.keys()}
-    found = off_spans(lm, own, h["zsl"], {**changes, **{f"{name} contrast": each for name, each in flipped.items()}})
+    contrasts = {f"{name} contrast": each for name, each in flipped.items()}
+    found = off_spans(lm, own, h["zsl"], {**changes, **contrasts}, gold)
     return {
         name: replace(setting, off_span=found.get(name), off_contrast=found.get(f"{name} contrast"))
         for name, setting in settings.items()

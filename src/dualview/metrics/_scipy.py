@@ -37,7 +37,7 @@ def beta_quantile(p: float, a: float, b: float) -> float:
     return float(_special.betaincinv(a, b, p))
 
 
-def student_cdf(t: float, degrees: int) -> float:
+def student_cdf(t: float, degrees: float) -> float:
     return float(_special.stdtr(degrees, t))
 
 

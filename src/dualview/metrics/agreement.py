@@ -32,6 +32,7 @@ LEAST_ORDERS = 100
 _ALIKE = "moves all queries of a class alike"
 _NO_SCORES = "only the answers are known, not the candidates' scores"
 _SAME = 1e-9
+_THIRDS = (1 / 3, 2 / 3)
 _CHUNK = 4_000_000
 
 
@@ -89,7 +90,7 @@ def agreement(
     """Agreement of the settings' candidate scores (mean log-probabilities); see the module for its equation.
 
     length   the queries' numbers of tokens, for what agrees beyond them: the fit then has a slope in each class
-    bends    for what agrees beyond any shrinking of the zero-shot log-odds: the fit may bend, and differ by class
+    bends    for what agrees beyond any function of the zero-shot scores: the fit may bend, and differ by class
     """
     if any((np.isneginf(side).sum(axis=1) >= side.shape[1] - 1).all() for side in (zsl, icl, ft)):
         return Agreement(None, reason=_NO_SCORES)
@@ -99,7 +100,7 @@ def agreement(
     if length is not None:
         extra.append(own * ((length - length.mean()) / max(float(length.std()), 1.0))[:, None])
     if bends and np.isfinite(base).all():
-        extra += _bends(gold, own, base)
+        extra += _bends(gold, own, base, zsl)
     return _agreement(gold, base, moved, "agreement", seed, draws, extra)
 
 
@@ -166,19 +167,27 @@ def _classes(gold: Int[np.ndarray, " query"]) -> Float[np.ndarray, "query class"
 
 
 def _bends(
-    gold: Int[np.ndarray, " query"], own: Float[np.ndarray, "query class"], base: Float[np.ndarray, "query candidate"]
+    gold: Int[np.ndarray, " query"],
+    own: Float[np.ndarray, "query class"],
+    base: Float[np.ndarray, "query candidate"],
+    scores: Float[np.ndarray, "query candidate"],
 ) -> list[Float[np.ndarray, "query column"]]:
-    """Columns for a fit on the zero-shot log-odds that bends and differs by class, as many as the queries can carry.
+    """Columns for a fit on the zero-shot scores that bends and differs by class, as many as the queries can carry.
 
-    In this order: a slope by class of every candidate's log-odds, or of the gold label's alone; the latter's excess
-    over its class's lower and upper third; the signed square of every candidate's.
+    In this order: a slope by class of the gold label's log-odds, and of their excess over the class's lower and upper
+    third; every candidate's score (a query may expect none of the labels, which log-odds do not say) and its excess
+    over thirds; a slope by class of every candidate's log-odds; their signed squares.
     """
     odds = base[np.arange(gold.size), gold]
-    knots = [[np.quantile(odds[own[:, c] > 0], at) for c in range(own.shape[1])] for at in (1 / 3, 2 / 3)]
+    knots = [[np.quantile(odds[own[:, c] > 0], at) for c in range(own.shape[1])] for at in _THIRDS]
     hinges = [own * np.maximum(odds - own @ np.array(at), 0.0)[:, None] for at in knots]
     slopes = [own * each[:, None] for each in base.T]
+    groups = [own * odds[:, None], np.column_stack(hinges)]
+    if np.isfinite(scores).all():
+        bent = [np.maximum(scores - np.quantile(scores, at, axis=0), 0.0) for at in _THIRDS]
+        groups += [scores - scores.mean(axis=0), np.column_stack(bent)]
     taken: list[np.ndarray] = []
-    for columns in (np.column_stack(slopes), own * odds[:, None], np.column_stack(hinges), base * np.abs(base)):
+    for columns in (*groups, np.column_stack(slopes), base * np.abs(base)):
         if _column_basis(np.column_stack([own, base, *taken, columns])).shape[1] <= gold.size / 4:
             taken.append(columns)
     return taken

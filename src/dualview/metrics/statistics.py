@@ -239,6 +239,20 @@ def detectable_mean(values: Float[np.ndarray, " draw"], alpha: float, power: flo
     return reach * float(values.std(ddof=1)) / n**0.5
 
 
+def cosine_above_p(cosine: float, deviation: float) -> float:
+    """One-sided p of a mean cosine whose chance values have the mean 0 and the given standard deviation.
+
+    Chance values end at ±1, which the normal tail forgets where they are widely spread. Taken for the cosine r of a
+    random direction in N = 1/deviation² dimensions, whose variance is 1/N, r √(N−1) / √(1−r²) is Student's t with N − 1
+    degrees of freedom. In one dimension r is 1 or −1, each half of the time.
+    """
+    degrees = deviation**-2 - 1
+    if not degrees > 0:
+        return 0.5
+    rest = max(1 - cosine**2, 1e-300)
+    return student_cdf(-cosine * (degrees / rest) ** 0.5, degrees)
+
+
 def another_draw_p(value: float, draws: Sequence[float]) -> float | None:
     """P that another similarity drawn like these reaches `value`; None with fewer than two.
 

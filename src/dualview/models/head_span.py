@@ -1,12 +1,13 @@
-"""What a setting changes outside the span of the heads' own outputs, beyond what it changes in all queries.
+"""What a setting changes outside the span of the heads' own outputs, beyond what it changes in all queries of a class.
 
 Demonstrations take a mass λ_h of head h's attention, so they shrink its zero-shot output y_h whatever they say:
 
     Δh = Σ_h λ_h O_h (y_demos,h − y_h) = … − Σ_h λ_h o_h,      o_h = O_h y_h
 
 Fine-tuning shrinks heads, too. With a λ_h of its own for every head this is no multiple of h_zsl = Σ_h o_h + bias, but
-it lies in the span of the o_h. And most of Δh is a direction m that all queries share, more of it in some than in
-others. A test for more than both removes both from the updates, query by query and layer by layer:
+it lies in the span of the o_h. And most of Δh is a direction m that all queries of a class share (whoever learns the
+task writes the class's answer), more of it in some than in others. A test for more than both removes both from the
+updates, query by query and layer by layer:
 
     off_span = (1 − P_q)(Δh_q − m), less its part along (1 − P_q) m
 
@@ -24,11 +25,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.models.language_model import LanguageModel
@@ -36,8 +36,11 @@ from dualview.records.setting import MEAN_RIDGE
 
 _ELEMENTS = 1 << 26
 """The largest array of head outputs, in numbers of 8 bytes."""
-_RIDGE = 1e-13
-"""Added to the diagonal of G, which is singular: without a bias h_zsl is the sum of the o_h."""
+_RIDGE = 1e-5**2
+"""Added to the diagonal of G, the products of unit vectors: where they are shorter than 1e-5, a direction is rounding.
+
+Without a bias h_zsl is the sum of the o_h, and what rounding leaves of h_zsl − Σ o_h points anywhere: another machine's
+points elsewhere, and a span that had it would remove something else from every update."""
 _STEPS, _CLOSE = 100, 1e-8
 """The most steps towards the mean, and how near is near enough."""
 
@@ -67,7 +70,7 @@ def off_span_and_mean(
     for _ in range(_STEPS):
         if bool((size <= least).all()):
             break
-        pulled = spans.outside(torch.where(finite, towards, 0.0), rounds=1).sum(1, keepdim=True) + ridge * towards
+        pulled = spans.outside(torch.where(finite, towards, 0.0)).sum(1, keepdim=True) + ridge * towards
         step = (size / (towards * pulled).sum(-1, keepdim=True)).nan_to_num(0.0, 0.0, 0.0)
         mean, left = mean + step * towards, left - step * pulled
         before, size = size, left.square().sum(-1, keepdim=True)
@@ -92,13 +95,11 @@ class _Spans:
         ridge = _RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         return cls(unit, torch.linalg.cholesky(gram + ridge))
 
-    def outside(
-        self, h: Float[Tensor, "setting query d_model"], rounds: int = 2
-    ) -> Float[Tensor, "setting query d_model"]:
-        # By Cholesky, which is quick in batches. The ridge's error ε/s, for a direction of size s, is squared by the
-        # second round; in a direction without size the weights are arbitrary, and so is what they multiply: nothing.
+    def outside(self, h: Float[Tensor, "setting query d_model"]) -> Float[Tensor, "setting query d_model"]:
+        # By Cholesky, which is quick in batches. Of a direction of size s the ridge leaves the share ε/(s² + ε), and
+        # the second round its square: nothing of one that stands out from rounding, all of one that is rounding.
         vectors = h.transpose(0, 1)
-        for _ in range(rounds):
+        for _ in range(2):
             weights = torch.cholesky_solve(self.unit @ vectors.mT, self.factor)
             vectors = vectors - weights.mT @ self.unit
         return vectors.transpose(0, 1)
@@ -113,8 +114,11 @@ def off_spans(
     own: Float[np.ndarray, "query layer d_in"],
     zsl: Float[np.ndarray, "query layer d_model"],
     changes: Mapping[str, Change],
+    gold: Int[np.ndarray, " query"] | None = None,
 ) -> dict[str, Float[np.ndarray, "query layer d_model"]]:
     """`off_span` of each change, given what enters the output projections in the zero-shot pass.
+
+    gold   the queries' labels, for an m of each class
 
     Empty where an architecture's output projections do not read the heads side by side. Not finite changes stay so.
     """
@@ -123,6 +127,8 @@ def off_spans(
         return {}
     # Not `zeros_like`, which writes the zeros: these pages are touched when they are filled.
     found = {name: np.zeros(after.shape, after.dtype) for name, (after, _) in changes.items()}
+    label = np.zeros(len(zsl)) if gold is None else gold
+    classes = [np.flatnonzero(label == each) for each in np.unique(label)]
 
     def fill(number: int) -> None:
         by_head = layers[number].output_by_head()
@@ -130,10 +136,9 @@ def off_spans(
         where = by_head.device if by_head.device.type == "cuda" else torch.device("cpu")
         weight = by_head.to(where, torch.float64)
         d_model, heads, d_value = weight.shape
-        parts = -(-len(zsl) * heads * d_model // _ELEMENTS)  # of equally many queries: each has an m of its own
-        edges = [round(part * len(zsl) / parts) for part in range(parts + 1)]
-        for start, stop in pairwise(edges):
-            at = slice(start, stop), number
+        most = max(1, _ELEMENTS // (heads * d_model))
+        for rows in (part for each in classes for part in np.array_split(each, -(-each.size // most))):
+            at = rows, number
             y = _doubles(own, at, where)[:, : heads * d_value].unflatten(1, (heads, d_value))
             base = _doubles(zsl, at, where)[:, :d_model]
             span = torch.cat([torch.einsum("qhe,dhe->qhd", y, weight), base[:, None]], 1)
@@ -149,5 +154,5 @@ def off_spans(
     return found
 
 
-def _doubles(x: np.ndarray, at: tuple[slice, int], where: torch.device) -> Float[Tensor, "query width"]:
+def _doubles(x: np.ndarray, at: tuple[np.ndarray, int], where: torch.device) -> Float[Tensor, "query width"]:
     return torch.from_numpy(x[at]).to(where, torch.float64)

@@ -145,9 +145,10 @@ def _similarity(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: E
     trained = train_controls(prepared, control_trainings(prepared, lr, full=False), recipe, progress)
     controls = control_settings(prepared, lr, recipe, trained, sizes={"ft": 0.0}, grid=None, progress=progress)
     settings = {**{name: asked.settings[0] for name, asked in passes.items()}, **controls.settings}
+    gold = np.array([query.gold for query in prepared.prompts.queries])
     records = Records(
-        gold=np.array([query.gold for query in prepared.prompts.queries]),
-        settings=off_heads(prepared.lm, passes["zsl"].own, settings),
+        gold=gold,
+        settings=off_heads(prepared.lm, passes["zsl"].own, settings, gold),
         columns=passes["zsl"].columns,
     )
     emit({"event": "similarity", **similarity_json(records, controls.skipped)})

@@ -44,7 +44,8 @@ def bounds_json(records: Records, name: str) -> dict[str, dict[str, list[float |
     similarity = SIMILARITIES[name]
     stacks = [getattr(records[setting], similarity.array) for setting in MAIN_SETTINGS]
     off = off_spans_of(records) if similarity.array == "h" else []
-    own = record_floors(stacks[0], stacks[1], stacks[2], [similarity.form], columns=records.columns, off=off)
+    z, p, f = stacks
+    own = record_floors(z, p, f, [similarity.form], columns=records.columns, off=off, gold=records.gold)
     layers = similarity_controls(records, name, own[similarity.form], ControlOptions()).per_layer
     assert layers is not None
     return _bounds(layers)

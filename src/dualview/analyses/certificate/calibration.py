@@ -155,7 +155,8 @@ class RealRun:
         return self.with_ft(true, flipped)
 
     def with_off_span(self, records: Records) -> Records:
-        return Records(records.gold, off_heads(self.prepared.lm, self.heads, main_settings(records).settings))
+        settings = main_settings(records).settings
+        return Records(records.gold, off_heads(self.prepared.lm, self.heads, settings, records.gold))
 
 
 @dataclass(frozen=True)

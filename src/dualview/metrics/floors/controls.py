@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from dualview.metrics._scipy import normal_cdf
 from dualview.metrics.arrays import NUMPY, Backend
 from dualview.metrics.cosine import Form, defined_mean, overall_mean, similarity_table
 from dualview.metrics.floors.nulls import Floor, RecordFloors, contrast_floors, off_spans_of, record_floors
@@ -28,6 +27,7 @@ from dualview.metrics.statistics import (
     Interval,
     another_draw_p,
     benjamini_hochberg,
+    cosine_above_p,
     holm,
     paired_interval,
     query_interval,
@@ -223,9 +223,9 @@ def compute_controls(
             continue
         forms: list[Form] = [SIMILARITIES[name].form for name in names]
         off = off_spans_of(records) if array == "h" else ()
-        floors = record_floors(
-            stacks[0], stacks[1], stacks[2], forms, columns=records.columns, off=off, seed=seed, backend=backend
-        )
+        z, p, f = stacks
+        columns, gold = records.columns, records.gold
+        floors = record_floors(z, p, f, forms, columns=columns, off=off, gold=gold, seed=seed, backend=backend)
         for name in names:
             results[name] = similarity_controls(records, name, floors[SIMILARITIES[name].form], options, tables)
     contrast = contrast_floors(records, seed=seed, backend=backend)
@@ -315,7 +315,7 @@ def _from_records(name: str, found: RecordFloors, options: ControlOptions) -> Me
         floors=floors,
         p=found.tests["shuffled_query"].p,
         p_per_layer=found.tests["shuffled_query"].p_per_layer,
-        below_p=None if value is None or rotated is None else normal_cdf(value / rotated.whole),
+        below_p=None if value is None or rotated is None else cosine_above_p(-value, rotated.whole),
         reason=None if value is not None else "undefined for every query",
         per_layer=layer_bounds(found.value, bounds, {}),
         detectable=found.detectable,
@@ -345,7 +345,7 @@ def _floor_p(metric: str, name: str, floor: Floor, from_records: RecordFloors, o
         return from_records.tests[name].p
     if name == "rotated":
         rotated = from_records.rotated
-        return None if rotated is None else normal_cdf(-rotated.left / rotated.specific)
+        return None if rotated is None else cosine_above_p(rotated.left, rotated.specific)
     return sign_flip_p(floor.excess, seed=options.seed, name=f"floor/{metric}/{name}", draws=options.draws)
 
 

@@ -4,13 +4,15 @@ Floors, each with the per-query excess of the similarity over it:
 
 - `gaussian`: FT's update replaced by a random one of the same norm.
 - `shuffled_query`: FT's update replaced by its update of another query. Tells what is common to all queries from what
-  is the query's own, and gives an exact permutation test.
-- `mean_direction`: the part of the similarity owed to the mean update over queries; the excess is what is left once
-  the mean direction is removed from both sides.
-- `rotated` (for updates): what FT does to each query beyond the direction that all queries share and outside the heads'
-  span, turned as a whole in a random way. This keeps every relation between queries, and so separates similarity from
-  the chance alignment of directions that many queries share in part, which no number of queries averages away. Its
-  excess is the similarity once what is shared and the span are both gone: either would carry the other past its test.
+  is the query's own, and gives an exact permutation test. Outputs are compared with those of the same class: whoever
+  learns the task writes the class's answer, and queries are exchangeable within a class alone, as in `agreement`.
+- `mean_direction`: the part of the similarity owed to the mean update over those queries; the excess is what is left
+  once the mean direction is removed from both sides.
+- `rotated` (for updates): what FT does to each query beyond the direction that those queries share and outside the
+  heads' span, turned as a whole in a random way. This keeps every relation between queries, and so separates similarity
+  from the chance alignment of directions that many queries share in part, which no number of queries averages away.
+  Its excess is the similarity once what is shared and the span are both gone: either would carry the other past its
+  test.
 - `noise` (for normalised outputs): the analytic noise floor of each query and layer.
 - `before` (for maps): the similarity of ICL's map to the map before fine-tuning.
 - `head_span` (for outputs): the part owed to the span of the heads' own zero-shot outputs O_h y_h, and to the direction
@@ -76,8 +78,12 @@ class ShuffleTest:
 class Rotated:
     """Standard deviations over random rotations of FT's updates, about a mean of 0.
 
-    Each layer has its own; that of their mean is taken to be the mean of theirs, the most it can be. Layers that write
-    into one residual stream may be aligned by the same chance.
+    Each layer has its own, and they are put together for two kinds of chance; the larger counts:
+
+    together   rotations in all dimensions, the mean of the layers' deviations: layers that write into one residual
+               stream may all be aligned by the same chance
+    apart      rotations within the directions that both settings write in (`crowding`), which differ from layer to
+               layer: the root of the sum of squares
 
     Layers count alike, but for the label contrast: most layers hardly see the labels, so each counts as much as
     flipping them changes it, ‖x‖ ‖y‖ / ‖h_zsl‖² on average. A rotation keeps lengths, so this favours no outcome.
@@ -112,10 +118,14 @@ class RecordFloors:
         return found_at(0.01) * max(spreads) if spreads else None
 
 
-def output_blocks(n_queries: int, seed: int) -> list[Int[np.ndarray, " _member"]]:
-    """Random blocks of at most `OUTPUT_BLOCK` queries: permuting within blocks is as exact, and n² pairs cheaper."""
+def output_blocks(
+    n_queries: int, seed: int, gold: Int[np.ndarray, " query"] | None = None
+) -> list[Int[np.ndarray, " _member"]]:
+    """Random blocks of at most `OUTPUT_BLOCK` queries of one class: permuting within is as exact, n² pairs cheaper."""
     order = generator(seed, "blocks/h").permutation(n_queries)
-    return _split(order, OUTPUT_BLOCK)
+    label = np.zeros(n_queries, dtype=np.int64) if gold is None else gold
+    same = [order[label[order] == each] for each in np.unique(label)]
+    return [block for group in same for block in _split(group, OUTPUT_BLOCK)]
 
 
 def map_blocks(columns: Int[np.ndarray, " query"], seed: int) -> list[Int[np.ndarray, " _member"]]:
@@ -177,7 +187,7 @@ class _Collected:
 
         pairs, centred = ([full(layers, block.size, block.size) for block in blocks] for _ in range(2))
         names = ("value", "shrinkage", "gaussian", "noise", "before", "rest", "cosines", "portion", "size")
-        deviations = {name: full(layers) for name in ("whole", "specific")}
+        deviations = {name: full(layers) for name in ("whole", "specific", "crowding")}
         return cls({name: full(layers, n) for name in names}, pairs, centred, deviations)
 
     def fill_queries(self, layers: slice, form: Form, own: dict[str, np.ndarray], random: np.ndarray) -> None:
@@ -206,20 +216,23 @@ def record_floors(
     *,
     columns: Int[np.ndarray, " query"] | None = None,
     off: Sequence[Float[np.ndarray, "query layer d_model"]] = (),
+    gold: Int[np.ndarray, " query"] | None = None,
     seed: int = 0,
     backend: Backend = NUMPY,
 ) -> Mapping[Form, RecordFloors]:
     """All floors of `h` (three axes) or `m` (four) for the given forms, a few layers at a time.
 
-    off   ICL's and FT's `off_span`, where they were recorded
+    off    ICL's and FT's `off_span`, where they were recorded
+    gold   the queries' labels: outputs are then compared within classes
     """
-    return _floors(UpdateSources(zsl, icl, ft, off=off), forms, columns, seed, backend, by_size=False)
+    return _floors(UpdateSources(zsl, icl, ft, off=off), forms, columns, gold, seed, backend, by_size=False)
 
 
 def _floors(
     sources: UpdateSources,
     forms: Sequence[Form],
     columns: Int[np.ndarray, " query"] | None,
+    gold: Int[np.ndarray, " query"] | None,
     seed: int,
     backend: Backend,
     *,
@@ -228,7 +241,7 @@ def _floors(
     zsl = sources.zsl
     n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
     dims = np.full(n, zsl.shape[-1]) if columns is None or array == "h" else columns
-    blocks = map_blocks(dims, seed) if array == "m" else output_blocks(n, seed)
+    blocks = map_blocks(dims, seed) if array == "m" else output_blocks(n, seed, gold)
     groups = zsl.shape[2] if array == "m" else 1
     chunks = block_chunks(blocks, dims, groups, backend)
     sample = generator(seed, "rotated").permutation(n)[:_ROTATION_SAMPLE]
@@ -271,6 +284,7 @@ def _floors(
             into.tables["size"][step] = defined_mean(rotations.portion * lengths / scale, axis=-1)
             into.deviations["whole"][step] = rotations.deviation("whole", isfinite(lengths))
             into.deviations["specific"][step] = rotations.deviation("specific", isfinite(rotations.rest))
+            into.deviations["crowding"][step] = rotations.crowding
 
     def quietly(step: slice) -> None:
         with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
@@ -297,7 +311,7 @@ def contrast_floors(records: Records, *, seed: int = 0, backend: Backend = NUMPY
         return None
     off = [each for name in FLIPPED if (each := records[name].off_contrast) is not None]
     sources = UpdateSources(h[0], h[1], h[2], h[3], h[4], off if len(off) == 2 else ())
-    return _floors(sources, ["update"], None, seed, backend, by_size=True)["update"]
+    return _floors(sources, ["update"], None, records.gold, seed, backend, by_size=True)["update"]
 
 
 def off_spans_of(records: Records) -> list[Float[np.ndarray, "query layer d_model"]]:
@@ -330,7 +344,7 @@ def _finish(
         "shuffled_query": shuffle_test([into.pairs[at] for at in several], seed=seed, name=f"shuffle/{name}"),
         "mean_direction": shuffle_test([into.centred[at] for at in several], seed=seed, name=f"centred/{name}"),
     }
-    whole, specific = (to_numpy(into.deviations[part]) for part in ("whole", "specific"))
+    whole, specific, crowded = (to_numpy(into.deviations[part]) for part in ("whole", "specific", "crowding"))
     left = defined_mean(tables["cosines"], axis=0)
     weights = defined_mean(tables["size"], axis=0) if by_size else np.ones_like(left)
     weights = np.where(np.isfinite(weights * left * specific), weights, 0.0)
@@ -340,6 +354,18 @@ def _finish(
     # and span. Shares would not do: the longer a query's update is for its part, the smaller its share, and what ICL
     # and FT have in common in length alone would pass for similarity.
     floors["rotated"] = Floor(value - tables["rest"].clip(-1.0, 1.0), tables["cosines"])
-    means = [float(weights @ np.nan_to_num(each) / weights.sum()) for each in (specific, left)]
-    rotated = Rotated(float(defined_mean(whole, axis=0)), means[0], overall_mean(tables["portion"]), means[1])
+    rotated = Rotated(
+        whole=_of_layers(whole, crowded, np.isfinite(whole).astype(np.float64)),
+        specific=_of_layers(specific, crowded, weights),
+        portion=overall_mean(tables["portion"]),
+        left=float(weights @ np.nan_to_num(left) / weights.sum()),
+    )
     return RecordFloors(value, floors, tests, rotated)
+
+
+def _of_layers(
+    deviation: Float[np.ndarray, " layer"], crowded: Float[np.ndarray, " layer"], weights: Float[np.ndarray, " layer"]
+) -> float:
+    """The deviation of the layers' mean, by the larger of two chances: see `Rotated`."""
+    each = weights * np.nan_to_num(deviation) / weights.sum()
+    return max(float(each.sum()), float((each**2 @ crowded) ** 0.5))

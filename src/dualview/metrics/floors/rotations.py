@@ -122,6 +122,11 @@ class Rotations:
         total = as_type(defined.sum(axis=(1, 2)), "float64")
         return root(rotation_variance(x, y, self.dims[self.sample], queries=self.dims.size, defined=total))
 
+    @property
+    def crowding(self) -> Float[np.ndarray, " layer"]:
+        """How much nearer ICL's update of one query is to FT's of another than in all dimensions; at least 1."""
+        return crowding(*self.rows["specific"], self.dims[self.sample])
+
 
 @dataclass(frozen=True)
 class _Beyond:
@@ -209,6 +214,29 @@ def rotation_variance(
         scaled += between * queries * (queries - 1) / (kept * (kept - 1)) if kept > 1 else 0.0
         largest = xp.maximum(largest, scaled)
     return ratio(largest, defined**2)
+
+
+def crowding(
+    x: Float[np.ndarray, "layer member group dim"],
+    y: Float[np.ndarray, "layer member group dim"],
+    dims: Int[np.ndarray, " member"],
+) -> Float[np.ndarray, " layer"]:
+    """d · mean of (x_i·y_j)² over different queries i and j, at least 1: all dimensions over those that both write in.
+
+    Directions drawn from all d dimensions have a mean of 1/d. Where ICL and FT both write into a few, however each
+    query is paired, they meet more often by chance, and so do x and a y turned within those few: with 1/d replaced by
+    this mean, ‖C‖²/d is the variance under such rotations. Only rows of as many dimensions can be compared (maps of
+    several lengths cannot: 1).
+    """
+    xp, kept = library(x), int(x.shape[1])
+    if np.ptp(dims) > 0 or kept < 2:
+        return xp.ones_like(x[:, 0, 0, 0])
+    left, right = (xp.nan_to_num(side).swapaxes(1, 2) for side in (x, y))
+    squared = inner_products(left, right) ** 2
+    there = [as_type(dot(side, side) > 0, "float64") for side in (left, right)]
+    pairs, own = (there[0].sum(axis=-1) * there[1].sum(axis=-1)), (there[0] * there[1]).sum(axis=-1)
+    others = squared.sum(axis=(-1, -2)) - xp.einsum("lgii->lg", squared)
+    return xp.nan_to_num(ratio(others.sum(axis=-1) * int(dims[0]), (pairs - own).sum(axis=-1))).clip(1.0)
 
 
 def _outer_products(
