@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from dualview.learning import batch, distill, finetune
 class StandIn:
     """`captured_step.Recorded` as its users see it, with the mistakes that they could make told."""
 
-    made: list[StandIn] = []
+    made: ClassVar[list[StandIn]] = []
 
     def __init__(self, step: Callable[[Any], Any], still: Any, *_: Any) -> None:
         self._step, self._still, self.replays = step, still, 0

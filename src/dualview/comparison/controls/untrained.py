@@ -42,8 +42,8 @@ def untrained_runs(
 ) -> dict[str, Run[TrainedModel]]:
     """Every untrained model by the name of its control.
 
-    together   all may be under way at once; otherwise a model is drawn when it is first wanted, they must be finished in
-               this order, and the next may be drawn into the memory of the one before
+    together   all may be under way at once; otherwise they must be finished in this order: a model is drawn when it is
+               first wanted, perhaps into the memory of the one before
     """
 
     def steps(name: str, make: Callable[[], LanguageModel]) -> Steps[TrainedModel]:
