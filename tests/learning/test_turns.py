@@ -59,7 +59,10 @@ def test_in_turns_is_one_after_another(name: str, recorded: bool, monkeypatch: p
     made = recording(monkeypatch) if recorded else []
 
     def counted(job: str) -> Any:
-        return lambda n: steps.__setitem__(job, steps[job] + n)
+        def count(n: int) -> None:
+            steps[job] += n
+
+        return count
 
     runs = {job: Run(train_steps(lm, list(given), recipe, counted(job))) for job, (recipe, given) in JOBS.items()}
     in_turns(list(runs.values()))
