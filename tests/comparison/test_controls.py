@@ -41,6 +41,7 @@ from dualview.options import RunOptions
 from dualview.records import load_records, save_records
 from dualview.tasks.prompts import PromptSet
 from equivalence import tiny
+from learning.stand_in import recording
 
 LR = 0.05
 
@@ -113,6 +114,32 @@ def test_full_controls_are_all_there(full: dict[str, Any]) -> None:
     assert "same tokens" in full["controls_skipped"]["icl_other_task"]
     assert {point["rule"] for point in full["norm_curve"]} == {"sgd", "layer-causal", "linearised"}
     assert full["order_sensitivity"]["icl"] > 0
+
+
+def test_controls_trained_in_turns_are_those_trained_one_by_one(
+    lm: LanguageModel, task: Path, full: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: all trainings under way at once, and steps recorded, of which corrections repeat theirs."""
+    for module in ("run", "controls.training", "controls.untrained"):
+        monkeypatch.setattr(f"dualview.comparison.{module}.have_room_together", lambda *_: True)
+    made = recording(monkeypatch)
+    options = {"shots": 5, "n_queries": 12, "lr": LR, "lr_grid": (0.01, 0.05), "controls": "full"}
+    found = dualview.compare(model=lm, task=str(task), **options).to_json()
+    for part in ("controls_trained", "sim_aou", "accuracy", "order_sensitivity", "norm_curve"):
+        assert flat(found[part]) == pytest.approx(flat(full[part]), rel=1e-4, abs=1e-5, nan_ok=True)
+    for side in ("floors", "ceilings", "others"):
+        there, here = (flat(result["controls"]["sim_aou"][side]) for result in (full, found))
+        assert here == pytest.approx(there, rel=1e-3, abs=1e-4, nan_ok=True)
+    # FT, the controls, four grids, all parameters and six untrained models.
+    assert len(made) == 13
+
+
+def flat(value: Any, name: str = "") -> dict[str, float]:
+    """Every number in a JSON value by its path."""
+    if isinstance(value, dict | list):
+        named = value.items() if isinstance(value, dict) else enumerate(value)
+        return {path: x for key, each in named for path, x in flat(each, f"{name}/{key}").items()}
+    return {name: float(value)} if isinstance(value, int | float) else {}
 
 
 def test_the_norm_curve_is_that_of_the_first_queries(

@@ -11,8 +11,9 @@ import torch
 
 import dualview
 from dualview.io.errors import UserError
+from dualview.learning.batch import Watch
 from dualview.learning.distill import _Goal  # pyright: ignore[reportPrivateUsage]
-from dualview.learning.finetune import Watch, train
+from dualview.learning.finetune import train
 from dualview.learning.recipe import Training, TrainingRecipe, projections_of, step_count
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel

@@ -20,7 +20,8 @@ from close import assert_close
 from dualview.io.errors import UserError
 from dualview.learning import finetune as module
 from dualview.learning import recipe as recipe_module
-from dualview.learning.finetune import Step, Watch, finetune, train
+from dualview.learning.batch import Step, Watch
+from dualview.learning.finetune import finetune, train
 from dualview.learning.recipe import Training, TrainingRecipe, steps_of
 from dualview.learning.weight_patches import Deltas, Parameters
 from dualview.models.loading import adopt

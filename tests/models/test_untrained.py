@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from dualview.models.untrained import _Draws, untrained, with_trained_embeddings  # pyright: ignore[reportPrivateUsage]
+from dualview.learning.finetune import finetune
+from dualview.models.untrained import (
+    _Draws,  # pyright: ignore[reportPrivateUsage]
+    duplicate,
+    untrained,
+    with_trained_embeddings,
+)
 from equivalence import cases
 
 LARGE = 300_000
@@ -48,6 +54,38 @@ def test_draws_depend_on_the_seed_alone() -> None:
     for one, many, other in zip(drawn(1), drawn(5), drawn(1, seed=1), strict=True):
         assert torch.equal(one, many)
         assert not torch.equal(one, other)
+
+
+def test_a_draw_is_made_before_anything_reads_its_memory() -> None:
+    """What is drawn over is not drawn, and nothing can tell."""
+    with ThreadPoolExecutor(2) as pool, _Draws(0, pool) as draws, torch.no_grad():
+        over, part, read = torch.empty(LARGE).uniform_(), torch.empty(10, 10).normal_(), torch.empty(50).uniform_(1, 2)
+        over.normal_(3.0, 0.1)
+        part[:5].uniform_(5, 6)
+        assert read.min() >= 1, "an operation on it sees the numbers"
+        held = torch.empty(4, 3).normal_()
+        held[1].zero_()
+        assert len(draws._waiting) == 2  # pyright: ignore[reportPrivateUsage]
+    with ThreadPoolExecutor(1) as pool, _Draws(0, pool) as draws, torch.no_grad():
+        draws._tensors = 3  # pyright: ignore[reportPrivateUsage]
+        alone = torch.empty(LARGE).normal_(3.0, 0.1)
+    assert torch.equal(over, alone), "its numbers are those of its turn"
+    assert part[:5].min() >= 5 and part[5:].max() < 5 and part[5:].std() > 0.5
+    assert not held[1].any() and held[0].all() and held[2:].all()
+
+
+def test_a_duplicate_is_a_model_of_its_own() -> None:
+    lm = cases.lm("gpt2")
+    twin = duplicate(lm)
+    assert twin.weights_hash == lm.weights_hash
+    own = {id(module) for module in twin.model.modules()}
+    projections = twin.anatomy.projections(("q", "k", "v"))
+    assert projections and all(id(p.module) in own for p in projections)
+    assert all(id(block) in own for block in (*twin.anatomy.blocks, twin.anatomy.final))
+    [tuned], [right] = (finetune(model, cases.SEQUENCES, [0.01]) for model in (twin, lm))
+    assert tuned.losses == right.losses
+    next(twin.model.parameters()).zero_()
+    assert next(lm.model.parameters()).any()
 
 
 def test_an_untrained_model_leaves_everything_else_alone() -> None:

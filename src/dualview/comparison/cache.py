@@ -38,3 +38,19 @@ class LastOfEach:
         made = make()
         self._last[kind] = (key, made)
         return made
+
+
+class _Missing(Exception):
+    pass
+
+
+def recall(cache: PassCache, kind: str, key: Hashable) -> Any | None:
+    """What was made of this kind under an equal key; None if nothing was. For what is made a step at a time."""
+
+    def missing() -> Any:
+        raise _Missing
+
+    try:
+        return cache(kind, key, missing)
+    except _Missing:
+        return None

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from dualview.anatomy.layers import Projection
+from dualview.comparison.cache import recall
 from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.progress import Advance, Progress
-from dualview.learning.finetune import batches, train
+from dualview.learning.batch import Watch
+from dualview.learning.finetune import batches, train_steps
 from dualview.learning.recipe import (
     DISTILLING_RATE,
     Rule,
@@ -23,6 +25,7 @@ from dualview.learning.recipe import (
 )
 from dualview.learning.selection import SelectionTrial, best, judge_rates
 from dualview.learning.traces import Follower, TrainingTrace
+from dualview.learning.turns import Steps, finish
 from dualview.tasks.prompts import PromptSet
 
 _TRACE_BYTES = 1 << 30
@@ -54,11 +57,11 @@ def fine_tune(prepared: Prepared, progress: Progress, taps: Sequence[Projection]
     if options.lr != "auto" or options.ft_rule == "distilled":
         with progress.part(what, steps) as advance:
             followed = _followed(prepared, rates, options.ft_rule, taps)
-            [tuned] = _train(prepared, rates, options.ft_rule, advance, followed)
+            [tuned] = finish(_train_steps(prepared, rates, options.ft_rule, advance, _watch(followed)))
             return FineTuning(tuned, [], kept=_trace(followed, [tuned], 0))
     if options.controls == "full":  # the controls ask for all of them again
         with progress.part(what, steps) as advance:
-            grid = train_grid(prepared, options.ft_rule, advance)
+            grid = finish(train_grid_steps(prepared, options.ft_rule, advance))
         trials = _judged(prepared, grid, progress)
         return FineTuning(grid[best(trials)], trials, grid)
     trials: list[SelectionTrial] = []
@@ -67,7 +70,7 @@ def fine_tune(prepared: Prepared, progress: Progress, taps: Sequence[Projection]
     with progress.part(what, steps) as advance:
         for batch in _rate_batches(prepared, options.ft_rule):
             followed = _followed(prepared, batch, options.ft_rule, taps)
-            tuned = _train(prepared, batch, options.ft_rule, advance, followed)
+            tuned = finish(_train_steps(prepared, batch, options.ft_rule, advance, _watch(followed)))
             trials += _judged(prepared, tuned, progress)
             chosen = trials[best(trials)].value
             for number, each in enumerate(tuned):
@@ -84,11 +87,15 @@ def _judged(prepared: Prepared, tuned: Sequence[Tuned], progress: Progress) -> l
         return judge_rates(prepared.lm, tuned, selection, prepared.zero_shot, advance)
 
 
-def train_grid(prepared: Prepared, rule: Rule, advance: Advance | None = None) -> Sequence[Tuned]:
+def train_grid_steps(prepared: Prepared, rule: Rule, advance: Advance | None = None) -> Steps[Sequence[Tuned]]:
     """A rule at every rate of the grid; trained once for runs that differ only in the rule they report."""
     rates, recipe = _rates(prepared, rule), recipe_of(prepared, rule)
     key = (prepared.prompts.prefix, prepared.prompts.training_sequences, rates, recipe, prepared.options.batch_size)
-    return prepared.cache(f"trained by {rule}", key, lambda: _train(prepared, rates, rule, advance))
+    known = recall(prepared.cache, f"trained by {rule}", key)
+    if known is not None:
+        return known
+    made = yield from _train_steps(prepared, rates, rule, advance)
+    return prepared.cache(f"trained by {rule}", key, lambda: made)
 
 
 def _rates(prepared: Prepared, rule: Rule) -> tuple[float, ...]:
@@ -124,19 +131,19 @@ def _together(prepared: Prepared, rates: Sequence[float]) -> int:
     return prepared.options.batch_size or len(rates)
 
 
-def _train(
-    prepared: Prepared,
-    rates: Sequence[float],
-    rule: Rule,
-    advance: Advance | None,
-    followed: Follower | None = None,
-) -> list[Tuned]:
+def _watch(followed: Follower | None) -> Watch | None:
+    return None if followed is None else followed.watch
+
+
+def _train_steps(
+    prepared: Prepared, rates: Sequence[float], rule: Rule, advance: Advance | None, watch: Watch | None = None
+) -> Steps[list[Tuned]]:
     recipe, together = recipe_of(prepared, rule), _together(prepared, rates)
     trainings = [training_of(prepared, prepared.prompts, rate) for rate in rates]
-    watch = None if followed is None else followed.watch
-    # Rates are rows of a batch, too.
-    parts = [trainings[start : start + together] for start in range(0, len(rates), together)]
-    return [tuned for part in parts for tuned in train(prepared.lm, part, recipe, advance, watch)]
+    tuned: list[Tuned] = []
+    for start in range(0, len(rates), together):  # rates are rows of a batch, too
+        tuned += yield from train_steps(prepared.lm, trainings[start : start + together], recipe, advance, watch)
+    return tuned
 
 
 def _rate_batches(prepared: Prepared, rule: Rule) -> list[list[float]]:

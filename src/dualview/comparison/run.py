@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,9 @@ from dualview.comparison.controls.kendall import followed_taps, taps_of, token_s
 from dualview.comparison.controls.learners import Learner, adapters_report, learner_controls, load_learners
 from dualview.comparison.controls.sensitivity import norm_curve, order_report
 from dualview.comparison.controls.settings import RULE_CONTROLS, control_settings, control_trainings
-from dualview.comparison.controls.training import train_controls, update_size
-from dualview.comparison.finetuning import FineTuning, fine_tune, recipe_of, train_grid, training_of
+from dualview.comparison.controls.training import train_controls_steps, update_size
+from dualview.comparison.controls.untrained import untrained_models_fit, untrained_runs
+from dualview.comparison.finetuning import FineTuning, fine_tune, recipe_of, train_grid_steps, training_of
 from dualview.comparison.prepare import Prepared, prepare, selection_queries
 from dualview.comparison.provenance import provenance
 from dualview.comparison.result import AskedPrompts, Result
@@ -28,7 +28,8 @@ from dualview.io.clock import Clock
 from dualview.io.progress import Progress, Silent
 from dualview.learning.adapter_reading import read_config
 from dualview.learning.calibration import calibrated_accuracy
-from dualview.learning.recipe import Rule, Training, Tuned
+from dualview.learning.recipe import Rule, Training, TrainingRecipe, Tuned
+from dualview.learning.turns import Run, finished, have_room_together, in_turns
 from dualview.metrics import recompute
 from dualview.metrics.floors.controls import base_name
 from dualview.metrics.label_contrast import FLIPPED
@@ -162,6 +163,17 @@ def _followed(prepared: Prepared, learnt: FineTuning) -> dict[str, Training]:
     return {name: training_of(prepared, prepared.prompts, rate) for name, rate in {**rates, "ft_lr0": 0.0}.items()}
 
 
+def _grids(prepared: Prepared, recipe: TrainingRecipe, learnt: FineTuning) -> dict[Rule, Run[Sequence[Tuned]]]:
+    """FT's rule and those that the controls compare it with, each at every rate of its grid."""
+    others: list[Rule] = [rule for rule in RULE_CONTROLS if rule != recipe.rule and recipe.params != "all"]
+    # FT itself is distilled once and at one rate.
+    own: list[Rule] = [] if recipe.rule == "distilled" else [recipe.rule]
+    return {
+        rule: finished(learnt.grid) if rule == recipe.rule and learnt.grid else Run(train_grid_steps(prepared, rule))
+        for rule in [*own, *others]
+    }
+
+
 def _controlled(
     prepared: Prepared,
     learnt: FineTuning,
@@ -170,27 +182,31 @@ def _controlled(
     progress: Progress,
 ) -> Controlled:
     lr, recipe = learnt.tuned.lr, recipe_of(prepared)
-
-    @cache
-    def grid(rule: Rule) -> Sequence[Tuned]:
-        return learnt.grid if rule == recipe.rule and learnt.grid else train_grid(prepared, rule)
-
     full = prepared.options.controls == "full"
     # Similarity grows with the size of an update, so trained controls are compared at FT's size.
     size = update_size(passes["zsl"].settings[0], passes["ft"].settings[0])
     wanted = control_trainings(prepared, lr, full=full)
     sized = [name for name in wanted if base_name(name) in ("ft_random_labels", "ft_other_task")]
     taps = followed_taps(prepared.lm, recipe)
-    trained = train_controls(
-        prepared,
-        wanted,
-        recipe,
-        progress,
-        sized=sized,
-        size=size,
-        followed=_followed(prepared, learnt) if taps is not None else {},
-        taps=taps or (),
+    training = Run(
+        train_controls_steps(
+            prepared,
+            wanted,
+            recipe,
+            progress,
+            sized=sized,
+            size=size,
+            followed=_followed(prepared, learnt) if taps is not None else {},
+            taps=taps or (),
+        )
     )
+    grids = _grids(prepared, recipe, learnt) if full else {}
+    together = full and untrained_models_fit(prepared.lm)
+    untrained = untrained_runs(prepared, lr, recipe, size, together=together) if full else {}
+    if full and have_room_together(prepared.lm):
+        in_turns([*grids.values(), training, *(untrained.values() if together else ())])
+    trained = training.result()
+    del training  # it has the traces
     tokens = None
     if taps is not None:
         with progress.part("attention to training tokens", 1) as advance:
@@ -206,10 +222,12 @@ def _controlled(
         recipe,
         trained,
         sizes=sizes,
-        grid=grid if full else None,
+        grid=(lambda rule: grids[rule].result()) if full else None,
         progress=progress,
         zsl=passes["zsl"],
+        untrained=untrained,
     )
+    untrained.clear()
     made.settings.update(learner_controls(prepared, learners, passes, trained, progress))
     report: dict[str, Any] = {}
     again = made.passes.get("icl_reordered")
@@ -217,11 +235,21 @@ def _controlled(
         tokens = with_ceiling(tokens, prepared.prompts, again)
     report["controls_skipped"], report["controls_trained"] = made.skipped, made.trained
     if full:
-        with progress.part("order sensitivity and step size", 2) as advance:
-            report["order_sensitivity"] = order_report(prepared, trained.tuned, passes)
-            advance(1)
-            rules = [recipe.rule, *(rule for rule in RULE_CONTROLS if rule != recipe.rule and recipe.params != "all")]
-            grids = {rule: grid(rule) for rule in rules if rule != "distilled"}  # it has one rate
-            report["norm_curve"] = norm_curve(prepared, grids, passes["zsl"], passes["icl"])
-            advance(1)
+        report |= _sensitivity(prepared, trained.tuned, grids, passes, progress)
     return Controlled(made.settings, report, tokens)
+
+
+def _sensitivity(
+    prepared: Prepared,
+    tuned: Mapping[str, Tuned],
+    grids: Mapping[Rule, Run[Sequence[Tuned]]],
+    passes: Mapping[str, Asked],
+    progress: Progress,
+) -> dict[str, Any]:
+    with progress.part("order sensitivity and step size", 2) as advance:
+        orders = order_report(prepared, tuned, passes)
+        advance(1)
+        curves = {rule: run.result() for rule, run in grids.items() if rule != "distilled"}  # it has one rate
+        curve = norm_curve(prepared, curves, passes["zsl"], passes["icl"])
+        advance(1)
+    return {"order_sensitivity": orders, "norm_curve": curve}

@@ -7,13 +7,14 @@ the scores s of the candidates (centred) and the output h of every attention lay
 
 (norms over rows), so the loss is the share of the in-context change that is not reproduced: 1 at the base weights, 0
 if K and V can carry all of it. No label of these rows is read: what the trained model knows of the task it has from
-the in-context model. Adam, because this is a fit and not a model of learning; its rate is relative to the root mean$
+the in-context model. Adam, because this is a fit and not a model of learning; its rate is relative to the root mean
 square of each projection's weights, and falls to 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from dualview.anatomy.dispatch import run_forward
 from dualview.anatomy.hooks import hooked
 from dualview.io.errors import UserError
-from dualview.learning.captured_step import captured
+from dualview.learning.captured_step import record
 from dualview.learning.recipe import (
     DISTILLING_PASSES,
     DISTILLING_ROWS,
@@ -34,6 +35,7 @@ from dualview.learning.recipe import (
     Tuned,
     projections_of,
 )
+from dualview.learning.turns import Steps
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing.rows import At, Pack, Tree, grow, pack
@@ -44,9 +46,9 @@ from dualview.tasks.prompts import Query
 from dualview.tasks.task import shuffled
 
 
-def distil(
+def distil_steps(
     lm: LanguageModel, training: Training, recipe: TrainingRecipe, progress: Callable[[int], None] | None = None
-) -> Tuned:
+) -> Steps[Tuned]:
     """K and V that reproduce `training.teacher` on `recipe.rows`; `lm` itself is not changed."""
     if training.teacher is None or not recipe.rows:
         raise UserError("Distillation needs an in-context prompt to reproduce and rows to reproduce it on.")
@@ -73,23 +75,36 @@ def distil(
         torch._foreach_copy_([part.grad for part in parts], torch.autograd.grad(loss, parts))  # pyright: ignore
         return loss.detach()
 
-    losses: list[float] = []
-    alike = [rows for rows in batches if goal.uniform and len(rows) == len(batches[0])]
-    with captured(differentiate, goal.shown(lm, batches[0], padded=True), len(alike), lm) as replay:
-        for rows in batches:
-            # A step of fewer rows (the last of a pass) has another shape than the recorded one.
-            recorded = replay if rows in alike else None
-            loss = (recorded or differentiate)(goal.shown(lm, rows, padded=recorded is not None))
-            losses.append(float(loss))
-            if not np.isfinite(losses[-1]):
-                break
-            optimiser.step()
+    history: list[Float[Tensor, ""]] = []
+    # Set once a loss is not finite, from when on the optimiser moves nothing; read at the end, so that no step waits.
+    stopped = torch.zeros((), device=lm.device)
+    optimiser.found_inf = stopped  # pyright: ignore[reportAttributeAccessIssue]
+    # A step of fewer rows (the last of a pass) has another shape than the recorded one.
+    alike = [goal.uniform and len(rows) == len(batches[0]) for rows in batches]
+    recorded = record(differentiate, goal.shown(lm, batches[0], padded=True), sum(alike), lm)
+    yield  # others record theirs before the GPU has something to do: recording waits for it
+    replayed = [recorded is not None and each for each in alike]
+    # All at once: sending something to a GPU makes it wait.
+    every = [goal.shown(lm, rows, padded=padded) for rows, padded in zip(batches, replayed, strict=True)]
+    with nullcontext() if recorded is None else recorded.running():
+        for shown, again in zip(every, replayed, strict=True):
+            with nullcontext() if recorded is None else recorded.turn():
+                loss = recorded.replay(shown) if recorded is not None and again else differentiate(shown)
+                history.append(loss.clone())
+                stopped.logical_or_(~torch.isfinite(loss))
+                optimiser.step()
             falling.step()
             if progress is not None:
                 progress(1)
+            yield
+        if recorded is not None:
+            yield from recorded.waited()
     for part in parts:
         part.requires_grad_(False).grad = None
-    return Tuned(training.rate, deltas, tuple(losses), "ok" if np.isfinite(losses[-1]) else "diverged")
+    losses: list[float] = torch.stack(history).tolist()
+    wild = [number for number, loss in enumerate(losses) if not np.isfinite(loss)]
+    taken = losses[: wild[0] + 1] if wild else losses
+    return Tuned(training.rate, deltas, tuple(taken), "diverged" if wild else "ok")
 
 
 def _steps(rows: int, passes: int) -> list[list[int]]:

@@ -16,8 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dualview.anatomy.layers import Projection
-from dualview.learning.finetune import Step, Watch, batches, moved_to, train
+from dualview.learning.batch import Kept, Step, Watch
+from dualview.learning.finetune import batches, moved_to, train_steps
 from dualview.learning.recipe import Training, TrainingRecipe, Tuned, differentiable, steps_of
+from dualview.learning.turns import Steps, finish
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import TrainingSequence
@@ -67,25 +69,27 @@ def trace_training(
     at the first pass. `progress` is called for every step, once for each rate.
     """
     trainings = [Training(sequences, rate) for rate in rates]
-    return train_followed(lm, trainings, recipe, range(len(rates)), taps, progress)[1]
+    return finish(train_followed_steps(lm, trainings, recipe, range(len(rates)), taps, progress))[1]
 
 
-def train_followed(
+def train_followed_steps(
     lm: LanguageModel,
     trainings: Sequence[Training],
     recipe: TrainingRecipe,
     followed: Sequence[int],
     taps: Sequence[Projection] = (),
     progress: Callable[[int], None] | None = None,
-) -> tuple[list[Tuned], list[TrainingTrace]]:
-    """Train as `train` does, and trace some of the trainings, which must be shown the same sequences."""
+    kept: Kept | None = None,
+) -> Steps[tuple[list[Tuned], list[TrainingTrace]]]:
+    """Train as `train_steps` does, and trace some of the trainings, which must be shown the same sequences."""
     wide = differentiable(lm, recipe)  # if a copy is trained, it is the copy that is watched
     tuned: list[Tuned] = []
     traces: list[TrainingTrace] = []
     for batch in batches(wide, trainings, recipe):
         within = [i - len(tuned) for i in followed if 0 <= i - len(tuned) < len(batch)]
         follower = Follower(wide, batch, recipe, within, taps) if within else None
-        made = train(wide, batch, recipe, progress, None if follower is None else follower.watch)
+        watch = None if follower is None else follower.watch
+        made = yield from train_steps(wide, batch, recipe, progress, watch, kept)
         traces += [] if follower is None else follower.traces(made, range(len(within)))
         tuned += made
     return (tuned if wide is lm else moved_to(tuned, lm)), traces
@@ -108,7 +112,6 @@ class Follower:
         own = {p.name: p.module for p in lm.anatomy.projections(("q", "k", "v"))}
         self._taps = tuple(Projection(p.name, own[p.name], p.rows) for p in taps)
         self._recipe, self._followed = recipe, list(followed)
-        self._all = self._followed == list(range(len(batch)))
         factors = [batch[i].rate or 1.0 for i in followed]
         exact = torch.promote_types(lm.dtype, torch.float32)
         self._scale = torch.tensor(factors, dtype=exact, device=lm.device)[:, None, None]
@@ -126,7 +129,8 @@ class Follower:
         length = self._lengths[step.number]  # what follows is padding
         rows = [step.rows[i] for i in self._followed]
         # A list of rows would be sent to the GPU, which waits for it, once for every tensor.
-        each = slice(None) if self._all and rows == self._followed else rows
+        neighbours = list(range(rows[0], rows[0] + len(rows)))
+        each = slice(rows[0], rows[0] + len(rows)) if rows == neighbours else rows
         first: dict[tuple[int, torch.Size, tuple[int, ...]], int] = {}
         for (index, x, _), g in zip(step.tape.calls, step.signals, strict=True):
             source = self._source[index] = first.setdefault(_place(x), index)

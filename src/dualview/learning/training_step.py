@@ -51,23 +51,41 @@ class Shown:
         first: int | None = None,
     ) -> Shown:
         """The sequences as tensors; with `longest` and `first`, of a shape that does not depend on them."""
-        starts = [_first_predicted(sequence, loss) for sequence in sequences]
-        longest = longest or max(len(sequence.ids) for sequence in sequences)
-        first = min(starts) - 1 if first is None else first
+        [shown] = cls.of_each([(sequences, moving)], loss, lm, longest=longest, first=first)
+        return shown
+
+    @classmethod
+    def of_each(
+        cls,
+        steps: Sequence[tuple[Sequence[TrainingSequence], Sequence[bool]]],
+        loss: Loss,
+        lm: LanguageModel,
+        *,
+        longest: int = 0,
+        first: int | None = None,
+    ) -> list[Shown]:
+        """Steps of one shape, each with what is shown and which trainings move; sent to the model's device together,
+        because a GPU that gets them one by one has to be waited for each time."""
+        every = [sequence for sequences, _ in steps for sequence in sequences]
+        longest = longest or max(len(sequence.ids) for sequence in every)
+        first = min(_first_predicted(sequence, loss) for sequence in every) - 1 if first is None else first
         # Padded with a real token: any id is in the vocabulary, and a mask would rule out the fast kernels.
-        ids = [[*sequence.ids, *[sequence.ids[-1]] * (longest - len(sequence.ids))] for sequence in sequences]
-        weights = torch.zeros(len(ids), longest, dtype=torch.float64)
-        for row, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
-            weights[row, start : len(sequence.ids)] = 1 / (len(sequence.ids) - start)
-        tokens = torch.tensor(ids, device=lm.device)
+        ids = [
+            [[*sequence.ids, *[sequence.ids[-1]] * (longest - len(sequence.ids))] for sequence in sequences]
+            for sequences, _ in steps
+        ]
+        weights = torch.zeros(len(steps), len(ids[0]), longest, dtype=torch.float64)
+        for number, (sequences, _) in enumerate(steps):
+            for row, sequence in enumerate(sequences):
+                start = _first_predicted(sequence, loss)
+                weights[number, row, start : len(sequence.ids)] = 1 / (len(sequence.ids) - start)
         exact = torch.float64 if lm.dtype == torch.float64 else torch.float32
-        return cls(
-            tokens,
-            first,
-            tokens[:, first + 1 :],
-            weights[:, first + 1 :].to(lm.device, exact),
-            torch.tensor(moving, device=lm.device),
-        )
+        tokens, moves = (torch.tensor(side, device=lm.device) for side in (ids, [list(moving) for _, moving in steps]))
+        read = weights[..., first + 1 :].to(lm.device, exact)
+        return [
+            cls(shown, first, shown[:, first + 1 :], own, moving)
+            for shown, own, moving in zip(tokens, read, moves, strict=True)
+        ]
 
     @classmethod
     def widest(cls, steps: Sequence[Sequence[TrainingSequence]], loss: Loss) -> dict[str, int]:

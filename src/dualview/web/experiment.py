@@ -17,7 +17,8 @@ from dualview.comparison.finetuning import recipe_of
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.run import off_heads
 from dualview.io.errors import UserError
-from dualview.learning.finetune import Step, Watch, finetune
+from dualview.learning.batch import Step, Watch
+from dualview.learning.finetune import finetune
 from dualview.learning.recipe import Tuned, steps_of
 from dualview.learning.selection import status_of
 from dualview.metrics.predictions import candidate_distribution, predictions

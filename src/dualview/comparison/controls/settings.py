@@ -10,25 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
 
-from dualview.comparison.controls.training import Scalable, TrainedControls, as_large, train_controls
+from dualview.comparison.controls.training import Scalable, TrainedControls, as_large
+from dualview.comparison.controls.untrained import UNTRAINED_DRAWS, TrainedModel, drawn
 from dualview.comparison.finetuning import training_of
 from dualview.comparison.inputs import make_prompts
 from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.errors import UserError
-from dualview.io.progress import Progress, Silent
+from dualview.io.progress import Progress
 from dualview.learning.finetune import finetune
 from dualview.learning.recipe import Rule, Training, TrainingRecipe, Tuned
 from dualview.learning.selection import best, judge_rates
+from dualview.learning.turns import Run
 from dualview.metrics.cosine import UNDEFINED_BELOW
 from dualview.metrics.floors.controls import base_name
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
-from dualview.models.untrained import UNTRAINED_SEED, untrained, with_trained_embeddings
+from dualview.models.untrained import UNTRAINED_SEED
 from dualview.options import Labels
 from dualview.records import Setting
 from dualview.tasks.prompts import PromptSet, Query
@@ -42,8 +44,8 @@ PERMUTATIONS = 5
 """Orders of the demonstrations that order sensitivity compares, the prompt's own included."""
 
 
-DRAWS, UNTRAINED_DRAWS = 5, 3
-"""How often `full` draws a control with a random draw, and untrained weights."""
+DRAWS = 5
+"""How often `full` draws a control with a random draw."""
 
 
 def control_trainings(prepared: Prepared, lr: float, *, full: bool) -> dict[str, Callable[[], Training]]:
@@ -65,11 +67,6 @@ def control_trainings(prepared: Prepared, lr: float, *, full: bool) -> dict[str,
     for number in range(1, PERMUTATIONS if descends else 1):
         wanted[f"order {number}"] = on(lambda n=number: reordered(prompts, f"order {n}"))
     return wanted
-
-
-def drawn(name: str, number: int) -> str:
-    """The name of a control's draw, counted from 0; the first has the plain name."""
-    return name if number == 0 else f"{name}@{number + 1}"
 
 
 @dataclass(frozen=True)
@@ -95,13 +92,14 @@ def control_settings(
     grid: Grid | None,
     progress: Progress,
     zsl: Asked | None = None,
+    untrained: Mapping[str, Run[TrainedModel]] = {},
 ) -> Controls:
     """Run the quick controls or, given a `grid`, all of them.
 
-    `sizes` are those of FT's and the learners' updates, `zsl` is the run's pass.
+    `sizes` are those of FT's and the learners' updates, `zsl` is the run's pass, `untrained` are `untrained_runs`.
     """
     found = Controls()
-    for name, run in _controls(prepared, lr, recipe, trained, sizes, grid, found, zsl):
+    for name, run in _controls(prepared, lr, recipe, trained, sizes, grid, found, zsl, dict(untrained)):
         with progress.part(f"control {name}", 1) as advance:
             try:
                 made = run()
@@ -127,6 +125,7 @@ def _controls(
     grid: Grid | None,
     found: Controls,
     zsl: Asked | None,
+    untrained: dict[str, Run[TrainedModel]],
 ) -> Iterator[tuple[str, Control]]:
     lm, prompts, report = prepared.lm, prepared.prompts, found.trained
 
@@ -177,8 +176,8 @@ def _controls(
         for rule, name in RULE_CONTROLS.items():
             if rule != recipe.rule:
                 yield name, lambda rule=rule, name=name: patched(name, _best(prepared, grid(rule)))
-    for name, model in _untrained_models(lm):
-        yield name, lambda name=name, model=model: _untrained(prepared, lr, recipe, sizes, found, name, model())
+    for name in list(untrained):  # taken out, so that no more models are kept than have to be
+        yield name, lambda name=name: _untrained(prepared, sizes, found, name, untrained.pop(name).result())
 
 
 def _stays(lm: LanguageModel, queries: Sequence[Query], moved: PassPlan, zsl: Asked) -> bool:
@@ -320,39 +319,12 @@ def _best(prepared: Prepared, tuned: Sequence[Tuned]) -> Tuned:
     return tuned[best(trials)]
 
 
-def _untrained_models(lm: LanguageModel) -> Iterator[tuple[str, Callable[[], LanguageModel]]]:
-    """The untrained models by the names of their controls, each drawn when it is wanted; one at a time is kept."""
-    kept: list[LanguageModel] = []
-
-    def fresh(n: int) -> LanguageModel:
-        kept.clear()  # before the next is drawn: one more model might not fit
-        kept.append(untrained(lm, keep_embeddings=False, seed=UNTRAINED_SEED + n))
-        return kept[0]
-
-    def half_fresh(n: int) -> LanguageModel:
-        # In the memory of the draw's first, which is not needed any more.
-        return with_trained_embeddings(kept.pop() if kept else fresh(n), lm)
-
-    for n in range(UNTRAINED_DRAWS):
-        yield drawn("untrained", n), partial(fresh, n)
-        yield drawn("untrained_but_embeddings", n), partial(half_fresh, n)
-
-
 def _untrained(
-    prepared: Prepared,
-    lr: float,
-    recipe: TrainingRecipe,
-    sizes: Mapping[str, float],
-    found: Controls,
-    name: str,
-    lm: LanguageModel,
+    prepared: Prepared, sizes: Mapping[str, float], found: Controls, name: str, model: TrainedModel
 ) -> dict[str, Asked]:
-    """The whole comparison with untrained weights, fine-tuned until its update is as large as FT's."""
-    queries = prepared.prompts.queries
-    wanted = {name: lambda: training_of(prepared, prepared.prompts, lr)}
-    made = train_controls(prepared, wanted, recipe, Silent(), sized=[name], size=sizes["ft"], lm=lm)
-    tuned = made.get(name)
-    found.trained[name] = made.report(name)
+    """The whole comparison with untrained weights."""
+    queries, lm, tuned = prepared.prompts.queries, model.lm, model.trained.get(name)
+    found.trained[name] = model.trained.report(name)
     zsl = _cached_pass(prepared, f"{name}_zsl", lm, prepared.zero_shot)
     for learner, size in sizes.items():
         if learner != "ft":

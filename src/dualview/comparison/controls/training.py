@@ -17,10 +17,12 @@ from dualview.anatomy.layers import Projection
 from dualview.comparison.prepare import Prepared
 from dualview.io.errors import UserError
 from dualview.io.progress import Advance, Progress
-from dualview.learning.finetune import train
+from dualview.learning.batch import Kept
+from dualview.learning.finetune import train_steps
 from dualview.learning.recipe import Training, TrainingRecipe, Tuned, step_count
 from dualview.learning.selection import ask_each
-from dualview.learning.traces import TrainingTrace, train_followed
+from dualview.learning.traces import TrainingTrace, train_followed_steps
+from dualview.learning.turns import Steps, have_room_together, uninterrupted
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.sim_aou import relative_update_norm
 from dualview.models.language_model import LanguageModel
@@ -57,7 +59,7 @@ class TrainedControls:
         return {"lr": tuned.lr, "status": tuned.status, **size}
 
 
-def train_controls(
+def train_controls_steps(
     prepared: Prepared,
     wanted: Mapping[str, Callable[[], Training]],
     recipe: TrainingRecipe,
@@ -68,7 +70,7 @@ def train_controls(
     lm: LanguageModel | None = None,
     followed: Mapping[str, Training] = {},
     taps: Sequence[Projection] = (),
-) -> TrainedControls:
+) -> Steps[TrainedControls]:
     """Train the controls, all as rows of one batch; those named in `sized` until their updates are as large as `size`.
 
     A control that cannot be made (one demonstration has no other order) is left out, with the reason. `followed` are
@@ -84,15 +86,21 @@ def train_controls(
             problems[name] = error
     if not trainings and not followed:
         return TrainedControls({}, {}, problems)
+    # What distillation fits decides its size, not its rate.
+    corrected = size is not None and size > 0 and recipe.rule != "distilled"
+    names = [name for name in sized if name in trainings] if corrected else []
+    # Controls are corrected by repeating their training, so its recorded step is kept where there is room for it.
+    kept = Kept() if names and have_room_together(lm) else None
     steps = sum(step_count(training, recipe) for training in (*trainings.values(), *followed.values()))
     with progress.part(f"fine-tuning {len(trainings)} controls", steps) as advance:
-        tuned, traces = _train_all(lm, trainings, followed, recipe, taps, advance)
-    # What distillation fits decides its size, not its rate.
-    names = [name for name in sized if name in trainings and recipe.rule != "distilled"]
-    if size is None or not size > 0 or not names:
+        tuned, traces = yield from _train_all(lm, trainings, followed, recipe, taps, advance, kept)
+    if size is None or not names:
         return TrainedControls(tuned, {}, problems, traces)
-    sizes = _corrected(prepared, lm, recipe, trainings, tuned, names, size)
+    sizes = yield from _corrected(prepared, lm, recipe, trainings, tuned, names, size, kept)
     return TrainedControls(tuned, sizes, problems, traces)
+
+
+train_controls = uninterrupted(train_controls_steps)
 
 
 def _train_all(
@@ -102,11 +110,15 @@ def _train_all(
     recipe: TrainingRecipe,
     taps: Sequence[Projection],
     advance: Advance,
-) -> tuple[dict[str, Tuned], dict[str, TrainingTrace]]:
+    kept: Kept | None,
+) -> Steps[tuple[dict[str, Tuned], dict[str, TrainingTrace]]]:
     if not followed:
-        return dict(zip(trainings, train(lm, list(trainings.values()), recipe, advance), strict=True)), {}
+        made = yield from train_steps(lm, list(trainings.values()), recipe, advance, kept=kept)
+        return dict(zip(trainings, made, strict=True)), {}
     every = {**followed, **trainings}  # those that are followed first: then they are one batch, if they fit in one
-    tuned, traces = train_followed(lm, list(every.values()), recipe, range(len(followed)), taps, advance)
+    tuned, traces = yield from train_followed_steps(
+        lm, list(every.values()), recipe, range(len(followed)), taps, advance, kept
+    )
     found = dict(zip(every, tuned, strict=True))
     # Without the memory of the followed ones, which are not needed when they have been read.
     return {name: found[name].alone() for name in trainings}, dict(zip(followed, traces, strict=True))
@@ -120,7 +132,8 @@ def _corrected(
     tuned: dict[str, Tuned],
     names: Sequence[str],
     size: float,
-) -> dict[str, float]:
+    kept: Kept | None,
+) -> Steps[dict[str, float]]:
     """Train again, at corrected rates, what is not as large as `size`; each one's size over it in the end."""
     queries = prepared.prompts.queries[:SIZED_ON]
     base = ask(lm, queries, prepared.zero_shot).settings[0]
@@ -135,7 +148,8 @@ def _corrected(
         if not open_ or round_ == _ROUNDS - 1:
             break
         again = [replace(trainings[name], rate=tuned[name].lr * _correction(found[name])) for name in open_]
-        tuned.update(zip(open_, train(lm, again, recipe), strict=True))
+        made = yield from train_steps(lm, again, recipe, kept=kept)
+        tuned.update(zip(open_, made, strict=True))
     return found
 
 
