@@ -39,8 +39,10 @@ class Backend:
             return array
         import torch
 
-        if isinstance(array, torch.Tensor):
-            return array.to(self.device)
+        given: Any = array
+        if isinstance(given, torch.Tensor):
+            moved: Any = given.to(self.device)
+            return moved
         # Not `from_numpy`, which warns of arrays that cannot be written to, such as mapped files.
         copied: Any = torch.tensor(array, device=self.device)  # pyright: ignore[reportUnknownMemberType]
         return copied

@@ -168,13 +168,15 @@ def off_spans(
 
 def _empty(lm: LanguageModel, own: np.ndarray, zsl: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
     """Arrays like `zsl`, in at least single precision, where `own` is if they fit there."""
-    like: Any = zsl
-    wide = torch.float64 if str(like.dtype).endswith("float64") else torch.float32
-    if is_away(own) and staying.fits(lm, len(names) * math.prod(zsl.shape) * wide.itemsize):
-        given: Any = own
-        return {name: torch.zeros(tuple(zsl.shape), dtype=wide, device=given.device) for name in names}
-    # Not `zeros_like`, which writes the zeros: these pages are touched when they are filled.
-    return {name: np.zeros(tuple(zsl.shape), str(wide).removeprefix("torch.")) for name in names}
+    like: Any = own
+    shape, wide = tuple(zsl.shape), "float64" if str(zsl.dtype).endswith("float64") else "float32"
+    places: dict[str, Any]
+    if is_away(own) and staying.fits(lm, len(names) * math.prod(shape) * np.dtype(wide).itemsize):
+        places = {name: like.new_zeros(shape, dtype=getattr(torch, wide)) for name in names}
+    else:
+        # Not `zeros_like`, which writes the zeros: these pages are touched when they are filled.
+        places = {name: np.zeros(shape, wide) for name in names}
+    return places
 
 
 def _head_outputs(
