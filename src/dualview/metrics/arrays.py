@@ -47,6 +47,13 @@ class Backend:
         copied: Any = torch.tensor(array, device=self.device)  # pyright: ignore[reportUnknownMemberType]
         return copied
 
+    def full(self, shape: tuple[int, ...], value: float) -> Num[np.ndarray, "*_shape"]:
+        """An array of one value, which a device fills itself: copying it there would take longer."""
+        if self.device is None:
+            return np.full(shape, value)
+        one: Any = self.put(np.array(value))
+        return one.expand(shape).clone()
+
     def fitting(self, numbers: int) -> int:
         """How many parts of so many numbers make one array; at least one."""
         return max(1, (_CACHED if self.device is None else _ON_DEVICE) // max(1, numbers))

@@ -177,7 +177,7 @@ class _Collected:
     @classmethod
     def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " _member"]], at: Backend) -> _Collected:
         def full(*shape: int) -> np.ndarray:
-            return at.put(np.full(shape, np.nan))
+            return at.full(shape, np.nan)
 
         pairs, centred = ([full(layers, block.size, block.size) for block in blocks] for _ in range(2))
         names = ("value", "shrinkage", "gaussian", "noise", "before", "rest", "cosines", "portion", "size")
@@ -257,7 +257,7 @@ def _floors(
                 compared = Compared.of(form, products)
                 for name, values in compared.own.items():
                     if name not in own[form]:
-                        own[form][name] = backend.put(np.full((count, n, groups), np.nan))
+                        own[form][name] = backend.full((count, n, groups), np.nan)
                     own[form][name][:, members] = values.swapaxes(2, 3)
                 if chunk.members.shape[1] > 1:
                     into.fill_blocks(step, chunk, compared)

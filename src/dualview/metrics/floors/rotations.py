@@ -95,13 +95,12 @@ class Rotations:
     ):
         shape = (layers, sample.size, groups, int(dims.max()))
         self.rows = {
-            name: tuple(at.put(np.full(shape, fill)) for _ in range(2))
-            for name, fill in (("whole", 0.0), ("specific", np.nan))
+            name: tuple(at.full(shape, fill) for _ in range(2)) for name, fill in (("whole", 0.0), ("specific", np.nan))
         }
         self.dims, self.sample, self.at = dims, sample, at
         self.slot = np.full(dims.size, -1)
         self.slot[sample] = np.arange(sample.size)
-        self.rest, self.cosines, self.portion = (at.put(np.full((layers, dims.size, groups), np.nan)) for _ in range(3))
+        self.rest, self.cosines, self.portion = (at.full((layers, dims.size, groups), np.nan) for _ in range(3))
 
     def add(self, chunk: BlockChunk, v: BlockVectors, compared: Compared) -> None:
         """Take in the queries of some blocks."""
@@ -147,7 +146,8 @@ class _Beyond:
 
 
 def _beyond_mean_and_span(v: BlockVectors, compared: Compared) -> tuple[_Beyond, _Beyond]:
-    xp, usable, unit = library(v.u), compared.usable, ratio(v.z, root(compared.products.zz)[..., None])
+    xp, usable = library(v.u), compared.usable
+    unit = v.z if v.off else ratio(v.z, root(compared.products.zz)[..., None])  # not looked at outside the span
     count = as_type(usable.sum(axis=-1), "float64")[..., None]
 
     def beyond(row: np.ndarray, whole: np.ndarray) -> _Beyond:
