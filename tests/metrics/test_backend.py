@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from dualview.metrics import arrays
+from dualview.metrics.floors.rotations import block_chunks
 from dualview.metrics.recompute import measure
 from dualview.records import Records, Setting, TokenScores
 
@@ -100,6 +102,49 @@ def test_nothing_mixes_the_device_with_the_cpu(wanted: dict[str, Any], monkeypat
     with pytest.raises(AssertionError):
         np.sqrt(arrays.Backend("cpu").put(np.ones(2)))
     assert_equal(measure(synthetic(), device="cpu").to_json(), wanted)
+
+
+@pytest.mark.parametrize("which", [SETTINGS, ("zsl", "ft"), ("icl",)], ids=["all", "some", "one"])
+def test_records_that_are_on_the_device(
+    which: tuple[str, ...], wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records may be tensors, some or all of them; they are neither copied to the host nor mixed with its arrays."""
+    given = synthetic()
+
+    def away(array: np.ndarray | None) -> Any:
+        return None if array is None else torch.tensor(array).as_subclass(Elsewhere)
+
+    def put(self: arrays.Backend, array: Any) -> Any:
+        on_device = self.device is None or isinstance(array, Elsewhere)
+        return array if on_device else torch.tensor(array).as_subclass(Elsewhere)
+
+    moved = {
+        name: replace(each, h=away(each.h), m=away(each.m), off_span=away(each.off_span)) if name in which else each
+        for name, each in given.settings.items()
+    }
+    monkeypatch.setattr(arrays.Backend, "put", put)
+    records = replace(given, settings=moved)
+    assert_equal(measure(records, device="cpu").to_json(), wanted)
+    back = records.on_host()
+    for name, setting in given.settings.items():
+        assert all(np.array_equal(getattr(back[name], what), getattr(setting, what), equal_nan=True) for what in "hm")
+    assert back.on_host() is back and given.on_host() is given
+
+
+def test_blocks_of_different_widths_are_one_chunk_on_a_device() -> None:
+    dims = np.array([3, 3, 5, 5, 4])
+    blocks = [np.array([0, 1]), np.array([2, 3]), np.array([4])]
+    stack = np.arange(5 * 2 * 2 * 6, dtype=np.float32).reshape(5, 2, 2, 6)
+    narrow = {
+        n: c.read(stack)[:, i] for c in block_chunks(blocks, dims, 2, arrays.NUMPY) for i, n in enumerate(c.numbers)
+    }
+    chunks = block_chunks(blocks, dims, 2, arrays.Backend("cpu"))
+    assert [chunk.numbers for chunk in chunks] == [[0, 1], [2]]
+    for chunk in chunks:
+        read: Any = chunk.read(arrays.Backend("cpu").put(stack))
+        for i, number in enumerate(chunk.numbers):
+            width = narrow[number].shape[-1]
+            assert np.array_equal(read[:, i, ..., :width].numpy(), narrow[number]) and not read[:, i, ..., width:].any()
 
 
 def test_steps_cover_all_layers_within_the_bound() -> None:

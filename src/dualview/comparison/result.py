@@ -192,7 +192,9 @@ class Result(Measured):
 
     @property
     def records(self) -> Records | None:
-        """The tensors behind the numbers, while the run is in memory."""
+        """The tensors behind the numbers, while the run is in memory; fetched from the GPU when they are asked for."""
+        if self._records is not None:
+            self._records = self._records.on_host()
         return self._records
 
     def _repr_html_(self) -> str | None:

@@ -60,7 +60,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     def asking(name: str, how: PassPlan, patch: Any = None) -> Asked:
         def ask_all() -> Asked:
             with progress.part(f"{name}: asking {len(queries)} queries", len(queries)) as advance:
-                return ask(lm, queries, how, patch, advance)
+                return ask(lm, queries, replace(how, stay=True), patch, advance)
 
         # A patched pass is never shared: two fine-tunings that are called the same may differ.
         found = ask_all() if patch is not None else prepared.cache(name, _pass_key(prepared, how), ask_all)

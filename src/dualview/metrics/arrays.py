@@ -34,14 +34,25 @@ class Backend:
     """torch's device or its name; None for numpy."""
 
     def put(self, array: Num[np.ndarray, "*_shape"]) -> Num[np.ndarray, "*_shape"]:
-        """The array itself, or a copy of it on the device, in its own precision."""
+        """The array itself, or a copy of it on the device, in its own precision; records may be there already."""
         if self.device is None:
             return array
         import torch
 
+        given: Any = array
+        if isinstance(given, torch.Tensor):
+            moved: Any = given.to(self.device)
+            return moved
         # Not `from_numpy`, which warns of arrays that cannot be written to, such as mapped files.
         copied: Any = torch.tensor(array, device=self.device)  # pyright: ignore[reportUnknownMemberType]
         return copied
+
+    def full(self, shape: tuple[int, ...], value: float) -> Num[np.ndarray, "*_shape"]:
+        """An array of one value, which a device fills itself: copying it there would take longer."""
+        if self.device is None:
+            return np.full(shape, value)
+        one: Any = self.put(np.array(value))
+        return one.expand(shape).clone()
 
     def fitting(self, numbers: int) -> int:
         """How many parts of so many numbers make one array; at least one."""
@@ -53,8 +64,11 @@ class Backend:
         return [slice(start, min(start + step, layers)) for start in range(0, layers, step)]
 
     def threads(self, wanted: int = _THREADS) -> int:
-        """How many threads help: on a device a few, of which some copy while another computes."""
-        return min(wanted if self.device is None else 4, os.cpu_count() or 1)
+        """How many threads help: on a device two, one of which copies while the other computes.
+
+        More would hold more of its memory: each has some fifteen arrays of one step.
+        """
+        return min(wanted if self.device is None else 2, os.cpu_count() or 1)
 
     def each(self, work: Callable[[Any], T], items: list[Any] | range) -> list[T]:
         """`work` on every item, on several threads: nearly all of it is numpy's or torch's, which lets threads run."""

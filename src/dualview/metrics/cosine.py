@@ -7,12 +7,13 @@ attention outputs. All arithmetic is float64, whatever the records were stored i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from dualview.metrics.arrays import NUMPY, as_type, library
+from dualview.metrics.arrays import NUMPY, Backend, as_type, library
+from dualview.records.setting import is_away, to_host
 
 T = TypeVar("T")
 
@@ -40,20 +41,35 @@ def ratio(a: Float[np.ndarray, "*_shape"], b: Float[np.ndarray, "*_shape"]) -> F
     """a / b, NaN where b is 0 or anything is not finite; never a warning."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         quotient = a / b
-    xp = library(quotient)
-    return xp.where(xp.isfinite(quotient), quotient, float("nan"))
+    if library(quotient) is np:
+        return np.where(np.isfinite(quotient), quotient, float("nan"))
+    given: Any = quotient
+    return given.nan_to_num(*[float("nan")] * 3)  # one step instead of six: each costs a device time to begin
 
 
-def each_layer(work: Callable[[int], T], layers: int) -> list[T]:
+def each_layer(work: Callable[[int], T], layers: int, at: Backend = NUMPY) -> list[T]:
     """`work` on every layer, on several threads."""
-    return NUMPY.each(work, range(layers))
+    return at.each(work, range(layers))
+
+
+def place_of(*stacks: Float[np.ndarray, "query layer d_model"]) -> Backend:
+    """Where to compute with these: on the device of those that are tensors, if any is."""
+    away: list[Any] = [stack for stack in stacks if is_away(stack)]
+    return Backend(away[0].device) if away else NUMPY
+
+
+def outputs_of(
+    stack: Float[np.ndarray, "query layer d_model"], layer: int, at: Backend
+) -> Float[np.ndarray, "query d_model"]:
+    """One layer of `h` in double precision, there."""
+    return layer_of(stack, layer)[:, 0] if at.device is None else as_type(at.put(stack[:, layer]), "float64")
 
 
 def layer_of(
     array: Float[np.ndarray, "query layer *rest"], layer: int, columns: Int[np.ndarray, " query"] | None = None
 ) -> Float[np.ndarray, "query group dim"]:
-    """One layer of `h` (group 1) or `m` (group = heads, zero beyond each query's columns) as float64."""
-    values: np.ndarray = array[:, layer].astype(np.float64)
+    """One layer of `h` (group 1) or `m` (group = heads, zero beyond each query's columns) as numpy's float64."""
+    values: np.ndarray = to_host(array[:, layer]).astype(np.float64)
     if values.ndim == 2:
         return values[:, None, :]
     if columns is not None:

@@ -16,7 +16,20 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from dualview.metrics.cosine import UNDEFINED_BELOW, cosine, defined_mean, dot, each_layer, layer_of, norm, ratio, root
+from dualview.metrics.arrays import to_numpy
+from dualview.metrics.cosine import (
+    UNDEFINED_BELOW,
+    cosine,
+    defined_mean,
+    dot,
+    each_layer,
+    layer_of,
+    norm,
+    outputs_of,
+    place_of,
+    ratio,
+    root,
+)
 
 FLIPPED = {"icl": "icl_flipped_labels", "ft": "ft_flipped_labels"}
 """The settings with flipped labels, by the setting whose labels they flip."""
@@ -56,18 +69,20 @@ def specific_contrast(
     1: labels teach both the same about each query; 0: unrelated, or nothing but what all queries share. NaN where the
     differences are rounding.
     """
+    stacks = (zsl, icl, icl_flipped, ft, ft_flipped)
+    at = place_of(*stacks)
 
     def of_layer(layer: int) -> np.ndarray:
-        z, a, b, c, d = (layer_of(side, layer)[:, 0] for side in (zsl, icl, icl_flipped, ft, ft_flipped))
+        z, a, b, c, d = (outputs_of(side, layer, at) for side in stacks)
         with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
             # One size a layer: divided by each query's own, what all queries share would differ from query to query.
             size = root(defined_mean(dot(z, z), axis=0))
             sides = [ratio(side, size) for side in (a - b, c - d)]
             x, y = (side - defined_mean(side, axis=0) for side in sides)
             # What is undefined adds nothing, and a query without anything has no length.
-            return np.nan_to_num(np.stack([dot(x, y), dot(x, x), dot(y, y)]))
+            return np.nan_to_num(np.stack([to_numpy(each) for each in (dot(x, y), dot(x, x), dot(y, y))]))
 
     layers = zsl.shape[1]
-    both, *own = np.sum(each_layer(of_layer, layers), axis=0)
+    both, *own = np.sum(each_layer(of_layer, layers, at), axis=0)
     lengths = [np.where(root(side / layers) >= UNDEFINED_BELOW, root(side), np.nan) for side in own]
     return ratio(both, lengths[0] * lengths[1])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from dualview.metrics.arrays import as_type
-from dualview.metrics.cosine import each_layer, layer_of, norm, ratio, root, similarity_table
+from dualview.metrics.arrays import as_type, to_numpy
+from dualview.metrics.cosine import each_layer, norm, outputs_of, place_of, ratio, root, similarity_table
 
 
 def sim_aou(
@@ -38,13 +38,14 @@ def relative_update_norm(
     zsl: Float[np.ndarray, "query layer d_model"], setting: Float[np.ndarray, "query layer d_model"]
 ) -> Float[np.ndarray, "query layer"]:
     """‖h − h_zsl‖ / ‖h_zsl‖: 0, no change; 1, a change as large as the output itself. NaN where h_zsl is 0."""
+    at = place_of(zsl, setting)
 
     def of_layer(layer: int) -> np.ndarray:
-        base = layer_of(zsl, layer)
+        base, other = (outputs_of(side, layer, at) for side in (zsl, setting))
         with np.errstate(invalid="ignore", over="ignore"):
-            return ratio(norm(layer_of(setting, layer) - base), norm(base))[:, 0]
+            return to_numpy(ratio(norm(other - base), norm(base)))
 
-    return np.stack(each_layer(of_layer, zsl.shape[1]), axis=1)
+    return np.stack(each_layer(of_layer, zsl.shape[1], at), axis=1)
 
 
 def noise_floor(

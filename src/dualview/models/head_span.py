@@ -22,17 +22,20 @@ exist for one layer at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dualview.models import staying
 from dualview.models.language_model import LanguageModel
-from dualview.records.setting import MEAN_RIDGE
+from dualview.records.setting import MEAN_RIDGE, is_away
 
 _ELEMENTS = 1 << 26
 """The largest array of head outputs, in numbers of 8 bytes."""
@@ -59,7 +62,13 @@ def off_span_and_mean(
 
     Queries that are not finite stay so, and have no part in m.
     """
-    spans, finite = _Spans.of(span), h.isfinite().all(-1, keepdim=True)
+    return _off_spans_and_mean(h, _Spans.of(span))
+
+
+def _off_spans_and_mean(
+    h: Float[Tensor, "setting query d_model"], spans: _Spans
+) -> Float[Tensor, "setting query d_model"]:
+    finite = h.isfinite().all(-1, keepdim=True)
     if h.shape[1] == 1:
         return spans.outside(h)  # one query shares nothing with others
     ridge = MEAN_RIDGE * h.shape[1]
@@ -89,8 +98,13 @@ class _Spans:
 
     @classmethod
     def of(cls, span: Float[Tensor, "query vector d_model"]) -> _Spans:
+        return cls.within(span.clone())
+
+    @classmethod
+    def within(cls, span: Float[Tensor, "query vector d_model"]) -> _Spans:
+        """The spans in the memory of the vectors given, which are overwritten: nothing else here is as large."""
         length = span.norm(dim=-1, keepdim=True)
-        unit = torch.where(length > 0, span / length, 0.0)
+        unit = span.div_(length).masked_fill_(~(length > 0), 0.0)
         gram = unit @ unit.mT
         ridge = _RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         return cls(unit, torch.linalg.cholesky(gram + ridge))
@@ -121,12 +135,12 @@ def off_spans(
     gold   the queries' labels, for an m of each class
 
     Empty where an architecture's output projections do not read the heads side by side. Not finite changes stay so.
+    Where the records are tensors on a GPU, so are these, if they fit.
     """
     layers = lm.anatomy.layers
     if any(layer.output_by_head() is None for layer in layers):
         return {}
-    # Not `zeros_like`, which writes the zeros: these pages are touched when they are filled.
-    found = {name: np.zeros(after.shape, after.dtype) for name, (after, _) in changes.items()}
+    found = _empty(lm, own, zsl, list(changes))
     label = np.zeros(len(zsl)) if gold is None else gold
     classes = [np.flatnonzero(label == each) for each in np.unique(label)]
 
@@ -135,24 +149,65 @@ def off_spans(
         assert by_head is not None
         where = by_head.device if by_head.device.type == "cuda" else torch.device("cpu")
         weight = by_head.to(where, torch.float64)
-        d_model, heads, d_value = weight.shape
+        d_model, heads, _ = weight.shape
         most = max(1, _ELEMENTS // (heads * d_model))
         for rows in (part for each in classes for part in np.array_split(each, -(-each.size // most))):
             at = rows, number
-            y = _doubles(own, at, where)[:, : heads * d_value].unflatten(1, (heads, d_value))
-            base = _doubles(zsl, at, where)[:, :d_model]
-            span = torch.cat([torch.einsum("qhe,dhe->qhd", y, weight), base[:, None]], 1)
-            sides = ((_doubles(side, at, where)[:, :d_model] for side in change) for change in changes.values())
-            left = off_span_and_mean(torch.stack([after - before for after, before in sides]), span)
+            # Each side once: zsl is the base of several changes.
+            sides = {id(side): side for change in (*changes.values(), (zsl,)) for side in change}
+            h = {name: _doubles(side, at, where)[:, :d_model] for name, side in sides.items()}
+            moved = torch.stack([h[id(after)] - h[id(before)] for after, before in changes.values()])
+            spans = _Spans.within(_head_outputs(_doubles(own, at, where), weight, h.pop(id(zsl))))
+            h.clear()  # what the changes were made of is not needed beside the spans
+            left = _off_spans_and_mean(moved, spans)
             for into, kept in zip(found.values(), left, strict=True):
-                into[(*at, slice(d_model))] = kept.to(torch.from_numpy(into[:0]).dtype).cpu().numpy()
+                _write(into, (*at, slice(d_model)), kept)
 
     fill(0)  # alone: torch sets its linear algebra up on a GPU at first use, which two threads must not do at once
-    # On a GPU most of the time goes into copying, which threads share; on a processor torch has threads of its own.
-    with ThreadPoolExecutor(4 if lm.device.type == "cuda" else 1) as pool:
+    # On a GPU most of the time goes into copying what is not there, which threads share; each has spans of its own,
+    # the largest arrays of a whole run. On a processor torch has threads of its own.
+    with ThreadPoolExecutor(2 if lm.device.type == "cuda" and not is_away(own) else 1) as pool:
         list(pool.map(fill, range(1, len(layers))))
     return found
 
 
-def _doubles(x: np.ndarray, at: tuple[np.ndarray, int], where: torch.device) -> Float[Tensor, "query width"]:
-    return torch.from_numpy(x[at]).to(where, torch.float64)
+def _empty(lm: LanguageModel, own: np.ndarray, zsl: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
+    """Arrays like `zsl`, in at least single precision, where `own` is if they fit there."""
+    like: Any = own
+    shape, wide = tuple(zsl.shape), "float64" if str(zsl.dtype).endswith("float64") else "float32"
+    places: dict[str, Any]
+    if is_away(own) and staying.fits(lm, len(names) * math.prod(shape) * np.dtype(wide).itemsize):
+        places = {name: like.new_zeros(shape, dtype=getattr(torch, wide)) for name in names}
+    else:
+        # Not `zeros_like`, which writes the zeros: these pages are touched when they are filled.
+        places = {name: np.zeros(shape, wide) for name in names}
+    return places
+
+
+def _head_outputs(
+    own: Float[Tensor, "query d_in"],
+    weight: Float[Tensor, "d_model head d_value"],
+    zsl: Float[Tensor, "query d_model"],
+) -> Float[Tensor, "query vector d_model"]:
+    """Each query's O_h y_h and h_zsl."""
+    _, heads, d_value = weight.shape
+    y = own[:, : heads * d_value].unflatten(1, (heads, d_value))
+    return torch.cat([torch.einsum("qhe,dhe->qhd", y, weight), zsl[:, None]], 1)
+
+
+def _doubles(x: Any, at: tuple[np.ndarray, int], where: torch.device) -> Float[Tensor, "query width"]:
+    """Some queries of one layer; made wide where they are needed, since copying them wide would take longer."""
+    part = x[_places(x, at[0]), at[1]]
+    return (part if is_away(part) else torch.from_numpy(part)).to(where).to(torch.float64)
+
+
+def _write(into: Any, at: tuple[np.ndarray, int, slice], kept: Float[Tensor, "query d_model"]) -> None:
+    if is_away(into):
+        into[_places(into, at[0]), *at[1:]] = kept.to(into.dtype)
+    else:
+        into[at] = kept.to(torch.from_numpy(into[:0]).dtype).cpu().numpy()
+
+
+def _places(x: Any, rows: Int[np.ndarray, " row"]) -> Any:
+    """Which rows, for an array or for a tensor on its device."""
+    return torch.from_numpy(rows).to(x.device) if is_away(x) else rows

@@ -37,6 +37,7 @@ class Layers:
     """One array for all layers, allocated before the pass and filled layer by layer; smaller layers leave zeros.
 
     Separate pieces would fragment the memory between the pass's own large buffers, which could then not be reused.
+    A layer that computes in a wider type of number makes it wider.
     """
 
     def __init__(self, layers: int, *shape: int, like: Tensor):
@@ -44,6 +45,7 @@ class Layers:
         self._filled = 0
 
     def append(self, x: Float[Tensor, "batch query *rest"]) -> None:
+        self.array = self.array.to(torch.promote_types(self.array.dtype, x.dtype))
         self.array[(self._filled, *(slice(size) for size in x.shape))] = first_order(x)
         self._filled += 1
 

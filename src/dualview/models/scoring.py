@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from dualview.models.language_model import LanguageModel
 from dualview.models.packing.rows import At, Pack, Tree, grow, plan
 from dualview.models.prefix import Causal, Prefix, as_row
 from dualview.models.probe import Layers, Packed, Trace, Whole, first_order, recording
+from dualview.models.staying import Members, Places, host
 from dualview.records import Setting
 from dualview.tasks.prompts import Query
 
@@ -43,7 +44,7 @@ class Patch(Protocol):
 
 @dataclass(frozen=True)
 class TappedQueries:
-    """One tapped projection at every query's recorded token (of the patch's first row)."""
+    """One tapped projection at every query's recorded token (of the patch's first row); tensors if they `stay`."""
 
     x: Float[np.ndarray, "detailed d_in"]
     y: Float[np.ndarray, "detailed row"]
@@ -80,6 +81,8 @@ class PassPlan:
     detailed: int = 100
     """How many of the first queries the summed logits and the taps are kept of."""
     batch_size: int | None = None
+    stay: bool = False
+    """Leave h, m and what `own` and `taps` ask for on a GPU, as tensors, where they fit (`models.staying`)."""
 
 
 def ask(
@@ -183,9 +186,6 @@ class _Sink:
 
     def __init__(self, lm: LanguageModel, queries: Sequence[Query], trees: Sequence[Tree], how: PassPlan, rows: int):
         self.rows, self.how = rows, how
-        double = lm.dtype == torch.float64
-        self.like = torch.empty(0, dtype=torch.float64 if double else torch.float32, device=lm.device)
-        dtype = np.float64 if double else np.float32
         n, layers = len(queries), len(lm.anatomy.layers)
         self.columns = np.array([len(tree.path) for tree in trees])
         widest = max((len(query.candidates) for query in queries), default=0)
@@ -195,22 +195,29 @@ class _Sink:
         for i, query in enumerate(queries):
             if query.summed:
                 self.scale[i, : len(query.candidates)] = [len(candidate) for candidate in query.candidates]
-        self.h = self.m = self.mass = self.demo = self.own = self.top_ids = self.top_probs = None
+        self.h: Any = None
+        self.m: Any = None
+        self.own: Any = None
+        self.mass = self.demo = self.top_ids = self.top_probs = None
         self.tapped: tuple[TappedQueries, ...] = ()
         if how.record:
-            heads = max(layer.heads for layer in lm.anatomy.layers)
-            self.h = np.zeros((rows, n, layers, max(layer.d_model for layer in lm.anatomy.layers)), dtype)
-            self.m = np.zeros((rows, n, layers, heads, int(self.columns.max(initial=0))), dtype)
-            self.mass = np.zeros((rows, n, layers, heads), dtype)
+            heads, few = max(layer.heads for layer in lm.anatomy.layers), min(n, how.detailed)
+            widths = [max(getattr(layer, name) for layer in lm.anatomy.layers) for name in ("d_model", "d_in")]
+            shapes: dict[str, tuple[int, ...]] = {
+                "h": (rows, n, layers, widths[0]),
+                "m": (rows, n, layers, heads, int(self.columns.max(initial=0))),
+                **({"own": (rows, n, layers, widths[1])} if how.own else {}),
+            }
+            taps = [((few, p.d_in), (few, p.d_out)) for p in how.taps]
+            tapped = [shape for both in taps for shape in both]
+            self.places = Places.of(lm, [*shapes.values(), *tapped], stay=how.stay)
+            empty, small = self.places.empty, Places.of(lm, (), stay=False)
+            self.h, self.m = empty(shapes["h"]), empty(shapes["m"])
+            self.own = empty(shapes["own"]) if how.own else None
+            self.tapped = tuple(TappedQueries(empty(x), empty(y)) for x, y in taps)
+            self.like, self.mass = small.like, small.empty((rows, n, layers, heads))
             self.top_ids, self.top_probs = np.zeros((n, TOP_K), np.int64), np.zeros((n, TOP_K))
-            few = min(n, how.detailed)
-            self.tapped = tuple(
-                TappedQueries(np.zeros((few, p.d_in), dtype), np.zeros((few, p.d_out), dtype)) for p in how.taps
-            )
-        if how.record and how.own:
-            self.own = np.zeros((rows, n, layers, max(layer.d_in for layer in lm.anatomy.layers)), dtype)
-        if how.record and how.demo_logits:
-            self.demo = np.zeros((min(n, how.detailed), layers, len(how.prefix)), dtype)
+            self.demo = small.empty((few, layers, len(how.prefix))) if how.demo_logits else None
 
     def trace(self, queries: int, columns: int) -> Trace | None:
         """Arrays for what a pass over some of the queries records."""
@@ -218,12 +225,13 @@ class _Sink:
             return None
         *_, layers, heads = self.mass.shape
 
-        def room(*rest: int) -> Layers:
-            return Layers(layers, self.rows, queries, *rest, like=self.like)
+        def room(like: Tensor, *rest: int) -> Layers:
+            return Layers(layers, self.rows, queries, *rest, like=like)
 
-        demo = room(len(self.how.prefix)) if self.demo is not None else None
-        own = room(self.own.shape[-1]) if self.own is not None else None
-        return Trace(room(self.h.shape[-1]), room(heads, columns), room(heads), demo, own)
+        vectors, like = self.places.like, self.like
+        demo = room(like, len(self.how.prefix)) if self.demo is not None else None
+        own = room(vectors, self.own.shape[-1]) if self.own is not None else None
+        return Trace(room(vectors, self.h.shape[-1]), room(vectors, heads, columns), room(like, heads), demo, own)
 
     def add(self, pack: Pack, logits: Float[Tensor, "batch read vocab"], trace: Trace | None) -> None:
         mean = candidate_scores(pack, logits, self.log_probs.shape[2])
@@ -251,18 +259,24 @@ class _Sink:
         self.top_ids[members, : ids.shape[1]] = ids.cpu().numpy()
         self.top_probs[members, : ids.shape[1]] = probs.cpu().numpy()
         few = [i for i, member in enumerate(members) if member < self.how.detailed]
-        detailed = [members[i] for i in few]
+        every, detailed = (Members.of(each, self.like.device) for each in (members, [members[i] for i in few]))
         ran = {id(tap.projection): tap for tap in trace.taps}  # in the order of the pass, not in that of the asking
-        for kept, tap in zip(self.tapped, (ran[id(projection)] for projection in self.how.taps), strict=True):
-            kept.x[detailed] = _host(tap.x[0, few])
-            kept.y[detailed] = _host(tap.y[0, few])
-        _put(self.h, members, trace.h)
-        _put(self.m, members, trace.m)
-        _put(self.mass, members, trace.demo_mass)
+        taken = Members.of(few, self.like.device).there
+
+        def first(into: Any, x: Float[Tensor, "batch query d"]) -> Any:
+            return detailed.laid(into, x[0].index_select(0, taken.to(x.device)), axis=0)
+
+        taps = zip(self.tapped, (ran[id(projection)] for projection in self.how.taps), strict=True)
+        self.tapped = tuple(TappedQueries(first(kept.x, tap.x), first(kept.y, tap.y)) for kept, tap in taps)
+
+        def laid(into: Any, layers: Layers) -> Any:
+            return every.laid(into, layers.array.movedim(0, 2))
+
+        self.h, self.m, self.mass = laid(self.h, trace.h), laid(self.m, trace.m), laid(self.mass, trace.demo_mass)
         if self.own is not None and trace.own is not None:
-            _put(self.own, members, trace.own)
+            self.own = laid(self.own, trace.own)
         if self.demo is not None and trace.demo_logits is not None:
-            self.demo[detailed] = _host(trace.demo_logits.array[:, 0, few]).swapaxes(0, 1)
+            self.demo[detailed.numbers] = host(trace.demo_logits.array[:, 0, few]).swapaxes(0, 1)
 
     def done(self) -> Asked:
         settings = tuple(
@@ -277,20 +291,3 @@ class _Sink:
         )
         own = None if self.own is None else self.own[0]
         return Asked(settings, self.columns, self.demo, self.tapped, own)
-
-
-def _put(into: Float[np.ndarray, "batch query layer ..."], members: list[int], layers: Layers) -> None:
-    """Lay what was recorded of some queries at their places."""
-    found = layers.array.movedim(0, 2)
-    if found.is_cuda and found.shape == into.shape:  # all of them: put in order there, copied once
-        order = torch.argsort(torch.tensor(members, device=found.device))
-        torch.from_numpy(into).copy_(found.index_select(1, order))
-        return
-    host = _host(found)
-    into[(slice(None), members, slice(None), *(slice(width) for width in host.shape[3:]))] = host
-
-
-def _host(x: Tensor) -> np.ndarray:
-    """On the host, in at least single precision."""
-    x = first_order(x)
-    return (x if x.dtype == torch.float64 else x.float()).cpu().numpy()

@@ -25,7 +25,7 @@ def save_records(records: Records, path: str | os.PathLike[str]) -> Path:
     """
     from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
 
-    path = Path(path)
+    path, records = Path(path), records.on_host()
     tensors: dict[str, np.ndarray] = {"gold": np.ascontiguousarray(records.gold)}
     if records.columns is not None:
         tensors["columns"] = np.ascontiguousarray(records.columns)

@@ -1,13 +1,13 @@
 """The records of a run: one `Setting` each for zsl, icl and ft, over the same queries.
 
-Everything is plain numpy: metrics never see a model, and a test can build records with a planted answer
-(`Records.from_arrays`, or `as_records` on a plain mapping).
+Everything is plain numpy (but see `Setting`): metrics never see a model, and a test can build records with a planted
+answer (`Records.from_arrays`, or `as_records` on a plain mapping).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -70,6 +70,13 @@ class Records:
         own = {n.partition("/")[2]: s for n, s in self.settings.items() if n.startswith(f"{learner}/")}
         settings = {**shared, "ft": self[learner], **own}
         return Records(self.gold, settings, self.columns, {**self.meta, "learner": learner})
+
+    def on_host(self) -> Records:
+        """The records themselves if they are all numpy's, else a copy that is; settings that are one stay one."""
+        moved = {id(setting): setting.on_host() for setting in self.settings.values()}
+        if all(moved[id(setting)] is setting for setting in self.settings.values()):
+            return self
+        return replace(self, settings={name: moved[id(setting)] for name, setting in self.settings.items()})
 
     def to_xarray(self) -> Any:
         """The arrays as an `xarray.Dataset` (extra `xarray`): setting, query, candidate, layer, head, …"""

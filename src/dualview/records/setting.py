@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 
 MAIN_SETTINGS = ("zsl", "icl", "ft")
 LEARNERS = ("patch", "adapter")
@@ -37,9 +38,26 @@ def is_learner(name: str) -> bool:
     return "/" not in name and name.partition(":")[0] in LEARNERS
 
 
+def is_away(array: object) -> bool:
+    """Whether an array is a tensor, which may be on a GPU."""
+    return array is not None and not isinstance(array, np.ndarray)
+
+
+def to_host(array: Num[np.ndarray, "*_shape"]) -> Num[np.ndarray, "*_shape"]:
+    """numpy's array, in at least single precision, of what may be a tensor on a device."""
+    if not is_away(array):
+        return array
+    tensor: Any = array
+    return (tensor.float() if tensor.dtype.itemsize < 4 else tensor).cpu().numpy()
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One way of asking the model every query (zsl, icl, ft, or a control), recorded at one token of each query."""
+    """One way of asking the model every query (zsl, icl, ft, or a control), recorded at one token of each query.
+
+    While a run on a GPU is being measured, arrays of vectors may be tensors there (in the type of number in which they
+    were computed); `on_host` makes them numpy's.
+    """
 
     log_probs: Float[np.ndarray, "query candidate"]
     """Mean log-probability of each candidate's tokens; -inf where a query has fewer candidates."""
@@ -58,6 +76,11 @@ class Setting:
     and layer (`dualview.models.head_span`); kept of the settings that the verdict compares."""
     off_contrast: Float[np.ndarray, "query layer d_model"] | None = None
     """The same of h less the h that flipped labels give; kept of icl and ft."""
+
+    def on_host(self) -> Setting:
+        """The setting itself if it is all numpy's, else a copy that is."""
+        away = {name: array for name in AXES if is_away(array := getattr(self, name))}
+        return replace(self, **{name: to_host(array) for name, array in away.items()}) if away else self
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,10 @@ def _places(out: Path | None, name: str, json: Path | None) -> list[Path]:
 
 
 def _write_records(result: Result, folder: Path, kept: Path) -> list[Path]:
-    records, path = result.records, folder / "records.safetensors"
-    if records is None or not result.provenance.options.get("save_records"):
+    path = folder / "records.safetensors"
+    # Asked for only if they are written: they may have to be fetched from a GPU.
+    records = result.records if result.provenance.options.get("save_records") else None
+    if records is None:
         return []
     return _extra(path, lambda: [save_records(records, path)], kept)
 

@@ -12,6 +12,8 @@ Fine-tuning's side comes in two forms, each with its control at a learning rate 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from dualview.anatomy.layers import Anatomy, Projection, Role
 from dualview.comparison.controls.settings import REORDERED, reordered
-from dualview.duality.on_model.demo_tokens import DemoTokens, demo_tokens
+from dualview.duality.on_model.demo_tokens import DemoTokens, Placing, demo_tokens
 from dualview.duality.on_model.dual_finetuning import role_factors, update_contributions
 from dualview.learning.recipe import ROLES_OF, TrainingRecipe
 from dualview.learning.traces import Factors, TrainingTokens, TrainingTrace
@@ -74,11 +76,11 @@ def token_scores(
     for suffix, trace, asked in zip(("", "_lr0"), traces, (passes["ft"], passes["zsl"]), strict=True):
         # By the projection itself, not by its name: where one matrix makes q, k and v, they have one name.
         taps = {id(p): tap for p, tap in zip(taps_of(lm.anatomy), asked.tapped, strict=True)}
-        scores[f"released{suffix}"] = _with_ties(_released(lm, trace, [taps[id(p)] for p in queries], shared))
+        scores[f"released{suffix}"] = _released(lm, trace, [taps[id(p)] for p in queries], shared)
         for role in ROLES_OF[recipe.params]:
             if role != "q":
                 inputs = [taps[id(layer[role])].x for layer in layers]
-                scores[f"dual_{role}{suffix}"] = _with_ties(_dual(lm, trace, role, inputs, shared))
+                scores[f"dual_{role}{suffix}"] = _dual(lm, trace, role, inputs, shared)
     return TokenScores(shared.demo.numpy(), scores)
 
 
@@ -87,11 +89,18 @@ def with_ceiling(scores: TokenScores, prompts: PromptSet, icl_reordered: Asked) 
     if icl_reordered.demo_logits is None:
         return scores
     places = _places_when_reordered(prompts).numpy()
-    again = _with_ties(icl_reordered.demo_logits[:, :, places])
+    again = _tied(icl_reordered.demo_logits[:, :, places])
     return TokenScores(scores.demo, {**scores.by_rule, "icl_reordered": again})
 
 
-def _with_ties(scores: Float[np.ndarray, "query layer token"]) -> Float[np.ndarray, "query layer token"]:
+def _with_ties(by_layer: Sequence[Float[Tensor, "query token"]]) -> Float[np.ndarray, "query layer token"]:
+    """The layers' scores, those that should be equal made so (`_tied`), copied from the device once."""
+    scores = torch.stack([layer.to(by_layer[0].device) for layer in by_layer], 1)
+    unit = scores.abs().amax(-1, keepdim=True).clamp(min=1e-300) * 1e-12
+    return (torch.round(scores / unit) * unit).cpu().numpy()
+
+
+def _tied(scores: Float[np.ndarray, "query layer token"]) -> Float[np.ndarray, "query layer token"]:
     """Make scores equal that are equal on paper (a token that occurs twice) and differ in the last digit only."""
     # tau counts pairs that are in order; rounding would decide the order of equal ones.
     unit = np.maximum(np.abs(scores).max(axis=-1, keepdims=True), 1e-300) * 1e-12
@@ -115,12 +124,13 @@ def _released(
     # Each epoch has its own q of a token; the released program reads the last.
     last = step > step.max() - len(shared.demo.unique())
     tokens = TrainingTokens(step[last], trace.tokens.demo[last], trace.tokens.position[last])
-    by_layer: list[np.ndarray] = []
+    placing, chosen = _Placings(shared, tokens), torch.nonzero(last)[:, 0]
+    by_layer: list[Tensor] = []
     for tap, trained, layer in zip(asked, trace.tapped, lm.anatomy.layers, strict=True):
-        q_train = shared.from_training(trained[last.to(trained.device)].double(), tokens)
-        q_test = torch.from_numpy(tap.y).to(q_train)
-        by_layer.append((q_test @ q_train.T / layer.d_head).cpu().numpy())
-    return np.stack(by_layer, 1)
+        chosen = chosen.to(trained.device)
+        q_train = placing.at(trained.device)(trained.index_select(0, chosen).double())
+        by_layer.append(_doubles(tap.y, q_train.device) @ q_train.T / layer.d_head)
+    return _with_ties(by_layer)
 
 
 def _dual(
@@ -131,11 +141,28 @@ def _dual(
     shared: DemoTokens,
 ) -> Float[np.ndarray, "query layer token"]:
     """⟨e_t, ΔW x⟩ (x_t·x) / ‖ΔW x‖, summed over epochs, in double precision: ranks depend on the last digits."""
-    by_layer: list[np.ndarray] = []
+    placing, by_layer = _Placings(shared, trace.tokens), list[Tensor]()
     for factors, asked in zip(role_factors(lm, trace, role), inputs, strict=True):
         # One projection at a time: all of them in double precision would not fit for a large model.
         wide = Factors(factors.projection, factors.inputs.double(), factors.errors.double())
-        x = torch.from_numpy(asked).to(wide.errors)
-        shares = shared.from_training(update_contributions(wide, x).T, trace.tokens)
-        by_layer.append(shares.T.cpu().numpy())
-    return np.stack(by_layer, 1)
+        x = _doubles(asked, wide.errors.device)
+        by_layer.append(placing.at(x.device)(update_contributions(wide, x).T).T)
+    return _with_ties(by_layer)
+
+
+class _Placings:
+    """Which training token is which shared one, on each device once: a GPU waits for every copy from the host."""
+
+    def __init__(self, shared: DemoTokens, tokens: TrainingTokens):
+        self._made: dict[torch.device, Placing] = {}
+        self._make = partial(shared.placing, tokens)
+
+    def at(self, device: torch.device) -> Placing:
+        if device not in self._made:
+            self._made[device] = self._make(device)
+        return self._made[device]
+
+
+def _doubles(x: Any, device: torch.device) -> Float[Tensor, "query width"]:
+    """What was tapped, made wide where it is needed: the host would take longer over it, and copy twice as much."""
+    return torch.as_tensor(x).to(device).double()

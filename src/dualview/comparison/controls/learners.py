@@ -8,6 +8,7 @@ flipped and the fine-tunings on random labels, on another task and of untrained 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -66,7 +67,7 @@ def learner_controls(
         for control, patch in _controls(prepared, learner, trained):
             with progress.part(f"control {name}/{control}", 1) as advance:
                 sized = patch if control == "ft_sign_flipped" else as_large(prepared, lm, zsl, patch, size)
-                asked = ask(lm, prepared.prompts.queries, prepared.zero_shot, sized)
+                asked = ask(lm, prepared.prompts.queries, replace(prepared.zero_shot, stay=True), sized)
                 found[f"{name}/{control}"] = asked.settings[0]
                 advance(1)
     return found

@@ -20,6 +20,7 @@ from dualview.metrics.predictions import order_sensitivity
 from dualview.metrics.summary import compute_metrics
 from dualview.models.scoring import Asked, ask
 from dualview.records import Records, Setting
+from dualview.records.setting import to_host
 
 QUERIES = 64
 
@@ -92,7 +93,7 @@ def _first(asked: Asked, columns: Int[np.ndarray, " query"], candidates: int) ->
     whole, n = asked.settings[0], len(columns)
     return Setting(
         whole.log_probs[:n, :candidates],
-        None if whole.h is None else whole.h[:n],
-        None if whole.m is None else whole.m[:n, ..., : int(columns.max())],
+        None if whole.h is None else to_host(whole.h[:n]),
+        None if whole.m is None else to_host(whole.m[:n, ..., : int(columns.max())]),
         None if whole.demo_mass is None else whole.demo_mass[:n],
     )

@@ -33,6 +33,7 @@ from dualview.models.scoring import Asked, PassPlan, ask
 from dualview.models.untrained import UNTRAINED_SEED
 from dualview.options import Labels
 from dualview.records import Setting
+from dualview.records.setting import to_host
 from dualview.tasks.prompts import PromptSet, Query
 from dualview.tasks.rows import Row
 from dualview.tasks.sampling import sample_demos
@@ -138,7 +139,7 @@ def _controls(
 
     def patched(name: str, tuned: Tuned) -> dict[str, Asked]:
         report[name] = {"lr": tuned.lr, "status": tuned.status}
-        return {"": ask(lm, prompts.queries, prepared.zero_shot, tuned.patch)}
+        return {"": ask(lm, prompts.queries, replace(prepared.zero_shot, stay=True), tuned.patch)}
 
     def training(name: str) -> tuple[str, Control]:
         def run() -> dict[str, Asked]:
@@ -193,6 +194,7 @@ def _stays(lm: LanguageModel, queries: Sequence[Query], moved: PassPlan, zsl: As
     if alone.h is None or alone.m is None:
         return False
     for there, here in ((alone.h[0], base.h[longest]), (alone.m[0], base.m[longest, ..., : alone.m.shape[-1]])):
+        here = to_host(here)
         sides = [side.astype(np.float64).reshape(len(here), -1) for side in (there - here, here)]
         change, size = (np.linalg.norm(side, axis=1) for side in sides)
         if not bool((change <= UNDEFINED_BELOW * size).all()):
@@ -340,4 +342,5 @@ def _untrained(
 def _cached_pass(prepared: Prepared, name: str, lm: LanguageModel, how: PassPlan) -> Asked:
     """A pass that the next run takes again, where its queries and its plan are the same."""
     queries = prepared.prompts.queries
+    how = replace(how, stay=lm is prepared.lm)  # the statistics read those of other models less often
     return prepared.cache(name, (how, queries), lambda: ask(lm, queries, how))

@@ -24,6 +24,20 @@ from dualview.tasks.prompts import PromptSet
 
 
 @dataclass(frozen=True)
+class Placing:
+    """Which training token is which shared token."""
+
+    count: int
+    read: Int[Tensor, " kept"]
+    """The training tokens that are shared ones."""
+    into: Int[Tensor, " kept"]
+
+    def __call__(self, values: Float[Tensor, "training_token ..."]) -> Float[Tensor, "token ..."]:
+        out = values.new_zeros(self.count, *values.shape[1:])
+        return out.index_add_(0, self.into, values.index_select(0, self.read))
+
+
+@dataclass(frozen=True)
 class DemoTokens:
     """One entry per shared token, demonstration by demonstration."""
 
@@ -43,14 +57,17 @@ class DemoTokens:
         self, values: Float[Tensor, "training_token ..."], tokens: TrainingTokens
     ) -> Float[Tensor, "token ..."]:
         """Values per training token brought to these tokens, summed over epochs; BOS falls away."""
+        return self.placing(tokens, values.device)(values)
+
+    def placing(self, tokens: TrainingTokens, device: torch.device) -> Placing:
+        """How `from_training` does it, for several arrays of values on a device."""
         # A table from (demonstration, position) to the shared token; −1 marks BOS, which no demonstration owns.
         width = int(max(self.position.max(), tokens.position.max())) + 1
         known = torch.full((int(tokens.demo.max()) + 1, width), -1, dtype=torch.long)
         known[self.demo, self.position] = torch.arange(len(self))
         where = known[tokens.demo, tokens.position]
-        shared = where >= 0
-        out = values.new_zeros(len(self), *values.shape[1:])
-        return out.index_add_(0, where[shared].to(values.device), values[shared.to(values.device)])
+        read = torch.nonzero(where >= 0)[:, 0]
+        return Placing(len(self), read.to(device), where[read].to(device))
 
 
 def demo_tokens(prompts: PromptSet) -> DemoTokens:

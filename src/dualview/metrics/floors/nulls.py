@@ -161,7 +161,11 @@ def shuffle_test(pairs: Sequence[Float[np.ndarray, "layer _member _member"]], *,
         observed += xp.einsum("lii->l", values)
         orders = rng.permuted(np.broadcast_to(member, (_PERMUTATIONS, member.size)), axis=1)
         rows = as_type(values.reshape(layers, -1).T, "float64")  # a permutation takes whole rows: all layers at once
-        for taken in put_like(np.ascontiguousarray((orders + member * member.size).T), rows):
+        places = put_like(np.ascontiguousarray((orders + member * member.size).T), rows)
+        if xp is not np:  # one step for all members: a device takes longer to begin each than to make it
+            shuffled += rows[places].sum(axis=0)
+            continue
+        for taken in places:
             shuffled += rows[taken]
     observed, shuffled = to_numpy(observed), to_numpy(shuffled)
     slack = 1e-12 * np.abs(observed).sum()
@@ -183,7 +187,7 @@ class _Collected:
     @classmethod
     def empty(cls, n: int, layers: int, blocks: Sequence[Int[np.ndarray, " _member"]], at: Backend) -> _Collected:
         def full(*shape: int) -> np.ndarray:
-            return at.put(np.full(shape, np.nan))
+            return at.full(shape, np.nan)
 
         pairs, centred = ([full(layers, block.size, block.size) for block in blocks] for _ in range(2))
         names = ("value", "shrinkage", "gaussian", "noise", "before", "rest", "cosines", "portion", "size")
@@ -266,7 +270,7 @@ def _floors(
                 compared = Compared.of(form, products)
                 for name, values in compared.own.items():
                     if name not in own[form]:
-                        own[form][name] = backend.put(np.full((count, n, groups), np.nan))
+                        own[form][name] = backend.full((count, n, groups), np.nan)
                     own[form][name][:, members] = values.swapaxes(2, 3)
                 if chunk.members.shape[1] > 1:
                     into.fill_blocks(step, chunk, compared)

@@ -23,25 +23,37 @@ class BlockChunk:
     members: Int[np.ndarray, "block member"]
     width: int
     """How many entries their vectors have."""
+    widths: Int[np.ndarray, " block"] | None = None
+    """How many of these each block has, if not all; the rest are zeros, which add nothing to any product."""
 
     def read(self, stack: Float[np.ndarray, "query layer *rest"]) -> Float[np.ndarray, "layer block group member dim"]:
         """Some layers of `h` or `m`, in double precision; what lies beyond a map's columns is left out."""
-        part = library(stack).moveaxis(stack[put_like(self.members, stack)], 2, 0)
-        return as_type(part[:, :, None] if part.ndim == 4 else part[..., : self.width].swapaxes(2, 3), "float64")
+        xp = library(stack)
+        part = xp.moveaxis(stack[put_like(self.members, stack)], 2, 0)
+        part = part[:, :, None] if part.ndim == 4 else part[..., : self.width].swapaxes(2, 3)
+        if self.widths is not None:
+            part = xp.where(put_like(np.arange(self.width) < self.widths[:, None, None, None], stack), part, 0.0)
+        return as_type(part, "float64")
 
 
 def block_chunks(
     blocks: Sequence[Int[np.ndarray, " _member"]], dims: Int[np.ndarray, " query"], groups: int, backend: Backend
 ) -> list[BlockChunk]:
-    """Blocks of as many queries and equal widths together, as far as they make one array of the right size."""
+    """Blocks of as many queries and equal widths together, as far as they make one array of the right size.
+
+    A device takes different widths together, too: each of a chunk's thousand small steps costs it more than zeros do.
+    """
     same: dict[tuple[int, int], list[int]] = {}
     for number, block in enumerate(blocks):
-        same.setdefault((int(dims[block[0]]), block.size), []).append(number)
+        width = int(dims[block[0]] if backend.device is None else dims.max())
+        same.setdefault((width, block.size), []).append(number)
     chunks: list[BlockChunk] = []
     for (width, size), numbers in same.items():
         several = backend.fitting(width * size * groups)
         for some in (numbers[start : start + several] for start in range(0, len(numbers), several)):
-            chunks.append(BlockChunk(some, np.stack([blocks[number] for number in some]), width))
+            widths = np.array([dims[blocks[number][0]] for number in some])
+            ragged = widths if widths.min() < width else None
+            chunks.append(BlockChunk(some, np.stack([blocks[number] for number in some]), width, ragged))
     return chunks
 
 
@@ -83,13 +95,12 @@ class Rotations:
     ):
         shape = (layers, sample.size, groups, int(dims.max()))
         self.rows = {
-            name: tuple(at.put(np.full(shape, fill)) for _ in range(2))
-            for name, fill in (("whole", 0.0), ("specific", np.nan))
+            name: tuple(at.full(shape, fill) for _ in range(2)) for name, fill in (("whole", 0.0), ("specific", np.nan))
         }
         self.dims, self.sample, self.at = dims, sample, at
         self.slot = np.full(dims.size, -1)
         self.slot[sample] = np.arange(sample.size)
-        self.rest, self.cosines, self.portion = (at.put(np.full((layers, dims.size, groups), np.nan)) for _ in range(3))
+        self.rest, self.cosines, self.portion = (at.full((layers, dims.size, groups), np.nan) for _ in range(3))
 
     def add(self, chunk: BlockChunk, v: BlockVectors, compared: Compared) -> None:
         """Take in the queries of some blocks."""
@@ -140,7 +151,8 @@ class _Beyond:
 
 
 def _beyond_mean_and_span(v: BlockVectors, compared: Compared) -> tuple[_Beyond, _Beyond]:
-    xp, usable, unit = library(v.u), compared.usable, ratio(v.z, root(compared.products.zz)[..., None])
+    xp, usable = library(v.u), compared.usable
+    unit = v.z if v.off else ratio(v.z, root(compared.products.zz)[..., None])  # not looked at outside the span
     count = as_type(usable.sum(axis=-1), "float64")[..., None]
 
     def beyond(row: np.ndarray, whole: np.ndarray) -> _Beyond:

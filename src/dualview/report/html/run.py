@@ -56,7 +56,10 @@ _HASHES = ("weights, sha256", "prompts, sha256")
 def render(result: Result, *, records: Records | None = None, prompts: ShownPrompts | Missing | None = None) -> str:
     """The report of one run as HTML."""
     prompts = prompts or prompts_of(result)
-    figures, losses = run_charts(result, profiles(result, records or result.records)), loss_charts(result)
+    # Records may have to be fetched from a GPU, and controls tell the spread without them.
+    spread = any(control.per_layer is not None for control in (result.controls or {}).values())
+    records = records or (None if spread else result.records)
+    figures, losses = run_charts(result, profiles(result, records)), loss_charts(result)
     settings, answers = settings_of(result), answers_of(result, prompts)
     rows = query_rows(answers, prompts)
     charts = [chart.to_json() for chart in (*figures, *losses)]
