@@ -165,13 +165,14 @@ def _followed(prepared: Prepared, learnt: FineTuning) -> dict[str, Training]:
 
 def _grids(prepared: Prepared, recipe: TrainingRecipe, learnt: FineTuning) -> dict[Rule, Run[Sequence[Tuned]]]:
     """FT's rule and those that the controls compare it with, each at every rate of its grid."""
-    others: list[Rule] = [rule for rule in RULE_CONTROLS if rule != recipe.rule and recipe.params != "all"]
+    others = () if recipe.params == "all" else RULE_CONTROLS
     # FT itself is distilled once and at one rate.
-    own: list[Rule] = [] if recipe.rule == "distilled" else [recipe.rule]
-    return {
-        rule: finished(learnt.grid) if rule == recipe.rule and learnt.grid else Run(train_grid_steps(prepared, rule))
-        for rule in [*own, *others]
-    }
+    own = () if recipe.rule == "distilled" else (recipe.rule,)
+    found: dict[Rule, Run[Sequence[Tuned]]] = {rule: Run(train_grid_steps(prepared, rule)) for rule in own}
+    found |= {rule: Run(train_grid_steps(prepared, rule)) for rule in others if rule != recipe.rule}
+    if learnt.grid:
+        found[recipe.rule] = finished(learnt.grid)
+    return found
 
 
 def _controlled(
