@@ -124,8 +124,9 @@ def test_what_stays_of_a_pass_is_what_is_copied(
         pairs += [(there.x, kept.x), (there.y, kept.y)]
     for there, here in pairs:
         assert isinstance(there, torch.Tensor) and np.array_equal(there.numpy(), here)
+    gold = np.arange(len(cases.QUERIES)) % 2
     both = [
-        off_heads(lm, each.own, {"zsl": each.settings[0], "icl": ask(lm, cases.QUERIES, context).settings[0]})
+        off_heads(lm, each.own, {"zsl": each.settings[0], "icl": ask(lm, cases.QUERIES, context).settings[0]}, gold)
         for each, context in ((host, PassPlan(cases.DEMOS, 1)), (away, PassPlan(cases.DEMOS, 1, stay=True)))
     ]
     assert is_away(both[1]["icl"].off_span) == (both[0]["icl"].off_span is not None)
