@@ -88,10 +88,11 @@ def test_crowding_is_all_dimensions_over_those_written_in() -> None:
     dims = np.full(64, 32)
 
     def of(both: np.ndarray) -> float:
-        return float(crowding(*(both / np.linalg.norm(both, axis=-1, keepdims=True)), dims)[0])
+        x, y = both / np.linalg.norm(both, axis=-1, keepdims=True)
+        return float(crowding(x, y, dims)[0])
 
     assert of(free) == pytest.approx(1, abs=0.1) and of(few) == pytest.approx(8, rel=0.1)
-    assert float(crowding(*few, np.arange(64) % 2 + 31)[0]) == 1, "maps of several lengths"
+    assert float(crowding(few[0], few[1], np.arange(64) % 2 + 31)[0]) == 1, "maps of several lengths"
 
 
 @pytest.mark.parametrize("dimensions", [2, 3, 8])

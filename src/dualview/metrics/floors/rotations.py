@@ -136,7 +136,8 @@ class Rotations:
     @property
     def crowding(self) -> Float[np.ndarray, " layer"]:
         """How much nearer ICL's update of one query is to FT's of another than in all dimensions; at least 1."""
-        return crowding(*self.rows["specific"], self.dims[self.sample])
+        x, y = self.rows["specific"]
+        return crowding(x, y, self.dims[self.sample])
 
 
 @dataclass(frozen=True)
