@@ -39,9 +39,9 @@ def test_the_parts_add_up_to_the_number(numbers: list[float]) -> None:
         assert bool((sizes[1] <= 2.0**-7 * sizes[0]).all() and (sizes[2] <= 2.0**-7 * sizes[1]).all())
 
 
-@pytest.mark.parametrize("rows", [3, 1 << 16])
-def test_a_product_of_parts_is_a_float32_product(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    monkeypatch.setattr(split_products, "_ROWS", rows)
+@pytest.mark.parametrize("depth", [40, 1 << 11])
+def test_a_product_of_parts_is_a_float32_product(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    monkeypatch.setattr(split_products, "_DEPTH", depth)
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(4, 5, 96, generator=draw) * torch.logspace(-3, 3, 96)
     weight, bias = torch.randn(7, 96, generator=draw), torch.randn(7, generator=draw)
@@ -69,6 +69,7 @@ def splitting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     original = split_products.split_linear
     monkeypatch.setattr(split_products, "_faster", lambda _device: True)
     monkeypatch.setattr(split_products, "_WORTH", 0.0)
+    monkeypatch.setattr(split_products, "_LEAST", 0)
     monkeypatch.setattr(split_products, "split_linear", linear)
     return shapes
 

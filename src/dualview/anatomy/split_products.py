@@ -5,9 +5,9 @@ A float32 number is the sum of three bfloat16 numbers of 8 bits each, a = a₁ +
     a·b = a₁b₁ + (a₁b₂ + a₂b₁) + (a₁b₃ + a₂b₂ + a₃b₁) + O(2⁻²⁴ |a| |b|)
 
 (Henry, Tang and Heinecke 2019). Tensor cores multiply bfloat16 numbers exactly and add in float32, more than ten times
-as fast as a data-centre GPU multiplies float32 numbers, so these six products take less than half the time of the plain
-one. With the parts of a next to each other as [a₁ a₂ a₃] and those of b as [b₃ b₂ b₁], each bracket is one product of
-slices, and the small ones are added first.
+as fast as a data-centre GPU multiplies float32 numbers, so these six products take less time than the plain one: 57 %
+of it on an H200 for 14,000 × 1,536 × 8,960. With the parts of a next to each other as [a₁ a₂ a₃] and those of b as
+[b₃ b₂ b₁], each bracket is one product of slices, and the small ones are added first.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 _PARTS = 3
-# From about half a millisecond on: below that, making the parts takes longer than they save.
-_WORTH = 2e10
-_ROWS = 1 << 16  # of d_out at once: bounds the memory for the parts of an unembedding
+# Below these, making the parts takes longer than they save: the least of the three widths, and their product.
+_LEAST, _WORTH = 1024, 2e10
+_DEPTH = 1 << 11  # of d_in at once: tensor cores drop bits as they add, and more of them the longer the sum
 # With bfloat16 at least ten times as fast as float32: A100, H100, B100 and their like, not GPUs made for graphics.
 _CAPABILITIES = ((8, 0), (9, 0), (10, 0))
 
@@ -62,8 +62,9 @@ class _Splitting(TorchFunctionMode):
 def _worth(x: Tensor, weight: Tensor) -> bool:
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or weight.dim() != 2:
         return False
+    least = min(x.numel() // max(1, x.shape[-1]), *weight.shape)
     # A pass that carries tangents needs operations that forward differentiation knows.
-    return x.numel() * weight.shape[0] >= _WORTH and forward_ad.unpack_dual(x).tangent is None
+    return least >= _LEAST and x.numel() * weight.shape[0] >= _WORTH and forward_ad.unpack_dual(x).tangent is None
 
 
 def _on_tensor_cores(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
@@ -79,17 +80,13 @@ def split_linear(
     product: Product = _on_tensor_cores,
 ) -> Float[Tensor, "*batch d_out"]:
     """x Wᵀ + bias, by products of bfloat16 parts."""
-    width = x.shape[-1]
-    a = parts(x.reshape(-1, width))
-    found: list[Tensor] = []
-    for rows in weight.split(_ROWS):
-        b = parts(rows, reverse=True).mT
-        y = None
+    y: Tensor | None = None
+    for some, columns in zip(x.flatten(0, -2).split(_DEPTH, -1), weight.split(_DEPTH, -1), strict=True):
+        width = some.shape[-1]
+        a, b = parts(some), parts(columns, reverse=True).mT
         for count in range(_PARTS, 0, -1):  # a₁b₃ + a₂b₂ + a₃b₁, then a₁b₂ + a₂b₁, then a₁b₁
             y = product(a[:, : count * width], b[(_PARTS - count) * width :], y)
-        assert y is not None
-        found.append(y)
-    y = found[0] if len(found) == 1 else torch.cat(found, -1)
+    assert y is not None
     return (y if bias is None else y + bias).view(*x.shape[:-1], -1)
 
 

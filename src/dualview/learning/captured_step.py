@@ -42,7 +42,8 @@ class Recorded(Generic[S, T]):
     def __init__(self, step: Callable[[S], T], still: S, device: torch.device) -> None:
         """still   moves no training: trying and recording the step leaves them as they are"""
         self._still, self._device = still, device
-        self._graph, self._stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+        # torch hands out its few streams in turn, and those of another priority apart: no other thread gets this one.
+        self._graph, self._stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device, priority=-1)
         with self.running():
             with self.turn():  # what is set up at a first use must not be recorded
                 step(still)

@@ -69,10 +69,13 @@ class WeightsHash:
 def hash_weights(weights: Mapping[str, Tensor]) -> str:
     """sha256 over every weight's name, shape, dtype and bytes."""
     digest = hashlib.sha256()
+    streams: dict[torch.device, torch.cuda.Stream] = {}
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
         # On a stream of its own, a copy from a GPU does not wait for the work that goes on there, nor hold it up.
-        with torch.cuda.stream(torch.cuda.Stream(tensor.device)) if tensor.is_cuda else nullcontext():
+        if tensor.is_cuda and tensor.device not in streams:
+            streams[tensor.device] = torch.cuda.Stream(tensor.device)
+        with torch.cuda.stream(streams[tensor.device]) if tensor.is_cuda else nullcontext():
             there = tensor.detach().cpu()
         # As raw bytes, because numpy has no bfloat16.
         digest.update(there.contiguous().flatten().view(torch.uint8).numpy().data)
