@@ -51,7 +51,7 @@ def test_rules_train_each_grid_once(base: dict[str, Any], tmp_path: Path, monkey
         if len(trainings) > 1:
             grids.append(recipe.rule)
 
-    monkeypatch.setattr(finetuning, "train", Counter(finetuning.train, note))
+    monkeypatch.setattr(finetuning, "train_steps", Counter(finetuning.train_steps, note))
     sweep(grid(base, ft_rule=["sgd", "layer-causal"], lr="auto", controls="full"), tmp_path / "store")
     assert sorted(grids) == ["layer-causal", "linearised", "sgd"]
 
