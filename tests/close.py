@@ -62,3 +62,19 @@ def assert_same_weights(found: nn.Module, wanted: nn.Module) -> None:
     assert a.keys() == b.keys(), a.keys() ^ b.keys()
     differ = [name for name in a if not torch.equal(a[name], b[name])]
     assert not differ, differ
+
+
+def assert_same_json(got: Any, wanted: Any, where: str = "") -> None:
+    """Equal JSON: numbers to the rounding of double precision, p-values (which count draws) and the rest exactly."""
+    if isinstance(wanted, dict):
+        assert got.keys() == wanted.keys(), where
+        for key, value in wanted.items():
+            assert_same_json(got[key], value, f"{where}/{key}")
+    elif isinstance(wanted, list):
+        assert len(got) == len(wanted), where
+        for index, (a, b) in enumerate(zip(got, wanted, strict=True)):
+            assert_same_json(a, b, f"{where}/{index}")
+    elif isinstance(wanted, float):
+        assert math.isclose(got, wanted, rel_tol=1e-9, abs_tol=1e-11) or (math.isnan(got) and math.isnan(wanted)), where
+    else:
+        assert got == wanted, where

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import dualview
+from close import assert_same_json
 from dualview.comparison.run import off_heads
 from dualview.metrics import recompute
 from dualview.models import staying
@@ -56,22 +57,6 @@ def numbers(result: Any) -> dict[str, Any]:
     return {key: value for key, value in result.to_json().items() if key != "provenance"}
 
 
-def assert_equal(got: Any, wanted: Any, where: str = "") -> None:
-    """Equal JSON: numbers to the rounding of double precision, everything else exactly."""
-    if isinstance(wanted, dict):
-        assert got.keys() == wanted.keys(), where
-        for key, value in wanted.items():
-            assert_equal(got[key], value, f"{where}/{key}")
-    elif isinstance(wanted, list):
-        assert len(got) == len(wanted), where
-        for index, (a, b) in enumerate(zip(got, wanted, strict=True)):
-            assert_equal(a, b, f"{where}/{index}")
-    elif isinstance(wanted, float):
-        assert got == pytest.approx(wanted, rel=1e-9, abs=1e-11), where
-    else:
-        assert got == wanted, where
-
-
 @pytest.mark.parametrize(("dtype", "controls"), [("float32", "full"), ("float64", "quick"), ("bfloat16", "quick")])
 def test_a_run_gives_the_same_numbers_and_records(
     folder: str, task: str, dtype: Any, controls: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -82,7 +67,7 @@ def test_a_run_gives_the_same_numbers_and_records(
     found = dualview.compare(model=lm, task=task, controls=controls, **TINY)
     assert seen[0]["icl"] == list(VECTORS) and seen[0]["icl_reordered"] == ["h", "m"]
     assert not any(seen[0][name] for name in seen[0] if name.startswith("untrained")), "other models' do not stay"
-    assert_equal(numbers(found), numbers(wanted))
+    assert_same_json(numbers(found), numbers(wanted))
     saved = load_records(save_records(found.records, tmp_path / "records"))
     for name, setting in wanted.records.settings.items():
         for what in AXES:
@@ -101,7 +86,7 @@ def test_some_stay_and_some_do_not(folder: str, task: str, monkeypatch: pytest.M
         seen = stay(monkeypatch, lambda _lm, _nbytes, answers=answers: next(answers, False))
         found = dualview.compare(model=lm, task=task, controls="quick", **TINY)
         assert bool(seen[0]["zsl"]) == allowed[0] and bool(seen[0]["icl"]) == allowed[1] and not seen[0]["ft"]
-        assert_equal(numbers(found), numbers(wanted))
+        assert_same_json(numbers(found), numbers(wanted))
         monkeypatch.undo()
 
 

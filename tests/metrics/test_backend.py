@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from close import assert_same_json
 from dualview.metrics import arrays
 from dualview.metrics.floors.rotations import block_chunks
 from dualview.metrics.recompute import measure
@@ -44,41 +45,25 @@ def synthetic(n: int = 90, layers: int = 3, d: int = 20, heads: int = 3, c: int 
     return Records(rng.integers(0, 2, n), settings, columns, {"controls": "quick"}, token_scores)
 
 
-def assert_equal(got: Any, wanted: Any, where: str = "") -> None:
-    """Equal JSON: numbers to 1e-9, p-values (which count draws) and everything else exactly."""
-    if isinstance(wanted, dict):
-        assert got.keys() == wanted.keys(), where
-        for key, value in wanted.items():
-            assert_equal(got[key], value, f"{where}/{key}")
-    elif isinstance(wanted, list):
-        assert len(got) == len(wanted), where
-        for index, (a, b) in enumerate(zip(got, wanted, strict=True)):
-            assert_equal(a, b, f"{where}/{index}")
-    elif isinstance(wanted, float):
-        assert got == pytest.approx(wanted, rel=1e-9, abs=1e-11), where
-    else:
-        assert got == wanted, where
-
-
 @pytest.fixture(scope="module")
 def wanted() -> dict[str, Any]:
     return measure(synthetic()).to_json()
 
 
 def test_torch_gives_numpys_numbers(wanted: dict[str, Any]) -> None:
-    assert_equal(measure(synthetic(), device="cpu").to_json(), wanted)
+    assert_same_json(measure(synthetic(), device="cpu").to_json(), wanted)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_numpys_numbers(wanted: dict[str, Any]) -> None:
-    assert_equal(measure(synthetic(), device="cuda").to_json(), wanted)
+    assert_same_json(measure(synthetic(), device="cuda").to_json(), wanted)
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_layers_one_at_a_time(device: str | None, wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_CACHED", "_ON_DEVICE"):
         monkeypatch.setattr(arrays, name, 1)
-    assert_equal(measure(synthetic(), device=device).to_json(), wanted)
+    assert_same_json(measure(synthetic(), device=device).to_json(), wanted)
 
 
 class Elsewhere(torch.Tensor):
@@ -101,7 +86,7 @@ def test_nothing_mixes_the_device_with_the_cpu(wanted: dict[str, Any], monkeypat
     monkeypatch.setattr(arrays.Backend, "put", put)
     with pytest.raises(AssertionError):
         np.sqrt(arrays.Backend("cpu").put(np.ones(2)))
-    assert_equal(measure(synthetic(), device="cpu").to_json(), wanted)
+    assert_same_json(measure(synthetic(), device="cpu").to_json(), wanted)
 
 
 @pytest.mark.parametrize("which", [SETTINGS, ("zsl", "ft"), ("icl",)], ids=["all", "some", "one"])
@@ -124,7 +109,7 @@ def test_records_that_are_on_the_device(
     }
     monkeypatch.setattr(arrays.Backend, "put", put)
     records = replace(given, settings=moved)
-    assert_equal(measure(records, device="cpu").to_json(), wanted)
+    assert_same_json(measure(records, device="cpu").to_json(), wanted)
     back = records.on_host()
     for name, setting in given.settings.items():
         assert all(np.array_equal(getattr(back[name], what), getattr(setting, what), equal_nan=True) for what in "hm")

@@ -89,22 +89,20 @@ def with_ceiling(scores: TokenScores, prompts: PromptSet, icl_reordered: Asked) 
     if icl_reordered.demo_logits is None:
         return scores
     places = _places_when_reordered(prompts).numpy()
-    again = _tied(icl_reordered.demo_logits[:, :, places])
+    again = _tied(torch.from_numpy(icl_reordered.demo_logits[:, :, places])).numpy()
     return TokenScores(scores.demo, {**scores.by_rule, "icl_reordered": again})
 
 
 def _with_ties(by_layer: Sequence[Float[Tensor, "query token"]]) -> Float[np.ndarray, "query layer token"]:
-    """The layers' scores, those that should be equal made so (`_tied`), copied from the device once."""
-    scores = torch.stack([layer.to(by_layer[0].device) for layer in by_layer], 1)
-    unit = scores.abs().amax(-1, keepdim=True).clamp(min=1e-300) * 1e-12
-    return (torch.round(scores / unit) * unit).cpu().numpy()
+    """The layers' scores, tied, copied from the device once."""
+    return _tied(torch.stack([layer.to(by_layer[0].device) for layer in by_layer], 1)).cpu().numpy()
 
 
-def _tied(scores: Float[np.ndarray, "query layer token"]) -> Float[np.ndarray, "query layer token"]:
+def _tied(scores: Float[Tensor, "query layer token"]) -> Float[Tensor, "query layer token"]:
     """Make scores equal that are equal on paper (a token that occurs twice) and differ in the last digit only."""
     # tau counts pairs that are in order; rounding would decide the order of equal ones.
-    unit = np.maximum(np.abs(scores).max(axis=-1, keepdims=True), 1e-300) * 1e-12
-    return np.round(scores / unit) * unit
+    unit = scores.abs().amax(-1, keepdim=True).clamp(min=1e-300) * 1e-12
+    return torch.round(scores / unit) * unit
 
 
 def _places_when_reordered(prompts: PromptSet) -> Int[Tensor, " token"]:
