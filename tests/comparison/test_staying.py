@@ -111,7 +111,13 @@ def test_what_stays_of_a_pass_is_what_is_copied(
         assert isinstance(there, torch.Tensor) and np.array_equal(there.numpy(), here)
     gold = np.arange(len(cases.QUERIES)) % 2
     both = [
-        off_heads(lm, each.own, {"zsl": each.settings[0], "icl": ask(lm, cases.QUERIES, context).settings[0]}, gold)
+        off_heads(
+            lm,
+            each.own,
+            {"zsl": each.settings[0], "icl": ask(lm, cases.QUERIES, context).settings[0]},
+            gold,
+            each.columns,
+        )
         for each, context in ((host, PassPlan(cases.DEMOS, 1)), (away, PassPlan(cases.DEMOS, 1, stay=True)))
     ]
     assert is_away(both[1]["icl"].off_span) == (both[0]["icl"].off_span is not None)

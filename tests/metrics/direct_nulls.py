@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -95,6 +95,8 @@ class LayerVectors:
     x_z: Float[np.ndarray, "*block query group"]
     off: tuple[np.ndarray, np.ndarray] | None = None
     """What is compared of ICL and of FT outside the heads' span, where it was recorded."""
+    length: np.ndarray | None = None
+    """The queries' numbers of tokens."""
 
     @classmethod
     def of(
@@ -206,24 +208,48 @@ def centred(layer: LayerVectors) -> Sides:
     return Sides(sides[0], sides[1])
 
 
-def beyond_shared_and_own(rows: list[np.ndarray], directions: list[np.ndarray], count: int) -> np.ndarray:
-    """Each row outside its own direction and beyond the direction that all share, by dense matrices."""
-    outside = [np.eye(z.size) - np.outer(z, z) / (z @ z if z.any() else 1.0) for z in directions]
-    matrix = (1.01 * count - len(rows)) * np.eye(rows[0].size) + sum(outside)
-    shared = np.linalg.solve(matrix, sum(p @ row for p, row in zip(outside, rows, strict=True)))
+def known_numbers(rows: list[np.ndarray], there: list[bool], length: np.ndarray | None) -> np.ndarray:
+    """An orthonormal basis, a column each, of what is known of the queries that are there: by least squares."""
+    member = np.array(there, dtype=np.float64)
+    mean = sum(row for row, here in zip(rows, there, strict=True) if here) / len(rows) + 0 * rows[0]
+    strength = np.array([row @ mean for row in rows]) * member
+    numbers = [member, strength, *([] if length is None else [length * member])]
+    basis: list[np.ndarray] = []
+    for number in numbers[: max(1, len(rows) // 4)]:
+        left = number
+        if basis:
+            left = number - np.stack(basis, 1) @ np.linalg.lstsq(np.stack(basis, 1), number, rcond=None)[0]
+        if norm(left) > 1e-3 * norm(number):
+            basis.append(left / norm(left))
+    return np.stack(basis, 1) if basis else np.zeros((len(rows), 1))
+
+
+def beyond_known(rows: list[np.ndarray], outside: list[np.ndarray], known: np.ndarray) -> np.ndarray:
+    """Each row outside its own span and beyond what all share, or share by what is known of them, by dense matrices.
+
+    outside   the projection off each row's span
+    known     an orthonormal basis, a column each, the first of all ones
+    """
+    size = known.shape[1] * rows[0].size
+    matrix = 0.01 * np.eye(size) + sum(np.kron(np.outer(z, z), p) for z, p in zip(known, outside, strict=True))
+    total = sum(np.kron(z, p @ row) for z, p, row in zip(known, outside, rows, strict=True))
+    fitted = np.linalg.solve(matrix, total).reshape(known.shape[1], -1)
     found: list[np.ndarray] = []
-    for p, row in zip(outside, rows, strict=True):
-        left, along = p @ (row - shared), p @ shared
+    for z, p, row in zip(known, outside, rows, strict=True):
+        left, along = p @ (row - z @ fitted), p @ (z[0] * fitted[0])
         found.append(left - (left @ along) / (along @ along if along.any() else 1.0) * along)
     return np.stack(found)
 
 
-def beyond_mean_and_span(layer: LayerVectors, block: Int[np.ndarray, " member"], group: int) -> tuple[np.ndarray, ...]:
-    """ICL's and FT's vectors of a block beyond their means and outside the heads' span, or else off each query's zsl;
-    and where they are more than rounding. Query by query."""
+def beyond_mean_and_span(
+    layer: LayerVectors, block: Int[np.ndarray, " member"], group: int
+) -> tuple[list[np.ndarray], np.ndarray, int]:
+    """ICL's and FT's vectors of a block beyond what is known of the queries and outside the heads' span, or else off
+    each query's zsl, each followed by where they are more than rounding; who is there; how many numbers were fitted."""
     lengths = layer.x_norm[block, group], layer.y_norm[block, group]
     usable = np.isfinite(lengths[0] * lengths[1])
     found: list[np.ndarray] = []
+    most = 1
     for side, whole in zip(layer.off or (layer.x, layer.y), lengths, strict=True):
         rows = [side[i, group] for i in block]
         kept = [bool(u and norm(row) >= UNDEFINED_BELOW * w) for row, u, w in zip(rows, usable, whole, strict=True)]
@@ -235,9 +261,12 @@ def beyond_mean_and_span(layer: LayerVectors, block: Int[np.ndarray, " member"],
             directions = [
                 layer.z[i, group] if keep else 0 * layer.z[i, group] for i, keep in zip(block, kept, strict=True)
             ]
-            rest = beyond_shared_and_own(rows, directions, count)
+            known = known_numbers(rows, kept, None if layer.length is None else layer.length[block])
+            outside = [np.eye(z.size) - np.outer(z, z) / (z @ z if z.any() else 1.0) for z in directions]
+            rest = beyond_known(rows, outside, known)
+            most = max(most, np.count_nonzero(known.any(axis=0)))
         found += [rest, np.array(kept) & ~(norm(rest) < UNDEFINED_BELOW * whole)]
-    return *found, usable
+    return found, usable, most
 
 
 def rotation_variance(sides: Sides, dims: Int[np.ndarray, " query"], sample: Int[np.ndarray, " member"]) -> float:
@@ -356,13 +385,15 @@ class _Collected:
         units_ = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan))
         for block in blocks:
             for group in range(groups):
-                x, x_left, y, y_left, usable = beyond_mean_and_span(layer, block, group)
+                (x, x_left, y, y_left), usable, fitted = beyond_mean_and_span(layer, block, group)
                 count = int(usable.sum())
                 for at, i in enumerate(block):
                     if not usable[at] or count < 2:
                         continue
                     whole, own = layer.x_norm[i, group] * layer.y_norm[i, group], norm(x[at]) * norm(y[at])
-                    tables["rest"][i, group] = x[at] @ y[at] * count / (count - 1) / whole
+                    tables["rest"][i, group] = (
+                        x[at] @ y[at] * count / (count - fitted) / whole if count > fitted else np.nan
+                    )
                     tables["cosines"][i, group] = x[at] @ y[at] / own if x_left[at] and y_left[at] else 0.0
                     sizes = norm(x[at]) / layer.x_norm[i, group], norm(y[at]) / layer.y_norm[i, group]
                     tables["portion"][i, group] = min(1.0, sizes[0]) * min(1.0, sizes[1])
@@ -402,7 +433,7 @@ def record_floors(
         with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
             z, p, f, *outside = (layer_of(stack, index, columns) for stack in (zsl, icl, ft, *off))
             for form, into in collected.items():
-                layer = LayerVectors.of(form, z, p, f, outside)
+                layer = replace(LayerVectors.of(form, z, p, f, outside), length=columns)
                 into.fill(index, layer, gaussian(layer, dims, generator(seed, f"gaussian/{array}/{form}/{index}")))
                 if form == "normalised":
                     sizes = [ratio(norm(side - z), layer.z_norm)[:, 0] for side in (p, f)]

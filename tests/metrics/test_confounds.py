@@ -13,7 +13,7 @@ from dualview.metrics.floors.nulls import output_blocks
 from dualview.metrics.floors.rotations import crowding
 from dualview.metrics.statistics import cosine_above_p
 from dualview.metrics.verdict import judge
-from dualview.models.head_span import off_span, off_span_and_mean
+from dualview.models.head_span import off_span, off_span_and_shared
 from dualview.records import Records
 
 SIMILAR = ("representations", "labels")
@@ -55,7 +55,7 @@ def test_the_answer_of_a_class_goes_together_with_the_heads_span() -> None:
     rng = np.random.default_rng(0)
     span, answer = torch.from_numpy(rng.normal(size=(40, 5, 24))), torch.from_numpy(rng.normal(size=(1, 1, 24)))
     shrunk = torch.einsum("sqv,qvd->sqd", torch.from_numpy(rng.normal(size=(2, 40, 5))), span)
-    left = off_span_and_mean(shrunk + 100 * answer, span)
+    left = off_span_and_shared(shrunk + 100 * answer, span)
     assert left.norm() < 0.01 * off_span(100 * answer.expand(2, 40, 24), span).norm()
 
 
@@ -129,7 +129,7 @@ def test_what_rounding_leaves_of_zero_shot_is_no_direction_of_the_span() -> None
     rng = np.random.default_rng(0)
     heads, h = torch.from_numpy(rng.normal(size=(30, 4, 12))), torch.from_numpy(rng.normal(size=(2, 30, 12)))
     rounded = [heads.sum(1) + 1e-7 * torch.from_numpy(rng.normal(size=(30, 12))) for _ in range(2)]
-    first, second = (off_span_and_mean(h, torch.cat([heads, zsl[:, None]], 1)) for zsl in rounded)
-    wanted = off_span_and_mean(h, heads)
+    first, second = (off_span_and_shared(h, torch.cat([heads, zsl[:, None]], 1)) for zsl in rounded)
+    wanted = off_span_and_shared(h, heads)
     for found in (first, second):
         assert (found - wanted).norm() < 1e-3 * wanted.norm()

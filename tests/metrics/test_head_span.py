@@ -12,7 +12,7 @@ import torch
 from dualview.analyses.certificate.plants import planted
 from dualview.metrics.floors.nulls import record_floors
 from dualview.metrics.verdict import judge
-from dualview.models.head_span import off_span_and_mean
+from dualview.models.head_span import off_span_and_shared
 from dualview.records import Records, load_records, save_records
 
 PLANTS, HEADS, D = 60, 5, 32
@@ -42,7 +42,7 @@ def shrunk(seed: int, *, same: float, recorded: bool = True, shared: float = 0.0
         own, flipped = settings[name], settings[f"{name}_flipped_labels"]
         changes = torch.from_numpy(np.stack([own.h - base, own.h - flipped.h]))
         spans = [torch.from_numpy(np.concatenate([heads[:, at], base[:, None, at]], 1)) for at in range(2)]
-        off = np.stack([off_span_and_mean(changes[:, :, at], spans[at]).numpy() for at in range(2)], 2)
+        off = np.stack([off_span_and_shared(changes[:, :, at], spans[at]).numpy() for at in range(2)], 2)
         settings[name] = replace(own, off_span=off[0], off_contrast=off[1])
     return Records(plain.gold, settings)
 

@@ -83,7 +83,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     gold = np.array([query.gold for query in queries])
     records = Records(
         gold=gold,
-        settings=off_heads(lm, passes["zsl"].own, settings, gold),
+        settings=off_heads(lm, passes["zsl"].own, settings, gold, passes["zsl"].columns),
         columns=passes["zsl"].columns,
         meta={"task": prepared.task.name, "model": lm.name, "controls": options.controls},
         token_scores=controlled.token_scores,
@@ -121,11 +121,13 @@ def off_heads(
     own: Float[np.ndarray, "query layer d_in"] | None,
     settings: Mapping[str, Setting],
     gold: Int[np.ndarray, " query"],
+    length: Int[np.ndarray, " query"] | None,
 ) -> dict[str, Setting]:
     """The settings, those that the verdict compares with what they change outside the heads' own outputs.
 
-    own    what enters each output projection in the zero-shot pass
-    gold   the queries' labels: what a class shares is taken out too
+    own      what enters each output projection in the zero-shot pass
+    gold     the queries' labels: what a class shares is taken out too
+    length   their numbers of tokens, where they are recorded
     """
     h = {name: setting.h for name, setting in settings.items() if setting.h is not None}
     if own is None or "zsl" not in h:
@@ -134,7 +136,7 @@ def off_heads(
     changes = {name: (h[name], h["zsl"]) for name in judged if name in h}
     flipped = {name: (h[name], h[other]) for name, other in FLIPPED.items() if {name, other} <= h.keys()}
     contrasts = {f"{name} contrast": each for name, each in flipped.items()}
-    found = off_spans(lm, own, h["zsl"], {**changes, **contrasts}, gold)
+    found = off_spans(lm, own, h["zsl"], {**changes, **contrasts}, gold, length)
     return {
         name: replace(setting, off_span=found.get(name), off_contrast=found.get(f"{name} contrast"))
         for name, setting in settings.items()

@@ -87,7 +87,9 @@ def learning_level(records: Records, options: ControlOptions) -> Level:
     decided = failing or least
     value, interval, _ = gains[decided]
     clause = "ICL and FT beat zero-shot and the best single answer"
-    if failing:
+    if np.unique(records.gold).size == 1:
+        clause = "all queries have the same label, which a preference for it answers as well as any learning"
+    elif failing:
         setting, _, over = decided.partition(" over ")
         span = "" if interval is None else f" ({interval.low:+.3f} to {interval.high:+.3f})"
         clause = f"{setting} does not reliably beat {BASES[over]}, {value:+.3f} in accuracy{span}"
@@ -102,10 +104,7 @@ def _gain(records: Records, name: str, over: str, options: ControlOptions) -> tu
         base = correct(records["zsl"].log_probs, records.gold).astype(np.float64)
     else:
         labels, counts = np.unique(records.gold, return_counts=True)
-        if labels.size == 1:  # one label is all that is asked for: it cannot be beaten
-            base = np.zeros_like(right)
-        else:
-            base = (records.gold == labels[counts.argmax()]).astype(np.float64)
+        base = (records.gold == labels[counts.argmax()]).astype(np.float64)
     gain = right - base
     found = query_interval(
         gain, seed=options.seed, name=f"gain/{name}/{over}", draws=options.draws, level=options.level

@@ -9,11 +9,13 @@ it lies in the span of the o_h. And most of Δh is a direction m that all querie
 task writes the class's answer), more of it in some than in others. A test for more than both removes both from the
 updates, query by query and layer by layer:
 
-    off_span = (1 − P_q)(Δh_q − m), less its part along (1 − P_q) m
+    off_span = (1 − P_q)(Δh_q − M z_q), less its part along (1 − P_q) m
 
-P_q projects on span{o_1, …, o_H, h_zsl} of the query (h_zsl may lie outside because of the bias), and m is the least of
-Σ_q ‖(1 − P_q)(Δh_q − m)‖² + ρ n ‖m‖². One after the other would not do: what is left of the first, (1 − P_q) m, differs
-from query to query, alike in every setting that has m, and would pass for a similarity that is each query's own.
+P_q projects on span{o_1, …, o_H, h_zsl} of the query (h_zsl may lie outside because of the bias). z_q are its
+covariates (`metrics.floors.covariates`: 1, the strength of its change, its length), orthonormal over the queries, and m
+is the part of M z_q that belongs to the 1. M is the least of Σ_q ‖(1 − P_q)(Δh_q − M z_q)‖² + ρ ‖M‖². One after the
+other would not do: what is left of the first, (1 − P_q) m, differs from query to query, alike in every setting that has
+m, and would pass for a similarity that is each query's own.
 
 The null compares off-span parts of different queries, each outside a span of its own, so it needs them as vectors, and
 the records keep them for what is judged: as much again as those settings' h. The o_h themselves, heads times as much,
@@ -26,13 +28,14 @@ import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dualview.metrics.floors.covariates import covariates
 from dualview.models import staying
 from dualview.models.language_model import LanguageModel
 from dualview.records.setting import MEAN_RIDGE, is_away
@@ -55,36 +58,39 @@ def off_span(
     return _Spans.of(span).outside(h)
 
 
-def off_span_and_mean(
-    h: Float[Tensor, "setting query d_model"], span: Float[Tensor, "query vector d_model"]
+def off_span_and_shared(
+    h: Float[Tensor, "setting query d_model"],
+    span: Float[Tensor, "query vector d_model"],
+    length: Float[Tensor, " query"] | None = None,
 ) -> Float[Tensor, "setting query d_model"]:
-    """Each query's vectors beyond its span and what all queries share (above); m is found by conjugate gradients.
+    """Each query's vectors beyond its span and what queries share (above); M is found by conjugate gradients.
 
-    Queries that are not finite stay so, and have no part in m.
+    Queries that are not finite stay so, and have no part in M.
     """
-    return _off_spans_and_mean(h, _Spans.of(span))
+    return _off_spans_and_shared(h, _Spans.of(span), length)
 
 
-def _off_spans_and_mean(
-    h: Float[Tensor, "setting query d_model"], spans: _Spans
+def _off_spans_and_shared(
+    h: Float[Tensor, "setting query d_model"], spans: _Spans, length: Float[Tensor, " query"] | None
 ) -> Float[Tensor, "setting query d_model"]:
-    finite = h.isfinite().all(-1, keepdim=True)
     if h.shape[1] == 1:
         return spans.outside(h)  # one query shares nothing with others
-    ridge = MEAN_RIDGE * h.shape[1]
-    mean = torch.zeros_like(h[:, :1])
-    left = spans.outside(torch.where(finite, h, 0.0)).sum(1, keepdim=True)
-    towards, size = left, left.square().sum(-1, keepdim=True)
+    finite = h.isfinite().all(-1)
+    numbers: Any = covariates(cast(Any, h), cast(Any, finite), cast(Any, length))
+    of_query = numbers.mT
+    change = torch.zeros_like(numbers @ torch.zeros_like(h))
+    left = numbers @ spans.outside(torch.where(finite[..., None], h, 0.0))
+    towards, size = left, left.square().sum((-2, -1), keepdim=True)
     least = _CLOSE**2 * size
     for _ in range(_STEPS):
         if bool((size <= least).all()):
             break
-        pulled = spans.outside(torch.where(finite, towards, 0.0)).sum(1, keepdim=True) + ridge * towards
-        step = (size / (towards * pulled).sum(-1, keepdim=True)).nan_to_num(0.0, 0.0, 0.0)
-        mean, left = mean + step * towards, left - step * pulled
-        before, size = size, left.square().sum(-1, keepdim=True)
+        pulled = numbers @ spans.outside(of_query @ towards) + MEAN_RIDGE * towards
+        step = (size / (towards * pulled).sum((-2, -1), keepdim=True)).nan_to_num(0.0, 0.0, 0.0)
+        change, left = change + step * towards, left - step * pulled
+        before, size = size, left.square().sum((-2, -1), keepdim=True)
         towards = left + (size / before).nan_to_num(0.0, 0.0, 0.0) * towards
-    own, shared = spans.outside(h - mean), spans.outside(mean.expand_as(h))
+    own, shared = spans.outside(h - of_query @ change), spans.outside(of_query[..., :1] @ change[..., :1, :])
     along = (own * shared).sum(-1, keepdim=True) / shared.square().sum(-1, keepdim=True)
     return own - along.nan_to_num(0.0, 0.0, 0.0) * shared
 
@@ -129,10 +135,12 @@ def off_spans(
     zsl: Float[np.ndarray, "query layer d_model"],
     changes: Mapping[str, Change],
     gold: Int[np.ndarray, " query"] | None = None,
+    length: Int[np.ndarray, " query"] | None = None,
 ) -> dict[str, Float[np.ndarray, "query layer d_model"]]:
     """`off_span` of each change, given what enters the output projections in the zero-shot pass.
 
-    gold   the queries' labels, for an m of each class
+    gold     the queries' labels, for an M of each class
+    length   their numbers of tokens
 
     Empty where an architecture's output projections do not read the heads side by side. Not finite changes stay so.
     Where the records are tensors on a GPU, so are these, if they fit.
@@ -159,7 +167,8 @@ def off_spans(
             moved = torch.stack([h[id(after)] - h[id(before)] for after, before in changes.values()])
             spans = _Spans.within(_head_outputs(_doubles(own, at, where), weight, h.pop(id(zsl))))
             h.clear()  # what the changes were made of is not needed beside the spans
-            left = _off_spans_and_mean(moved, spans)
+            tokens = None if length is None else torch.from_numpy(length[rows]).to(where, torch.float64)
+            left = _off_spans_and_shared(moved, spans, tokens)
             for into, kept in zip(found.values(), left, strict=True):
                 _write(into, (*at, slice(d_model)), kept)
 

@@ -106,7 +106,8 @@ def page(found: Certificate) -> str:
             f"- *{each.name}*: {each.meaning}." for each in (*found.nulls, *found.positives) if _first(each.name)
         ),
         "Made-up records share everything but what is claimed: a mean direction, features of the query, shrinkage of "
-        "the zero-shot output, a label bias, the same features in all layers. `--seed` draws everything again; "
+        "the zero-shot output, a label bias, the same features in all layers, queries that are easier than others for "
+        "both (their predictions agree, and the level says so). `--seed` draws everything again; "
         "`--full` judges more. The verdict's own page is [Metrics](metrics.md).",
     ]
     return "\n\n".join(parts) + "\n"

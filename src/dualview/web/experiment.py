@@ -149,7 +149,7 @@ def _similarity(prepared: Prepared, passes: dict[str, Asked], lr: float, emit: E
     gold = np.array([query.gold for query in prepared.prompts.queries])
     records = Records(
         gold=gold,
-        settings=off_heads(prepared.lm, passes["zsl"].own, settings, gold),
+        settings=off_heads(prepared.lm, passes["zsl"].own, settings, gold, passes["zsl"].columns),
         columns=passes["zsl"].columns,
     )
     emit({"event": "similarity", **similarity_json(records, controls.skipped)})

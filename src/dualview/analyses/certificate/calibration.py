@@ -53,6 +53,7 @@ _FEW = 5
 _KEPT = 0.9
 """How much of what a setting does to a query is the same in all draws, in made-up records of the same queries."""
 _SAME_QUERIES = f"{_FEW} records judged together, in which the model moves a query alike in all"
+_EASIER = "made-up records; ICL and FT do better on the same queries, so predictions agree as they should, and no more"
 _ANOTHER_TASK = "FT on another task's demonstrations"
 _REASSIGNED = "FT of another list of demonstrations, each query with another query's, of its class; also over draws"
 _DOSE_0 = "FT's own update, rotated at random; its scores change as ICL changes those of another query of the class"
@@ -146,7 +147,7 @@ class RealRun:
     def with_ft(self, ft: Setting, flipped: Setting) -> Records:
         """The records with something else in FT's place."""
         own = {"ft": ft, "ft_flipped_labels": flipped}
-        return self.with_off_span(Records(self.records.gold, {**self.records.settings, **own}))
+        return self.with_off_span(replace(self.records, settings={**self.records.settings, **own}))
 
     def with_patches(self, patches: Sequence[Patch]) -> Records:
         """The records with weights in FT's place: those learnt from true labels, then those from flipped ones."""
@@ -155,8 +156,9 @@ class RealRun:
         return self.with_ft(true, flipped)
 
     def with_off_span(self, records: Records) -> Records:
-        settings = main_settings(records).settings
-        return Records(records.gold, off_heads(self.prepared.lm, self.heads, settings, records.gold))
+        main = main_settings(records)
+        settings = off_heads(self.prepared.lm, self.heads, main.settings, main.gold, main.columns)
+        return replace(main, settings=settings)
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ class _Work:
                     own = np.random.SeedSequence([self.seed, number, plant]).generate_state(1)[0]
                     verdicts.append(self.judge(planted(int(own), **options)))
                     advance(1)
-                yield NullFamily.of(f"planted: {name}", "made-up records", verdicts)
+                yield NullFamily.of(f"planted: {name}", _EASIER if "easy" in options else "made-up records", verdicts)
                 levels = [verdict.levels for verdict in verdicts]
                 together += [over_draws(levels[i : i + _FEW]) for i in range(0, len(levels) - _FEW + 1, _FEW)]
                 for group in range(groups):

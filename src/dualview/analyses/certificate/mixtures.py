@@ -24,7 +24,8 @@ def main_settings(records: Records, queries: int | None = None) -> Records:
         for name, setting in records.settings.items()
         if name in _KEPT
     }
-    return Records(records.gold[first], settings)
+    columns = None if records.columns is None else records.columns[first]
+    return Records(records.gold[first], settings, columns)
 
 
 def rotations(records: Records, rng: np.random.Generator) -> Rotations:
@@ -62,7 +63,7 @@ def dosed(records: Records, dose: float, turned: Rotations, order: Int[np.ndarra
         for name, change in (("ft", icl.log_probs - zsl.log_probs), ("flipped", icl_flipped.log_probs - zsl.log_probs))
     }
     own = {"ft": Setting(scores["ft"], h), "ft_flipped_labels": Setting(scores["flipped"], h - contrast)}
-    return Records(records.gold, {**records.settings, **own})
+    return replace(records, settings={**records.settings, **own})
 
 
 def reassigned(records: Records, others: Records, order: Int[np.ndarray, " query"]) -> Records:
@@ -77,7 +78,7 @@ def reassigned(records: Records, others: Records, order: Int[np.ndarray, " query
             log_probs=records["zsl"].log_probs + moved[order],
             h=zsl + (_h(other) - zsl_other)[order],
         )
-    return Records(records.gold, settings)
+    return replace(records, settings=settings)
 
 
 def within_classes(gold: Int[np.ndarray, " query"], rng: np.random.Generator) -> Int[np.ndarray, " query"]:

@@ -35,6 +35,7 @@ def planted(
     bias: float = 0.0,
     shared: float = 0.0,
     length: float = 0.0,
+    easy: float = 0.0,
     able: bool = True,
     sharp: float = 1.0,
     flips: bool = True,
@@ -50,6 +51,8 @@ def planted(
     bias       both push this much towards label 0
     shared     all settings have one mean direction in common, that many times a query's own part
     length     how far a query moves grows with its length, which every setting writes in a direction of its own
+    easy       how much easier some queries are than others, for both: they are pushed further, and have more of a
+               direction that both settings write, next to one for each class
     able       both learn the task; else neither moves towards the gold label
     sharp      how far beyond doubt: large values are right on every query
     flips      whether flipped labels change the answers
@@ -60,10 +63,11 @@ def planted(
     toward, away = np.eye(classes)[gold], np.eye(classes)[(gold + 1) % classes]
     moved = rng.normal(size=(n, classes))
     moves = {"icl": moved, "ft": _mixed(rng, moved, predictions)}
+    ease, written = _ease(np.random.default_rng([seed, 3]), gold, easy, (layers, d))
     scores: dict[str, np.ndarray] = {"zsl": zsl}
     for name, size in (("icl", 4.0), ("ft", 3.0)):
         kept = 0.5 * zsl if shrink else zsl
-        push = size * sharp if able else 0.0
+        push = size * sharp * ease[:, None] if able else 0.0
         base = kept + moves[name] + bias * np.eye(classes)[0]
         scores[name] = base + push * toward
         scores[f"{name}_flipped_labels"] = base + push * (away if flips else toward)
@@ -82,7 +86,8 @@ def planted(
     b, k = _mixed(rng, a, representations, own[0]), _mixed(rng, t, labels, own[1])
     h["zsl"] = z
     for name, task, taught in (("icl", a, t), ("ft", b, k)):
-        base = z + task + common * rng.normal(size=(layers, d)) - forgotten * z
+        base = z + task + common * rng.normal(size=(layers, d)) - forgotten * z + written[0]
+        taught = taught + written[1]
         h[name], h[f"{name}_flipped_labels"] = base + 0.5 * taught, base - 0.5 * taught
     settings = {name: Setting(log_softmax(scores[name], axis=1), h[name]) for name in scores}
     if maps:
@@ -92,6 +97,17 @@ def planted(
         stacks |= {f"{name}_flipped_labels": stacks[name] for name in ("icl", "ft")}
         settings = {name: Setting(s.log_probs, s.h, stacks[name]) for name, s in settings.items()}
     return _stretched(Records(gold, settings), np.random.default_rng([seed, 1]), shared, length)
+
+
+def _ease(
+    rng: np.random.Generator, gold: np.ndarray, easy: float, shape: tuple[int, int]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """How easy each query is, and what both settings write of it in h and in what labels change of h."""
+    if not easy:
+        return np.ones(len(gold)), [np.zeros(()), np.zeros(())]
+    ease = 1 + easy * rng.normal(size=len(gold))
+    of_class, for_all = rng.normal(size=(2, gold.max() + 1, *shape)), 1.5 * rng.normal(size=(2, *shape))
+    return ease, [own[gold] + np.multiply.outer(ease, each) for own, each in zip(of_class, for_all, strict=True)]
 
 
 def _stretched(records: Records, rng: np.random.Generator, shared: float, length: float) -> Records:
@@ -161,5 +177,7 @@ INDEPENDENT: Mapping[str, Mapping[str, Any]] = {
     "four classes": {"classes": 4, "common": 1.0},
     "attention maps": {"maps": True, "common": 1.0},
     "one mean direction and uneven shrinkage": {"shared": 2.0, "uneven": True},
+    "some queries easier": {"easy": 0.5, "d": 32},
+    "some queries easier, longer and shrunk": {"easy": 0.5, "d": 32, "length": 0.5, "shrink": True, "layers": 6},
 }
 """Ways to share something without being similar query by query: options of `planted`."""

@@ -8,15 +8,15 @@ Floors, each with the per-query excess of the similarity over it:
   learns the task writes the class's answer, and queries are exchangeable within a class alone, as in `agreement`.
 - `mean_direction`: the part of the similarity owed to the mean update over those queries; the excess is what is left
   once the mean direction is removed from both sides.
-- `rotated` (for updates): what FT does to each query beyond the direction that those queries share and outside the
-  heads' span, turned as a whole in a random way. This keeps every relation between queries, and so separates similarity
-  from the chance alignment of directions that many queries share in part, which no number of queries averages away.
-  Its excess is the similarity once what is shared and the span are both gone: either would carry the other past its
-  test.
+- `rotated` (for updates): what FT does to each query beyond the direction that those queries share, or have more or less
+  of by their covariates (`floors.covariates`), and outside the heads' span, turned as a whole in a random way. This
+  keeps every relation between queries, and so separates similarity from the chance alignment of directions that many
+  queries share in part, which no number of queries averages away. Its excess is the similarity once what is shared and
+  the span are both gone: either would carry the other past its test.
 - `noise` (for normalised outputs): the analytic noise floor of each query and layer.
 - `before` (for maps): the similarity of ICL's map to the map before fine-tuning.
-- `head_span` (for outputs): the part owed to the span of the heads' own zero-shot outputs O_h y_h, and to the direction
-  that all queries share. Attention to demonstrations takes mass from each head's own output, −Σ_h λ_h O_h y_h, so two
+- `head_span` (for outputs): the part owed to the span of the heads' own zero-shot outputs O_h y_h and to what queries
+  share, as in `rotated`. Attention to demonstrations takes mass from each head's own output, −Σ_h λ_h O_h y_h, so two
   settings that merely shrink heads agree.
 - `zsl_direction`: the same for the direction of the ZSL vector alone, for maps and for records without `off_span`;
   `rotated` then removes that direction instead of the span.
@@ -229,20 +229,20 @@ def record_floors(
     off    ICL's and FT's `off_span`, where they were recorded
     gold   the queries' labels: outputs are then compared within classes
     """
-    return _floors(UpdateSources(zsl, icl, ft, off=off), forms, columns, gold, seed, backend, by_size=False)
+    sources = UpdateSources(zsl, icl, ft, off=off, length=columns)
+    return _floors(sources, forms, gold, seed, backend, by_size=False)
 
 
 def _floors(
     sources: UpdateSources,
     forms: Sequence[Form],
-    columns: Int[np.ndarray, " query"] | None,
     gold: Int[np.ndarray, " query"] | None,
     seed: int,
     backend: Backend,
     *,
     by_size: bool,
 ) -> Mapping[Form, RecordFloors]:
-    zsl = sources.zsl
+    zsl, columns = sources.zsl, sources.length
     n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
     dims = np.full(n, zsl.shape[-1]) if columns is None or array == "h" else columns
     blocks = map_blocks(dims, seed) if array == "m" else output_blocks(n, seed, gold)
@@ -314,8 +314,8 @@ def contrast_floors(records: Records, *, seed: int = 0, backend: Backend = NUMPY
     if len(h) < 5:
         return None
     off = [each for name in FLIPPED if (each := records[name].off_contrast) is not None]
-    sources = UpdateSources(h[0], h[1], h[2], h[3], h[4], off if len(off) == 2 else ())
-    return _floors(sources, ["update"], None, records.gold, seed, backend, by_size=True)["update"]
+    sources = UpdateSources(h[0], h[1], h[2], h[3], h[4], off if len(off) == 2 else (), records.columns)
+    return _floors(sources, ["update"], records.gold, seed, backend, by_size=True)["update"]
 
 
 def off_spans_of(records: Records) -> list[Float[np.ndarray, "query layer d_model"]]:

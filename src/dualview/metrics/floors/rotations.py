@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from dualview.metrics.arrays import Backend, as_type, library, put_like
 from dualview.metrics.cosine import dot, norm, ratio, root
+from dualview.metrics.floors.covariates import covariates
 from dualview.metrics.floors.updates import BlockVectors, Compared, inner_products, short
 from dualview.records.setting import MEAN_RIDGE
 
@@ -68,6 +69,8 @@ class UpdateSources:
     ft_base: np.ndarray | None = None
     off: Sequence[np.ndarray] = ()
     """Both changes beyond what all queries share and outside the heads' span, where they were recorded."""
+    length: Int[np.ndarray, " query"] | None = None
+    """The queries' numbers of tokens, where they were recorded."""
 
     def put(self, layers: slice, backend: Backend) -> UpdateSources:
         """Some layers of every source, where they are computed with."""
@@ -76,15 +79,15 @@ class UpdateSources:
             return backend.put(stack[:, layers])
 
         icl_base, ft_base = (None if base is None else of(base) for base in (self.icl_base, self.ft_base))
-        return UpdateSources(
-            of(self.zsl), of(self.icl), of(self.ft), icl_base, ft_base, [of(side) for side in self.off]
-        )
+        off = [of(side) for side in self.off]
+        return UpdateSources(of(self.zsl), of(self.icl), of(self.ft), icl_base, ft_base, off, self.length)
 
     def read(self, chunk: BlockChunk) -> BlockVectors:
         z, u, w = (chunk.read(side) for side in (self.zsl, self.icl, self.ft))
         u -= z if self.icl_base is None else chunk.read(self.icl_base)
         w -= z if self.ft_base is None else chunk.read(self.ft_base)
-        return BlockVectors(z, u, w, tuple(chunk.read(side) for side in self.off))
+        length = None if self.length is None else put_like(self.length[chunk.members].astype(np.float64), z)
+        return BlockVectors(z, u, w, tuple(chunk.read(side) for side in self.off), length)
 
 
 class Rotations:
@@ -119,7 +122,8 @@ class Rotations:
         sides, members = _beyond_mean_and_span(v, compared), self.at.put(chunk.members)
         both = dot(sides[0].rows, sides[1].rows)
         count = as_type(compared.usable.sum(axis=-1), "float64")[..., None]
-        unbiased = ratio(count, count - 1)  # NaN for a single query, which has no mean to be beyond
+        fitted = library(both).maximum(sides[0].fitted, sides[1].fitted)[..., None]
+        unbiased = ratio(count, count - fitted)  # NaN for a single query, which has no mean to be beyond
         self.rest[:, members] = ratio(both * unbiased, lengths[0] * lengths[1]).swapaxes(2, 3)
         self.cosines[:, members] = (both * sides[0].inverse * sides[1].inverse + 0 * unbiased).swapaxes(2, 3)
         self.portion[:, members] = (sides[0].portion * sides[1].portion).swapaxes(2, 3)
@@ -149,6 +153,8 @@ class _Beyond:
     """1 over their lengths, 0 where they are rounding; NaN where the update itself is undefined."""
     portion: Float[np.ndarray, "layer block group member"]
     """Their lengths over those of the whole updates, at most 1."""
+    fitted: Float[np.ndarray, "layer block group"]
+    """How many numbers were fitted to the queries of a block, the mean among them."""
 
 
 def _beyond_mean_and_span(v: BlockVectors, compared: Compared) -> tuple[_Beyond, _Beyond]:
@@ -160,15 +166,16 @@ def _beyond_mean_and_span(v: BlockVectors, compared: Compared) -> tuple[_Beyond,
         kept = usable & ~short(dot(row, row), whole)
         clean = row if bool(kept.all()) else xp.where(kept[..., None], row, 0.0)
         if v.off:  # what all queries share is gone; its mean over this block may still be there
-            rows = clean - ratio(clean.sum(axis=-2), count)[..., None, :]
+            rows, fitted = clean - ratio(clean.sum(axis=-2), count)[..., None, :], 1 + 0 * count[..., 0]
         else:
             own = xp.where(kept[..., None], xp.nan_to_num(unit), 0.0)
-            rows = _without_shared_and_own_direction(clean, own, count.clip(1.0))
+            known = covariates(clean, kept, None if v.length is None else v.length[:, None])
+            rows, fitted = _without_shared_and_own_direction(clean, own, known), dot(known, known).sum(axis=-1)
         length = norm(rows)
         # Where nothing is left (all queries share the update, or it lies in the span) nothing is similar: 0, not NaN.
         left = kept & ~short(length**2, whole)
         inverse = xp.where(left, ratio(xp.ones_like(length), length), 0.0) + 0 * whole
-        return _Beyond(rows, inverse, ratio(length, whole).clip(0.0, 1.0))
+        return _Beyond(rows, inverse, ratio(length, whole).clip(0.0, 1.0), fitted)
 
     x, y = v.off or (v.u, v.w)
     return beyond(x, compared.x_norm), beyond(y, compared.y_norm)
@@ -177,23 +184,24 @@ def _beyond_mean_and_span(v: BlockVectors, compared: Compared) -> tuple[_Beyond,
 def _without_shared_and_own_direction(
     rows: Float[np.ndarray, "layer block group member dim"],
     unit: Float[np.ndarray, "layer block group member dim"],
-    count: Float[np.ndarray, "layer block group 1"],
+    known: Float[np.ndarray, "layer block group number member"],
 ) -> Float[np.ndarray, "layer block group member dim"]:
     """What `models.head_span` leaves of the heads' span, for P_q the projection on a query's own direction `unit`.
 
-    From (Σ (1 − P_q) + ρn) m = Σ (1 − P_q) u_q, by Woodbury's formula in as many dimensions as there are queries.
-    `count` n of the queries are there; of the others both row and direction are 0.
+    From (Σ z_q z_qᵀ ⊗ (1 − P_q) + ρ) M = Σ z_q ⊗ (1 − P_q) u_q, z_q the columns of `known`, by Woodbury's formula in as
+    many dimensions as there are queries. Of those that are not there row, direction and z are 0.
     """
 
     def outside(row: np.ndarray) -> np.ndarray:
         return row - dot(row, unit)[..., None] * unit
 
-    xp, many = library(rows), (1 + MEAN_RIDGE) * count[..., None]
-    total = outside(rows).sum(axis=-2)[..., None, :]
-    matrix = put_like(np.eye(int(rows.shape[-2])), rows) * many - inner_products(unit, unit)
-    weights = xp.linalg.solve(matrix, inner_products(unit, total))
-    mean = (total + (weights * unit).sum(axis=-2)[..., None, :]) / many
-    shared, own = outside(mean + 0 * rows), outside(rows - mean)
+    xp, of_query = library(rows), known.swapaxes(-1, -2)
+    total = known @ outside(rows)
+    matrix = put_like(np.eye(int(rows.shape[-2])), rows) * (1 + MEAN_RIDGE)
+    matrix = matrix - (of_query @ known) * inner_products(unit, unit)
+    weights = xp.linalg.solve(matrix, dot(inner_products(unit, total), of_query)[..., None])
+    change = (total + known @ (weights * unit)) / (1 + MEAN_RIDGE)
+    shared, own = outside(of_query[..., :1] @ change[..., :1, :]), outside(rows - of_query @ change)
     return own - xp.nan_to_num(ratio(dot(own, shared), dot(shared, shared)))[..., None] * shared
 
 
