@@ -8,8 +8,8 @@ Floors, each with the per-query excess of the similarity over it:
   learns the task writes the class's answer, and queries are exchangeable within a class alone, as in `agreement`.
 - `mean_direction`: the part of the similarity owed to the mean update over those queries; the excess is what is left
   once the mean direction is removed from both sides.
-- `rotated` (for updates): what FT does to each query beyond the direction that those queries share, or have more or less
-  of by their covariates (`floors.covariates`), and outside the heads' span, turned as a whole in a random way. This
+- `rotated` (for updates): what FT does to each query beyond the direction that those queries share, or have more or
+  less of by their covariates (`floors.covariates`), and outside the heads' span, turned as a whole at random. This
   keeps every relation between queries, and so separates similarity from the chance alignment of directions that many
   queries share in part, which no number of queries averages away. Its excess is the similarity once what is shared and
   the span are both gone: either would carry the other past its test.
