@@ -234,13 +234,14 @@ def test_patches_are_kept_with_what_made_them(tmp_path: Path, monkeypatch: pytes
 
 
 def test_cells_that_were_asked_again_replace_the_old() -> None:
-    def part(key: str, asked: str, value: float) -> dict[str, pd.DataFrame]:
-        cells = pd.DataFrame({"key": [key], "asked": [asked], "value": [value]})
+    def part(key: str, asked: str, value: float, code: str = "numerics 9, torch") -> dict[str, pd.DataFrame]:
+        cells = pd.DataFrame({"key": [key], "asked": [asked], "value": [value], "code": [code]})
         return {name: cells if name == "cells" else cells[["key", "value"]] for name in collect.TABLES}
 
     none = pd.DataFrame({"key": pd.Series(dtype=str)})  # a store whose cells have no such rows
     assert collect.frame([]).equals(none)
     parts_ = [part("old", "a", 1.0), part("other", "b", 2.0), part("new", "a", 3.0), part("other", "b", 2.1)]
+    parts_ += [part("older", "a", 4.0, "numerics 7, torch"), part("hashed", "b", 5.0, "0123abcd")]
     merged = collect.merged(parts_)
     assert list(merged["cells"]["key"]) == ["new", "other"]
     for name in collect.TABLES:  # the same cell from another machine has the same key and other last digits
