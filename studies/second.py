@@ -63,6 +63,19 @@ class Stage:
         return (self.model, *(str(options.get(name)) for name in ("controls", "ft_rule", "epochs", "protocol")))
 
 
+def read_study(path: Path = FILE) -> dict[str, Any]:
+    """A study: its models, seeds, tasks and arms."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())}); give a study's YAML file.") from error
+    if missing := [
+        key for key in ("models", "seeds", "tasks", "arms") if not isinstance(found, dict) or key not in found
+    ]:
+        raise UserError(f"{path} is no study: it lacks {', '.join(missing)}; see {FILE.name}.")
+    return found
+
+
 def stages(study: Mapping[str, Any], chosen: argparse.Namespace) -> Iterator[Stage]:
     """The stages in their order, of the chosen arms, models, seeds and tasks."""
     for arm in _among("arms", chosen.arms, study["arms"]):
@@ -260,7 +273,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--collect", action="store_true")
     chosen = parser.parse_args(given)
     try:
-        study = yaml.safe_load(chosen.file.read_text(encoding="utf-8"))
+        study = read_study(chosen.file)
         if chosen.plan:
             print(plan(study, chosen.store, chosen))
         elif chosen.collect:

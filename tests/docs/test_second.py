@@ -134,5 +134,8 @@ def test_a_piece_stops_in_time_and_the_next_continues(
     assert second.main([*given, "--collect"]) == 0 and second.main([*given, "--collect"]) == 0
     assert len(pd.read_parquet(tmp_path / "collected" / "cells.parquet")) == 12
     capsys.readouterr()
+    (tmp_path / "none.yaml").write_text("models: []")
+    for path, why in (("none.yaml", "is no study: it lacks seeds, tasks, arms"), ("nowhere", "cannot be read")):
+        assert second.main([*given[:1], "--file", str(tmp_path / path)]) == 2 and why in capsys.readouterr().err
     assert second.main([*given, "--arms", "none"]) == 2
     assert "The study has no 'none' among its arms: rates, matched, again." in capsys.readouterr().err
