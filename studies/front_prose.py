@@ -35,10 +35,7 @@ def answer() -> str:
     word = "Yes" if alike and all(inside) else "Partly" if alike or any(inside) else "No"
     moves = "change the same answers in the same way" if alike else "do not clearly change the same answers"
     holds = (learnt["verdict_predictions"] == "supported").sum()
-    cells = table("cells")
-    others = cells[(cells["controls"] != "none") & ~cells["key"].isin(natural["key"])]
-    smaller = others[(others["model"] != model) & (others["labels"] == "natural")]
-    abstract_ = others[others["labels"] == "abstract"]
+    smaller = draws()[draws()["model"] != model]
     return (
         f"**{word}.** Where the {SIZES[model]} model learns both ways ({len(learnt)} of {len(natural)} lists of "
         f"demonstrations), ICL and FT {moves}: query by query the two changes correlate at {agree}, in {holds} of "
@@ -46,8 +43,8 @@ def answer() -> str:
         f"{'Inside the model they are alike too' if all(inside) else 'Inside the model little of it is shared'}: their "
         f"changes of attention's output have a cosine of {value}, of which {beyond.show(3)} is more than unrelated "
         f"updates have{_untrained_clause(model)}, and what the labels teach has a cosine of {contrast}. "
-        f"Elsewhere there is little to compare, since both learn in {_both(smaller)} cells of the smaller models and "
-        f"in {_both(abstract_)} with meaningless label words."
+        f"Elsewhere there is little to compare, since both learn in {_both(smaller)} lists with the smaller models and "
+        f"in {_both(abstract_cells())} trainings with meaningless label words."
     )
 
 
@@ -133,14 +130,20 @@ def ceiling() -> str:
     )
 
 
-def abstract() -> str:
-    """Meaningless label words: every cell."""
-    cells, rows = table("cells"), []
+def abstract_cells() -> pd.DataFrame:
+    """Meaningless label words: every list and training once, with full controls where it has them."""
+    cells = table("cells")
     cells = cells[(cells["labels"] == "abstract") & (cells["controls"] != "none") & (cells["ft_rule"] == "sgd")]
+    names = ["model", "task", "seed", "ft_loss", "epochs", "lr_asked"]
+    return cells[cells["protocol"] == "modern"].sort_values("controls").drop_duplicates(names)
+
+
+def abstract() -> str:
+    """The table of meaningless label words."""
+    cells, rows = abstract_cells(), []
     beyond = cells["label_contrast"] - floor(cells, "label_contrast")
-    names = ["model", "task", "seed", "ft_loss", "epochs"]
     order = cells.assign(model=cells["model"].map(list(SIZES).index), task=cells["task"].map(list(TASKS).index))
-    for at in order.sort_values([*names, "controls"], ascending=[False, True, True, True, True, True]).index:
+    for at in order.sort_values(["model", "task", "seed", "ft_loss", "epochs"], ascending=[False, *[True] * 4]).index:
         cell = cells.loc[at]
         learns = "yes" if cell["verdict_learning"] == "supported" else "no"
         rows.append(

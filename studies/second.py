@@ -69,9 +69,8 @@ def read_study(path: Path = FILE) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read ({' '.join(str(error).split())}); give a study's YAML file.") from error
-    if missing := [
-        key for key in ("models", "seeds", "tasks", "arms") if not isinstance(found, dict) or key not in found
-    ]:
+    keys = ("models", "seeds", "tasks", "arms")
+    if missing := [key for key in keys if not isinstance(found, dict) or key not in found]:
         raise UserError(f"{path} is no study: it lacks {', '.join(missing)}; see {FILE.name}.")
     return found
 
