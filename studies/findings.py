@@ -1,4 +1,6 @@
-"""docs/findings.md and its appendix from the studies' results: `python studies/findings.py` writes tables and figures.
+"""docs/findings.md, its appendix and the home page's answer, from the studies' results.
+
+`python studies/findings.py` writes tables, sentences and figures.
 
 The pages hold pairs of marks, `<!-- study: NAME -->` (or `NAME ARGUMENT`) and `<!-- end -->`; the text between them is
 made by the function NAME of `front`, `front_prose` or `parts`, from `studies/results/**/*.parquet` and the lab's files.
@@ -23,7 +25,7 @@ from dualview.io.errors import UserError
 from dualview.report.figures.style import save
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = (DOCS / "findings.md", DOCS / "appendix.md")
+PAGES = (DOCS / "findings.md", DOCS / "appendix.md", DOCS / "index.md")
 PARTS = {**parts.PARTS, **front.PARTS, **front_prose.PARTS, "meta_gradients": meta_gradients.table}
 _PART = re.compile(r"(<!-- study: (\w+)(?: ([\w-]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
