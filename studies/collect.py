@@ -68,10 +68,12 @@ def profile(key: str, content: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def merged(parts: Sequence[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
-    """One table of each kind: of cells that answer the same options the last, with the rows of the part it is from."""
+    """One table of each kind: of cells that answer the same options that of the newest version of dualview's numbers,
+    of those the last, with the rows of the part it is from. Cells that were not computed again keep their version."""
     cells = pd.concat([part["cells"].assign(part=number) for number, part in enumerate(parts)], ignore_index=True)
+    cells = cells.assign(version=numerics(cells)).sort_values(["version", "part"], kind="stable")
     cells = cells.drop_duplicates("asked", keep="last").sort_values("asked")
-    tables: dict[str, pd.DataFrame] = {"cells": cells.drop(columns="part")}
+    tables: dict[str, pd.DataFrame] = {"cells": cells.drop(columns=["part", "version"])}
     for name in TABLES[1:]:
         own = [
             part[name][part[name]["key"].isin(cells.loc[cells["part"] == number, "key"])]
@@ -79,6 +81,11 @@ def merged(parts: Sequence[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
         ]
         tables[name] = pd.concat(own, ignore_index=True).sort_values("key", kind="stable")
     return tables
+
+
+def numerics(cells: pd.DataFrame) -> pd.Series:
+    """The version of dualview's numbers that each cell is of; 0 before there was one."""
+    return cells["code"].str.extract(r"^numerics (\d+)", expand=False).fillna("0").astype(int)
 
 
 def scores_of(path: Path) -> Iterator[dict[str, Any]]:

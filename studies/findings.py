@@ -1,8 +1,10 @@
-"""docs/findings.md and its appendix from the studies' results: `python studies/findings.py` writes tables and figures.
+"""docs/findings.md, its appendix and the home page's answer, from the studies' results.
 
-The pages hold pairs of marks, `<!-- study: NAME -->` and `<!-- end -->`; the text between them is made by the
-function NAME of `front` or `parts`, from `studies/results/**/*.parquet` and the lab's files. Prose outside of the marks
-has no numbers of ours.
+`python studies/findings.py` writes tables, sentences and figures.
+
+The pages hold pairs of marks, `<!-- study: NAME -->` (or `NAME ARGUMENT`) and `<!-- end -->`; the text between them is
+made by the function NAME of `front`, `front_prose` or `parts`, from `studies/results/**/*.parquet` and the lab's files.
+Prose outside of the marks has no numbers of ours.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import by_layer
 import front
+import front_prose
 import meta_gradients
 import parts
 from front_figures import FIGURES
@@ -22,14 +25,19 @@ from dualview.io.errors import UserError
 from dualview.report.figures.style import save
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = (DOCS / "findings.md", DOCS / "appendix.md")
-PARTS = {**parts.PARTS, **front.PARTS, "meta_gradients": meta_gradients.table}
-_PART = re.compile(r"(<!-- study: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGES = (DOCS / "findings.md", DOCS / "appendix.md", DOCS / "index.md")
+PARTS = {**parts.PARTS, **front.PARTS, **front_prose.PARTS, "meta_gradients": meta_gradients.table}
+_PART = re.compile(r"(<!-- study: (\w+)(?: ([\w-]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(text: str) -> str:
     """The page with every table made from the results."""
-    return _PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)
+
+    def part(found: re.Match[str]) -> str:
+        given = () if found[3] is None else (found[3],)
+        return f"{found[1]}\n{PARTS[found[2]](*given)}\n\n{found[4]}"
+
+    return _PART.sub(part, text)
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 from again import check
@@ -26,10 +25,6 @@ from tables import (
     untrained,
     verdicts,
 )
-
-from dualview.lab.harness import LabResult
-
-LABS = Path(__file__).parents[1] / "docs" / "lab"
 
 
 def run() -> str:
@@ -64,21 +59,6 @@ def _tasks(cells: pd.DataFrame) -> str:
     """Each task with its number of seeds."""
     counts = cells.groupby("task")["seed"].nunique()
     return ", ".join(f"{task} {counts[task]}" for task in TASKS if task in counts.index)
-
-
-def momentum() -> str:
-    result = LabResult.load(LABS / "language_h200.json")
-    chosen = [s for s in result.results["sentences"] if s.startswith(("momentum", "token shift", "ALiBi"))]
-    listed = "\n".join(f"- {sentence}" for sentence in chosen)
-    return f"{listed}\n\n*From [language_h200.json](lab/language_h200.json), made by `{result.provenance['command']}`.*"
-
-
-def sign() -> str:
-    from dualview.lab.sign.report import tables
-
-    result = LabResult.load(LABS / "sign.json")
-    sentence = tables(result)[0].note.splitlines()[-1]
-    return f"{sentence}\n\n*From [sign.json](lab/sign.json), made by `{result.provenance['command']}`.*"
 
 
 SHOWN = {
@@ -127,8 +107,6 @@ PARTS: dict[str, Callable[[], str]] = {
             overlap,
             shots,
             patch,
-            momentum,
-            sign,
             check,
         ),
     )

@@ -4,7 +4,11 @@
 
 computes cells in the order of the file, arm by arm, model by model, seed by seed, and stops before a cell that might
 not finish in time. The same command continues. `--plan` only says what is done and what is left; `--arms`, `--models`,
-`--seeds` and `--tasks` choose a part; `--collect` adds the store's cells to `results/second/*.parquet`.
+`--seeds` and `--tasks` choose a part; `--collect` adds the store's cells to `results/second/*.parquet`. `--file
+studies/lease.yaml` has the same cells in the order for ten minutes of a GPU. Only `--collect` needs DuckDB.
+
+An arm is options of `dualview run`, and of its own `tasks`, `seeds` (or one `seed`), `match` (see `matches`) and
+`learnt`: only those of its tasks on which the same options with other controls found that both settings learn.
 """
 
 from __future__ import annotations
@@ -26,8 +30,9 @@ from collect import TABLES, collected, merged
 from dualview.io.atomic import whole
 from dualview.io.errors import UserError
 from dualview.io.progress import Advance
-from dualview.options import seeds_in
-from dualview.store.api import query
+from dualview.options import RunOptions, seeds_in
+from dualview.store import Store
+from dualview.sweep.engine import Local
 from dualview.sweep.runner import sweep
 from dualview.sweep.spec import Spec
 
@@ -48,6 +53,26 @@ class Stage:
     """One for each group of tasks."""
     match: float | None
     """Where the rates and epochs are those at which fine-tuning is this near to in-context accuracy."""
+    learnt: bool
+    """Where only tasks count on which both settings are known to learn."""
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What decides how long a cell takes, the task apart."""
+        options = self.grids[0] if self.grids else {}
+        return (self.model, *(str(options.get(name)) for name in ("controls", "ft_rule", "epochs", "protocol")))
+
+
+def read_study(path: Path = FILE) -> dict[str, Any]:
+    """A study: its models, seeds, tasks and arms."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())}); give a study's YAML file.") from error
+    keys = ("models", "seeds", "tasks", "arms")
+    if missing := [key for key in keys if not isinstance(found, dict) or key not in found]:
+        raise UserError(f"{path} is no study: it lacks {', '.join(missing)}; see {FILE.name}.")
+    return found
 
 
 def stages(study: Mapping[str, Any], chosen: argparse.Namespace) -> Iterator[Stage]:
@@ -55,14 +80,15 @@ def stages(study: Mapping[str, Any], chosen: argparse.Namespace) -> Iterator[Sta
     for arm in _among("arms", chosen.arms, study["arms"]):
         own = dict(study["arms"][arm])
         match, fixed = own.pop("match", None), own.pop("seed", None)
+        learnt, only = own.pop("learnt", False), own.pop("tasks", None)
         drawn = [fixed] if fixed is not None else seeds_in(str(own.pop("seeds", study["seeds"])))
         seeds = [seed for seed in drawn if not chosen.seeds or fixed is not None or seed in seeds_in(chosen.seeds)]
         for model in _among("models", chosen.models, study["models"]):
             for seed in seeds:
                 made = {**own, "model": model, "seed": seed, "device": chosen.device}
-                groups = [{**group, "task": _kept(group["task"], chosen.tasks)} for group in study["tasks"]]
+                groups = [{**group, "task": _kept(group["task"], only, chosen.tasks)} for group in study["tasks"]]
                 grids = tuple({**made, **group} for group in groups if group["task"])
-                yield Stage(arm, model, str(seed), grids, match)
+                yield Stage(arm, model, str(seed), grids, match, learnt)
 
 
 def _among(what: str, chosen: str | None, known: Sequence[str] | Mapping[str, Any]) -> list[str]:
@@ -74,25 +100,58 @@ def _among(what: str, chosen: str | None, known: Sequence[str] | Mapping[str, An
     return [name for name in known if name in wanted]
 
 
-def _kept(tasks: Sequence[str], chosen: str | None) -> list[str]:
-    return [task for task in tasks if chosen is None or task in chosen.split(",")]
+def _kept(tasks: Sequence[str], only: Sequence[str] | None, chosen: str | None) -> list[str]:
+    """The arm's tasks that are chosen, in the arm's order."""
+    arms = tasks if only is None else [task for task in only if task in tasks]
+    return [task for task in arms if chosen is None or task in chosen.split(",")]
 
 
 def grids_of(stage: Stage, store: Path) -> Iterator[dict[str, Any]]:
-    """What to sweep: the stage's grids, or for a matched one a grid for each cell that has a match by now."""
-    if stage.match is None:
+    """What to sweep: the stage's grids, or those of their tasks that earlier cells choose, as far as these are done."""
+    if stage.match is None and not stage.learnt:
         yield from stage.grids
         return
-    try:
-        cells = query("SELECT * FROM cells WHERE current AND controls = 'none' AND ft_rule = 'sgd'", store).to_pandas()
-    except UserError:  # no store yet
+    cells = finished(store)
+    if not len(cells):
         return
     cells = cells[(cells["model"] == stage.model) & (cells["seed"].astype(str) == stage.seed)]
     for grid in stage.grids:
         asked = {Path(task).stem: task for task in grid["task"]}  # a task may also be named by its file
-        for row in matches(cells[cells["task"].isin(asked)], stage.match).to_dict("records"):
+        own = cells[cells["task"].isin(asked)]
+        if stage.match is None:
+            if tasks := [task for name, task in asked.items() if name in where_both_learn(own, grid)]:
+                yield {**grid, "task": tasks}
+            continue
+        plain = own[(own["controls"] == "none") & (own["ft_rule"] == "sgd")]
+        for row in matches(plain, stage.match).to_dict("records"):
             same = {name: row[name] for name in ("labels", "ft_loss", "lr", "epochs")}
             yield {**grid, **same, "task": asked[row["task"]]}
+
+
+def finished(store: Path) -> pd.DataFrame:
+    """The store's cells: their options, accuracies and whether both settings learn. Empty where there is no store."""
+    if not store.exists():
+        return pd.DataFrame()
+    with Store(store) as opened:
+        stored = [(opened.manifest(each.key).options, each.result.to_json()) for each in opened.results()]
+    return pd.DataFrame(
+        {
+            **options,
+            "task": found["task"]["name"],
+            "ft_status": found["ft"]["status"],
+            **{f"accuracy_{name}": found["accuracy"][name] for name in ("icl", "ft")},
+            "learning": ((found.get("verdict") or {}).get("levels") or {}).get("learning", {}).get("outcome"),
+        }
+        for options, found in stored
+    )
+
+
+def where_both_learn(cells: pd.DataFrame, grid: Mapping[str, Any]) -> list[str]:
+    """The tasks with a cell of the grid's options, its controls apart, in which both settings learn."""
+    found = cells[cells["learning"] == "supported"]
+    for name in ("labels", "ft_loss", "ft_rule", "epochs"):
+        found = found[found[name] == grid.get(name, getattr(RunOptions, name))]
+    return list(found["task"])
 
 
 def matches(cells: pd.DataFrame, within: float) -> pd.DataFrame:
@@ -107,12 +166,16 @@ class Pace:
     """Progress of a sweep that interrupts it, between two cells, when the next one might not finish in time."""
 
     deadline: float
-    longest: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
-    """Seconds of the longest cell of each arm and model."""
-    stage: tuple[str, str] = ("", "")
+    longest: dict[tuple[str, ...], float] = field(default_factory=dict[tuple[str, ...], float])
+    """Seconds of the longest cell of each kind."""
+    kind: tuple[str, ...] = ()
+    interrupted: bool = False
+    """Whether it was the time that stopped a sweep, not the user."""
 
     def out_of_time(self) -> bool:
-        return time.monotonic() + _MARGIN * self.longest.get(self.stage, 0.0) >= self.deadline
+        """A first cell of its kind is expected to take as long as the longest of any."""
+        expected = self.longest.get(self.kind, max(self.longest.values(), default=0.0))
+        return time.monotonic() + _MARGIN * expected >= self.deadline
 
     @contextmanager
     def part(self, description: str, total: int) -> Generator[Advance]:
@@ -121,9 +184,10 @@ class Pace:
         def advance(_steps: int) -> None:
             nonlocal before
             now = time.monotonic()
-            self.longest[self.stage] = max(self.longest.get(self.stage, 0.0), now - before)
+            self.longest[self.kind] = max(self.longest.get(self.kind, 0.0), now - before)
             before = now
             if self.out_of_time():
+                self.interrupted = True
                 raise KeyboardInterrupt
 
         yield advance
@@ -131,20 +195,23 @@ class Pace:
 
 def run(study: Mapping[str, Any], store: Path, chosen: argparse.Namespace) -> bool:
     """Compute until the time is over; whether everything is done."""
-    pace = Pace(time.monotonic() + 60 * chosen.minutes)
-    failed = 0
+    pace, engine = Pace(time.monotonic() + 60 * chosen.minutes), Local()
+    failed, left = 0, False
     for stage in stages(study, chosen):
-        pace.stage = (stage.arm, stage.model)
+        pace.kind = stage.kind
         for grid in list(grids_of(stage, store)):
-            if pace.out_of_time():
-                return False
-            summary = sweep(grid, store, say=_quiet_when_done, progress=pace)
+            if pace.out_of_time():  # a later stage may have shorter cells
+                left = True
+                continue
+            summary = sweep(grid, store, engine=engine, say=_quiet_when_done, progress=pace)
             failed += len(summary.failed)
             if summary.computed or summary.failed:
                 print(f"{stage.arm}, {stage.model}, seed {stage.seed}: {summary}", flush=True)
-            if summary.stopped:
+            if summary.stopped and not pace.interrupted:
                 return False
-    return not failed
+            left = left or summary.stopped
+            pace.interrupted = False
+    return not failed and not left
 
 
 def _quiet_when_done(line: str) -> None:
@@ -164,16 +231,28 @@ def plan(study: Mapping[str, Any], store: Path, chosen: argparse.Namespace) -> s
     lines += [f"{arm:<14}{model:<22}{cells:>6}{done:>6}" for (arm, model), (cells, done) in counts.items()]
     total, done = (sum(count[at] for count in counts.values()) for at in (0, 1))
     return "\n".join(
-        [*lines, f"{'':<36}{total:>6}{done:>6}", "matched has a cell where `rates` or `epochs` has a match"]
+        [
+            *lines,
+            f"{'':<36}{total:>6}{done:>6}",
+            "an arm with `match` or `learnt` has a cell where earlier cells say so",
+        ]
     )
 
 
-def collect(store: Path) -> None:
+def collect(study: Mapping[str, Any], store: Path) -> None:
     """Add the store's tables to those that are there: all of them, or none."""
+    found = collected(store)
+    tasks = {Path(task).stem for group in study["tasks"] for task in group["task"]}
+    foreign = found["cells"][~(found["cells"]["model"].isin(study["models"]) & found["cells"]["task"].isin(tasks))]
+    if len(foreign):
+        raise UserError(
+            f"{len(foreign)} of {len(found['cells'])} cells in {store} are not of this study (the first: model "
+            f"{foreign.iloc[0]['model']}, task {foreign.iloc[0]['task']}); give the store that second.py wrote."
+        )
     COLLECTED.mkdir(parents=True, exist_ok=True)
     there = (COLLECTED / "cells.parquet").exists()
     before = {name: result_file(COLLECTED / f"{name}.parquet") for name in TABLES} if there else {}
-    tables = merged([part for part in (before, collected(store)) if part])
+    tables = merged([part for part in (before, found) if part])
     with ExitStack() as stack:
         for name, table in tables.items():
             temporary = stack.enter_context(whole(COLLECTED / f"{name}.parquet"))
@@ -193,11 +272,11 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--collect", action="store_true")
     chosen = parser.parse_args(given)
     try:
-        study = yaml.safe_load(chosen.file.read_text(encoding="utf-8"))
+        study = read_study(chosen.file)
         if chosen.plan:
             print(plan(study, chosen.store, chosen))
         elif chosen.collect:
-            collect(chosen.store)
+            collect(study, chosen.store)
         else:
             done = run(study, chosen.store, chosen)
             print("all done" if done else "not all is done: the same command continues")

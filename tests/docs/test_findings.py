@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,17 +25,53 @@ import claims
 import collect
 import findings
 import front
+import front_prose
 import layout
 import meta_gradients
-import parts
 import steps
 
 
 def test_every_table_is_that_of_its_files() -> None:
     pages = [findings.read(page) for page in findings.PAGES]
     assert [findings.filled(text) for text in pages] == pages, "run python studies/findings.py"
-    for text, made in zip(pages, (front.PARTS, parts.PARTS), strict=True):
-        assert set(made) == {name for name in made if f"<!-- study: {name} -->" in text}, "a table is not shown"
+    shown = set(re.findall(r"<!-- study: (\w+)", "".join(pages)))
+    assert shown == set(findings.PARTS), "a part is not shown, or there is none of that name"
+
+
+def test_every_claim_has_a_section_and_no_prose_has_a_number_of_ours() -> None:
+    """On the front page: what is outside of the marks keeps its truth when cells are added."""
+    text = findings.read(findings.PAGES[0])
+    anchors = {re.sub(r"[^\w-]", "", title.lower().replace(" ", "-")) for title in re.findall(r"^## (.+)", text, re.M)}
+    assert {claim.anchor for claim in front.CLAIMS} <= anchors and len(front.CLAIMS) <= 10
+    asked = set(re.findall(r"<!-- study: claim ([\w-]+) -->", text))
+    assert asked == {claim.anchor for claim in front.CLAIMS}
+    prose = re.sub(r"<!-- study.*?<!-- end -->", "", text, flags=re.DOTALL)
+    prose = re.sub(r"\(2\d{3}\)|\]\([^)]*\)|Rec2FTP|Qwen2\.5", "", prose)  # years, addresses, names
+    assert re.findall(r"\d+", prose) == ["4", "0"]  # bits; a learning rate of 0
+
+
+def test_the_answer_is_what_the_claims_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three sentences, whose words follow the table's answers."""
+    written = front_prose.answer()
+    assert len(re.findall(r"\.(?: |$)", written.replace("**Partly.** ", ""))) == 3
+    said = {"predictions": "**yes**", "representations": "**yes**, small", "labels": "**no**", "attention": "**yes**"}
+    monkeypatch.setattr(front.Claim, "answer", lambda claim, _model: said.get(claim.level, "**no**"))
+    assert front_prose.answer().startswith("**Partly.**") and "an untrained network has more" in front_prose.answer()
+    for level in ("representations", "labels"):
+        said[level] = "**yes**"
+    assert front_prose.answer().startswith("**Yes.**") and "they are alike too" in front_prose.answer()
+    said.update(predictions="unclear", representations="**no**", labels="**no**")
+    assert front_prose.answer().startswith("**No.**") and "do not clearly change" in front_prose.answer()
+
+
+def test_what_is_left_counts_the_cells_that_are_there() -> None:
+    cells = pd.read_parquet(ROOT / "studies" / "results" / "second" / "cells.parquet")
+    own = cells[(cells["model"] == "qwen2.5-coder-1.5b") & (cells["labels"] == "natural")]
+    quick = own[(own["controls"] == "quick") & (own["ft_rule"] == "sgd") & (own["lr_asked"] == "auto")]
+    assert f"| `draws` | {len(quick)} of 55 |" in front_prose.left()
+    versions = cells["code"].str.extract(r"numerics (\d+)")[0].value_counts()
+    for version, count in versions.items():
+        assert f"{count} of version {version}" in front_prose.limits()
 
 
 def test_the_claims_are_those_of_the_cells() -> None:
@@ -234,13 +271,14 @@ def test_patches_are_kept_with_what_made_them(tmp_path: Path, monkeypatch: pytes
 
 
 def test_cells_that_were_asked_again_replace_the_old() -> None:
-    def part(key: str, asked: str, value: float) -> dict[str, pd.DataFrame]:
-        cells = pd.DataFrame({"key": [key], "asked": [asked], "value": [value]})
+    def part(key: str, asked: str, value: float, code: str = "numerics 9, torch") -> dict[str, pd.DataFrame]:
+        cells = pd.DataFrame({"key": [key], "asked": [asked], "value": [value], "code": [code]})
         return {name: cells if name == "cells" else cells[["key", "value"]] for name in collect.TABLES}
 
     none = pd.DataFrame({"key": pd.Series(dtype=str)})  # a store whose cells have no such rows
     assert collect.frame([]).equals(none)
     parts_ = [part("old", "a", 1.0), part("other", "b", 2.0), part("new", "a", 3.0), part("other", "b", 2.1)]
+    parts_ += [part("older", "a", 4.0, "numerics 7, torch"), part("hashed", "b", 5.0, "0123abcd")]
     merged = collect.merged(parts_)
     assert list(merged["cells"]["key"]) == ["new", "other"]
     for name in collect.TABLES:  # the same cell from another machine has the same key and other last digits
@@ -340,7 +378,7 @@ def test_a_wrong_call_ends_with_one_sentence(script: str, given: list[str], tmp_
 FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "studies" / "results").glob("*.parquet"))
 
 
-@pytest.mark.parametrize("lost", [FILES[-1], Path("docs/findings.md"), Path("docs/lab/sign.json")], ids=str)
+@pytest.mark.parametrize("lost", [FILES[-1], Path("docs/findings.md"), Path("studies/second.yaml")], ids=str)
 def test_a_missing_file_is_one_sentence(lost: Path, tmp_path: Path) -> None:
     """In a copy of what the findings are made from, without one of the files."""
     for folder in ("studies", "docs/lab"):

@@ -69,11 +69,38 @@ def test_a_match_has_the_fewest_epochs_then_the_nearest_accuracy() -> None:
     assert {(row.task, row.epochs, row.lr) for row in found.itertuples()} == {("mr", 2, 0.03), ("cb", 1, 0.01)}
 
 
+def test_the_order_for_a_lease_is_of_cells_of_the_study() -> None:
+    """And what was found before chooses them: draws in which both settings learn."""
+    study, lease = (yaml.safe_load((second.FILE.parent / name).read_text()) for name in ("second.yaml", "lease.yaml"))
+    cells = {cell for stage in second.stages(study, ALL) for grid in stage.grids for cell in Spec.make(grid).cells()}
+    asked = [(s, cell) for s in second.stages(lease, ALL) for grid in s.grids for cell in Spec.make(grid).cells()]
+    assert len(asked) == 19 and {cell for _, cell in asked} <= cells
+    assert all(stage.learnt == (cell.labels == "abstract" and cell.controls == "full") for stage, cell in asked)
+
+
+def test_tasks_on_which_both_learn_are_those_of_the_same_options() -> None:
+    columns = ["task", "labels", "ft_loss", "ft_rule", "epochs", "controls", "learning"]
+    rows = [
+        ("mr", "abstract", "label", "sgd", 4, "quick", "supported"),
+        ("cb", "abstract", "label", "sgd", 4, "quick", "not supported"),
+        ("subj", "abstract", "all", "sgd", 4, "quick", "supported"),
+        ("sst2", "abstract", "label", "sgd", 1, "none", "supported"),
+        ("agnews", "natural", "label", "sgd", 4, "full", "supported"),
+        ("sst5", "abstract", "label", "sgd", 4, "none", None),
+    ]
+    grid = {"labels": "abstract", "ft_loss": "label", "epochs": 4, "controls": "full"}
+    assert second.where_both_learn(pd.DataFrame(rows, columns=columns), grid) == ["mr"]
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("second")
     base: dict[str, Any] = {"shots": 3, "n_queries": 6, "controls": "none", "labels": ["natural", "abstract"]}
-    arms = {"rates": {**base, "lr": [0.01, 0.03]}, "matched": {**base, "controls": "quick", "match": 1.0}}
+    arms = {
+        "rates": {**base, "lr": [0.01, 0.03]},
+        "matched": {**base, "controls": "quick", "match": 1.0},
+        "again": {**base, "labels": "natural", "learnt": True, "seed": "1"},
+    }
     study = {
         "models": [str(tiny.save_model(folder / "model"))],
         "seeds": "1:2",
@@ -85,7 +112,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_piece_stops_in_time_and_the_next_continues(
-    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = [str(tmp_path / "store"), "--file", str(small), "--device", "cpu"]
 
@@ -101,5 +128,14 @@ def test_a_piece_stops_in_time_and_the_next_continues(
     assert [row["n"] for row in found] == [4, 4, 2, 2] and found[0]["labels"] == "abstract"
     assert second.main([*given, "--plan"]) == 0
     assert capsys.readouterr().out.splitlines()[-2].split() == ["12", "12"]
+    monkeypatch.setattr(second, "COLLECTED", tmp_path / "collected")
+    assert second.main([*given[:1], "--collect"]) == 2
+    assert "12 of 12 cells in" in capsys.readouterr().err and not (tmp_path / "collected").exists()
+    assert second.main([*given, "--collect"]) == 0 and second.main([*given, "--collect"]) == 0
+    assert len(pd.read_parquet(tmp_path / "collected" / "cells.parquet")) == 12
+    capsys.readouterr()
+    (tmp_path / "none.yaml").write_text("models: []")
+    for path, why in (("none.yaml", "is no study: it lacks seeds, tasks, arms"), ("nowhere", "cannot be read")):
+        assert second.main([*given[:1], "--file", str(tmp_path / path)]) == 2 and why in capsys.readouterr().err
     assert second.main([*given, "--arms", "none"]) == 2
-    assert "The study has no 'none' among its arms: rates, matched." in capsys.readouterr().err
+    assert "The study has no 'none' among its arms: rates, matched, again." in capsys.readouterr().err

@@ -16,6 +16,7 @@ from dualview.io.errors import UserError
 from dualview.options import RunOptions
 from dualview.store.store import Store
 from dualview.sweep import worker
+from dualview.sweep.engine import Local
 from dualview.sweep.runner import sweep
 from dualview.sweep.spec import Spec
 from sweep.study import Counter, grid, rows_by_query, rows_on_disk, save_study
@@ -42,6 +43,22 @@ def test_shared_work_changes_no_number(base: dict[str, Any], tmp_path: Path, mon
             options = {name: x for name, x in store.manifest(stored.key).options.items() if x is not None}
             alone = comparison.run(RunOptions.make(**options))
             assert without_run(stored.result.to_json()) == without_run(alone.to_json())
+
+
+def test_sweeps_that_share_an_engine_load_the_model_once(
+    base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = Counter(worker.load)
+    monkeypatch.setattr(worker, "load", loaded)
+    engine = Local()
+    for name, rule in (("one", "sgd"), ("one", "layer-causal"), ("two", "sgd")):
+        assert sweep(grid(base, ft_rule=rule), tmp_path / name, engine=engine).computed == 1
+    assert loaded.calls == 1
+    sweep(grid(base), tmp_path / "alone")
+    for one, other in zip(*(rows_on_disk(tmp_path / name).items() for name in ("two", "alone")), strict=True):
+        assert one == other
+    with pytest.raises(UserError, match="are for Ray"):
+        sweep(grid(base), tmp_path / "store", engine=engine, workers=1, cpus=1.0)
 
 
 def test_rules_train_each_grid_once(base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -97,6 +99,35 @@ def test_a_copied_cache_carries_on(kit, variant, mode):
             held.reorder_cache(torch.tensor([0]))
             last = model(ids[:, 10:], past_key_values=held).logits[:, -1]
             torch.testing.assert_close(last, whole(model, ids), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("variant", CARRY, ids=lambda v: v.name)
+def test_a_copy_is_reordered_by_itself(kit, variant):
+    model, ids = kit.equipped("llama", variant), tokens(2, 9)
+    step = torch.tensor([[7], [8]])
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+        held = copy.deepcopy(cache)
+        held.reorder_cache(torch.tensor([1, 0]))
+        for own, read in ((held, ids.flip(0)), (cache, ids)):
+            last = model(step, past_key_values=own).logits[:, -1]
+            torch.testing.assert_close(last, whole(model, torch.cat([read, step], 1)), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("variant", [Momentum(), *CARRY], ids=lambda v: v.name)
+def test_a_cache_that_is_no_longer_used_is_freed_at_once(kit, variant):
+    """Without a search for cycles, which may come after a GPU is full."""
+    model = kit.equipped("llama", variant)
+    gc.disable()
+    try:
+        with torch.no_grad():
+            cache = model(tokens(1, 9), use_cache=True).past_key_values
+            model(tokens(1, 1), past_key_values=cache)
+        left = [weakref.ref(layer) for layer in cache.layers]
+        del cache
+        assert not [layer for layer in left if layer() is not None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("variant", CARRY, ids=lambda v: v.name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dualview.io.errors import UserError
+from dualview.io.hashing import sha256_of
 from dualview.options import RunOptions
 from dualview.records import Records
 from dualview.store.cell_key import CellIdentity, HashFile
@@ -64,22 +65,22 @@ class Engine(Protocol):
 
 
 class Local:
-    """In this process, one cell after another."""
+    """In this process, one cell after another. Several sweeps may share one, and so its model."""
 
-    def __init__(self, *, threads: int | None, hash_file: HashFile) -> None:
+    def __init__(self, *, threads: int | None = None, hash_file: HashFile = sha256_of) -> None:
         self._threads, self._hash_file = threads, hash_file
+        self._worker: Any = None
 
     def run(self, jobs: Jobs, deliver: Deliver, is_known: IsKnown) -> None:
-        worker: Any = None
         for job in jobs:
             if job is None:
                 time.sleep(PAUSE_SECONDS)
                 continue
-            if worker is None:
+            if self._worker is None:
                 from dualview.sweep.worker import Worker  # imports torch, which a finished sweep does not need
 
-                worker = Worker(threads=self._threads, hash_file=self._hash_file)
-            deliver(job, self._outcome(worker, job.options, is_known))
+                self._worker = Worker(threads=self._threads, hash_file=self._hash_file)
+            deliver(job, self._outcome(self._worker, job.options, is_known))
 
     def _outcome(self, worker: Any, options: RunOptions, is_known: IsKnown) -> Outcome:
         try:

@@ -75,7 +75,7 @@ def sweep(
     spec: Spec | Mapping[str, Any] | str | os.PathLike[str],
     store: str | os.PathLike[str],
     *,
-    engine: EngineName = "local",
+    engine: EngineName | Local = "local",
     address: str | None = None,
     workers: int | None = None,
     cpus: float | None = None,
@@ -88,7 +88,10 @@ def sweep(
     say: Say = say_nothing,
     progress: Progress | None = None,
 ) -> Summary:
-    """Compute every cell of a grid that is not in the store yet; the arguments are those of `dualview sweep`."""
+    """Compute every cell of a grid that is not in the store yet; the arguments are those of `dualview sweep`.
+
+    A `Local` engine may be given to several sweeps, which then load their model once.
+    """
     progress = progress or Silent()
     read = spec if isinstance(spec, Spec) else Spec.make(spec) if isinstance(spec, Mapping) else Spec.read(Path(spec))
     cells = read.cells() if shard is None else part_of(read.cells(), shard)
@@ -118,7 +121,9 @@ def sweep(
         return run.summary()
 
 
-def _must_be_an_engine(name: str, ray: Mapping[str, Any]) -> None:
+def _must_be_an_engine(name: str | Local, ray: Mapping[str, Any]) -> None:
+    if isinstance(name, Local):
+        name = "local"
     if name not in get_args(EngineName):
         raise UserError(f"There is no engine {name!r}; the engines are {' and '.join(get_args(EngineName))}.")
     given = [f"--{option}" for option, value in ray.items() if value is not None]
@@ -126,7 +131,9 @@ def _must_be_an_engine(name: str, ray: Mapping[str, Any]) -> None:
         raise UserError(f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for Ray; give --engine ray too.")
 
 
-def _engine(name: EngineName, store: Store, threads: int | None, ray: Mapping[str, Any]) -> Engine:
+def _engine(name: EngineName | Local, store: Store, threads: int | None, ray: Mapping[str, Any]) -> Engine:
+    if isinstance(name, Local):
+        return name
     if name == "local":
         return Local(threads=threads, hash_file=store.index.sha256)
     from dualview.sweep.engine_ray import RayEngine

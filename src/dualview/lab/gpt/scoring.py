@@ -36,10 +36,11 @@ class _Room:
 
     @classmethod
     def of(cls, device: torch.device) -> Self:
-        """On a GPU a share of its memory: a batch of a few rows takes as long there as one of hundreds."""
+        """On a GPU a share of its free memory: a batch of a few rows takes as long there as one of hundreds."""
         if device.type != "cuda":
             return cls()
-        memory = torch.cuda.get_device_properties(device).total_memory
+        free, _ = torch.cuda.mem_get_info(device)  # other processes, too, may use the GPU
+        memory = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return cls(logits=memory // 32, cache=memory // 8, tokens=1 << 17)
 
 

@@ -213,24 +213,31 @@ def _set_up(job: Job[RetrofitSettings]) -> _Bench:
     return _Bench(settings, lm, corpus, prompts, train, held_out, torch.as_tensor(sizes, device=lm.device))
 
 
+def _free(device: torch.device) -> None:
+    """Give back the memory of the model before this one."""
+    gc.collect()  # a model and what was compiled for it may refer to each other, and they fill a GPU
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # measuring leaves blocks of other sizes than training needs
+
+
 def _start(bench: _Bench, arm: str) -> dict[str, Any]:
     """An arm before its training; the control's is the pretrained model, which is also asked."""
     ask, lengths = arm == "plain", bench.settings.lengths
+    _free(bench.lm.device)
     return bench.measure(fitted(bench.lm.model, arm, bench.sizes), lengths, ask=ask)
 
 
 def _training(bench: _Bench, arm: str, seed: int, unit: Unit, job: Job[RetrofitSettings]) -> dict[str, Any]:
     """Train one arm and measure it: `found` is the same on every run, `cost` depends on the machine."""
     settings, title = bench.settings, f"{arm}, seed {seed}"
-    gc.collect()  # a model and what was compiled for it may refer to each other, and they fill a GPU
-    if bench.lm.device.type == "cuda":
-        torch.cuda.empty_cache()  # measuring leaves blocks of other sizes than training needs
+    _free(bench.lm.device)
     with job.progress.part(title, settings.steps) as advance:
         model = fitted(bench.lm.model, arm, bench.sizes)
         blocks = Blocks(bench.train, settings.context, settings.batch, seed)
         trained = train(model, blocks, settings.recipe, unit, advance=advance)
     job.clock.lap("training")
     cost = cost_of(model, trained, settings.recipe)
+    model.zero_grad(set_to_none=True)  # as large as the model, and of no more use
     measured: dict[str, Any] = {"held_out": None, "few_shot": []}
     if trained.status != "diverged":
         with job.progress.part(f"{title}: {_pace(cost)}; measuring", 1) as advance:

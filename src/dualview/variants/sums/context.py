@@ -11,9 +11,10 @@ An attention function does not receive the cache, so a hook in front of the atte
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any, ClassVar, cast
 
 import torch
@@ -148,7 +149,21 @@ def _keep(found: _Found, variant: Variant, sums: Float[Tensor, "batch kv_head ke
         return
     held = layer.keys.shape[2]
     kept = _Kept(variant, layer.keys, _length(layer), _fill(sums, held)[:, :, -held:])
-    vars(layer).update({_KEPT: kept, "reorder_cache": MethodType(reorder_cache, layer)})
+    vars(layer).update({_KEPT: kept, "reorder_cache": _Reorder(layer)})
+
+
+class _Reorder:
+    """`reorder_cache` of a layer that it refers to weakly: a layer that referred to itself would keep its keys and
+    values in memory until Python looks for cycles, which the size of tensors does not make it do."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = weakref.ref(layer)
+
+    def __call__(self, beam_idx: Int[Tensor, " batch"]) -> None:
+        reorder_cache(self._layer(), beam_idx)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Reorder:
+        return _Reorder(copy.deepcopy(self._layer(), memo))
 
 
 def reorder_cache(layer: Any, beam_idx: Int[Tensor, " batch"]) -> None:
