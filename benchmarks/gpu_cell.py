@@ -71,6 +71,7 @@ def cell(chosen: argparse.Namespace, shape: str, dtype: str, controls: str) -> N
         whole_s=whole,
         stages=stages,
         peak_gb=found["peak"] / 1e9,
+        peaks_gb=found["peaks_gb"],
         weights_gb=weights / 1e9,
     )
     print(
@@ -115,7 +116,17 @@ def make_model(folder: Path, shape: str, dtype: str, tokenizer: str | None) -> i
 def inside(chosen: argparse.Namespace) -> None:
     """The measured process: one cell, as `dualview run` makes it."""
     import dualview
+    from dualview.io.clock import Clock
 
+    peaks, lap = dict[str, float](), Clock.lap
+
+    def noted(clock: Clock, name: str) -> None:
+        lap(clock, name)
+        if torch.cuda.is_available():
+            peaks[name] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+            torch.cuda.reset_peak_memory_stats()
+
+    Clock.lap = noted
     start = time.perf_counter()
     lm = dualview.load_model(chosen.inside, dtype=chosen.dtype)
     loading = time.perf_counter() - start
@@ -123,8 +134,8 @@ def inside(chosen: argparse.Namespace) -> None:
     result = dualview.run(model=lm, **options)
     stages = {"loading": round(loading, 3), **result.provenance.run.seconds}
     flops = pass_flops(lm, dualview.build_prompts(chosen.task, lm, shots=chosen.shots, n_queries=chosen.queries))
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    print(json.dumps({"stages": stages, "peak": peak, "pass_flops": flops}))
+    peak = 1e9 * max(peaks.values(), default=0.0)
+    print(json.dumps({"stages": stages, "peak": peak, "peaks_gb": peaks, "pass_flops": flops}))
 
 
 def pass_flops(lm: Any, prompts: Any) -> float:
