@@ -4,13 +4,16 @@
     python benchmarks/gpu_cell.py --shape 32,4096,32,8,14336 --dtype bfloat16 --controls quick --queries 500
 
 Weights are random (speed does not depend on them); the tokenizer is the embedded model's, or that of `--tokenizer`. The
-cell runs in a process of its own, from a model folder on disk, so that importing and loading count.
+cell runs in a process of its own, from a model folder on disk, so that importing and loading count. Imports find
+bytecode, as they do after an installation; where the packages have none, it is made first.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,6 +30,10 @@ SHAPES = {"135M": "30,576,9,3,1536", "8B": "32,4096,32,8,14336"}
 ROWS = (("135M", "float32", "full"), ("8B", "bfloat16", "quick"))
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PASSES = ("zsl", "icl", "ft")
+IMPORTS = """
+import dualview.verbs, dualview.comparison.run, dualview.models.loading
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+"""
 
 
 def main() -> None:
@@ -44,17 +51,28 @@ def main() -> None:
         inside(chosen)
         return
     rows = ROWS if chosen.shape is None else ((chosen.shape, chosen.dtype, chosen.controls),)
+    environment = with_bytecode()
     for shape, dtype, controls in rows:
-        cell(chosen, shape, dtype, controls)
+        cell(chosen, shape, dtype, controls, environment)
 
 
-def cell(chosen: argparse.Namespace, shape: str, dtype: str, controls: str) -> None:
+def with_bytecode() -> dict[str, str]:
+    """The environment of a process whose imports find bytecode."""
+    environment = dict(os.environ)
+    if not Path(importlib.util.cache_from_source(torch.__file__)).is_file():
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "dualview-bytecode")
+        subprocess.run([sys.executable, "-c", IMPORTS], env=environment, check=True)
+    return environment
+
+
+def cell(chosen: argparse.Namespace, shape: str, dtype: str, controls: str, environment: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         weights = make_model(Path(folder), SHAPES.get(shape, shape), dtype, chosen.tokenizer)
         command = [sys.executable, __file__, "--inside", folder, "--dtype", dtype, "--controls", controls]
         command += ["--task", chosen.task, "--queries", str(chosen.queries), "--shots", str(chosen.shots)]
         start = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
             assert running.stdout is not None
             line = running.stdout.readline()
             whole = time.perf_counter() - start  # to the result; taking the process down again is not part of it
