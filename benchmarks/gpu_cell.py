@@ -4,13 +4,16 @@
     python benchmarks/gpu_cell.py --shape 32,4096,32,8,14336 --dtype bfloat16 --controls quick --queries 500
 
 Weights are random (speed does not depend on them); the tokenizer is the embedded model's, or that of `--tokenizer`. The
-cell runs in a process of its own, from a model folder on disk, so that importing and loading count.
+cell runs in a process of its own, from a model folder on disk, so that importing and loading count. Imports find
+bytecode, as they do after an installation; where the packages have none, it is made first.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,6 +30,10 @@ SHAPES = {"135M": "30,576,9,3,1536", "8B": "32,4096,32,8,14336"}
 ROWS = (("135M", "float32", "full"), ("8B", "bfloat16", "quick"))
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PASSES = ("zsl", "icl", "ft")
+IMPORTS = """
+import dualview.verbs, dualview.comparison.run, dualview.models.loading
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+"""
 
 
 def main() -> None:
@@ -44,17 +51,28 @@ def main() -> None:
         inside(chosen)
         return
     rows = ROWS if chosen.shape is None else ((chosen.shape, chosen.dtype, chosen.controls),)
+    environment = with_bytecode()
     for shape, dtype, controls in rows:
-        cell(chosen, shape, dtype, controls)
+        cell(chosen, shape, dtype, controls, environment)
 
 
-def cell(chosen: argparse.Namespace, shape: str, dtype: str, controls: str) -> None:
+def with_bytecode() -> dict[str, str]:
+    """The environment of a process whose imports find bytecode."""
+    environment = dict(os.environ)
+    if not Path(importlib.util.cache_from_source(torch.__file__)).is_file():
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "dualview-bytecode")
+        subprocess.run([sys.executable, "-c", IMPORTS], env=environment, check=True)
+    return environment
+
+
+def cell(chosen: argparse.Namespace, shape: str, dtype: str, controls: str, environment: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         weights = make_model(Path(folder), SHAPES.get(shape, shape), dtype, chosen.tokenizer)
         command = [sys.executable, __file__, "--inside", folder, "--dtype", dtype, "--controls", controls]
         command += ["--task", chosen.task, "--queries", str(chosen.queries), "--shots", str(chosen.shots)]
         start = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
             assert running.stdout is not None
             line = running.stdout.readline()
             whole = time.perf_counter() - start  # to the result; taking the process down again is not part of it
@@ -71,6 +89,7 @@ def cell(chosen: argparse.Namespace, shape: str, dtype: str, controls: str) -> N
         whole_s=whole,
         stages=stages,
         peak_gb=found["peak"] / 1e9,
+        peaks_gb=found["peaks_gb"],
         weights_gb=weights / 1e9,
     )
     print(
@@ -115,7 +134,17 @@ def make_model(folder: Path, shape: str, dtype: str, tokenizer: str | None) -> i
 def inside(chosen: argparse.Namespace) -> None:
     """The measured process: one cell, as `dualview run` makes it."""
     import dualview
+    from dualview.io.clock import Clock
 
+    peaks, lap = dict[str, float](), Clock.lap
+
+    def noted(clock: Clock, name: str) -> None:
+        lap(clock, name)
+        if torch.cuda.is_available():
+            peaks[name] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+            torch.cuda.reset_peak_memory_stats()
+
+    Clock.lap = noted
     start = time.perf_counter()
     lm = dualview.load_model(chosen.inside, dtype=chosen.dtype)
     loading = time.perf_counter() - start
@@ -123,8 +152,8 @@ def inside(chosen: argparse.Namespace) -> None:
     result = dualview.run(model=lm, **options)
     stages = {"loading": round(loading, 3), **result.provenance.run.seconds}
     flops = pass_flops(lm, dualview.build_prompts(chosen.task, lm, shots=chosen.shots, n_queries=chosen.queries))
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    print(json.dumps({"stages": stages, "peak": peak, "pass_flops": flops}))
+    peak = 1e9 * max(peaks.values(), default=0.0)
+    print(json.dumps({"stages": stages, "peak": peak, "peaks_gb": peaks, "pass_flops": flops}))
 
 
 def pass_flops(lm: Any, prompts: Any) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,16 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     with pytest.raises(SystemExit) as left:
         cli.main()
     return int(left.value.code or 0)
+
+
+@pytest.mark.parametrize("verb", [["ls"], ["query", "SELECT task, sim_aou_raw FROM cells JOIN runs USING (key)"]])
+def test_reading_a_store_does_not_wait_for_what_only_runs_need(finished: Path, verb: list[str]) -> None:
+    """These take longer to import than a query of a million cells takes."""
+    code = (
+        "import sys; from dualview.cli.main import app; app(sys.argv[1:], standalone_mode=False); "
+        "assert not {'torch', 'transformers', 'scipy', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, *verb, "--store", str(finished)], check=True, capture_output=True)
 
 
 def test_a_sweep_and_its_resumption(

@@ -89,3 +89,13 @@ def test_a_damaged_note_is_computed_again(
     spoil(note)
     assert load_model(str(folder)).weights_hash == first
     assert len(hashed) == 2
+
+
+@pytest.mark.parametrize("tensor", [torch.randn(7, 5), torch.randn(6, 4).bfloat16().T, torch.tensor(3), torch.empty(0)])
+def test_a_copy_in_parts_has_all_bytes(tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As weights on a GPU are read; here from the processor's memory."""
+    monkeypatch.setattr(weights_hash, "_PART_BYTES", 24)
+    copying = weights_hash._Copying(torch.device("cpu"))
+    for _ in range(2):
+        found = b"".join(part.numpy().tobytes() for part in copying.parts(tensor))
+        assert found == tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -254,7 +254,7 @@ def run_forward(
     slices = head is not None or (keep is not None and "logits_to_keep" in accepted)
     if slices and head is None:
         arguments["logits_to_keep"] = keep
-    faster = split_products(model.dtype, ids.device), _without_cudnn(native and ids.is_cuda)
+    faster = split_products(model, model.dtype, ids.device), _without_cudnn(native and ids.is_cuda)
     with engaged(model, strategy, native=native) as turn, _reading(head, keep), faster[0], faster[1]:
         logits: Tensor = model(**arguments).logits
         # Otherwise an architecture that does not look up its attention would run unwatched, without an error.

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from jaxtyping import BFloat16, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -35,13 +35,18 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(a, b, c) → a·b + c in float32, of bfloat16 a and b."""
 
 
-def split_products(model_dtype: torch.dtype, device: torch.device) -> AbstractContextManager[Any]:
+def split_products(model: nn.Module, dtype: torch.dtype, device: torch.device) -> AbstractContextManager[Any]:
     """While it lasts, large float32 products that nothing differentiates run on tensor cores, where they are faster."""
     # Who allows TF32 has chosen speed over precision, and has faster products already.
     exact = torch.get_float32_matmul_precision() == "highest"
-    if model_dtype != torch.float32 or not exact or torch.is_grad_enabled() or not _faster(device):
+    if dtype != torch.float32 or not exact or torch.is_grad_enabled() or not _faster(device):
         return nullcontext()
-    return _Splitting()
+    # Of a narrow model no product is split, and to look at every call of a pass takes time.
+    return _Splitting() if any(_wide(p) for p in model.parameters()) else nullcontext()
+
+
+def _wide(weight: Tensor) -> bool:
+    return weight.dim() == 2 and min(weight.shape) >= _LEAST
 
 
 @cache
@@ -60,11 +65,16 @@ class _Splitting(TorchFunctionMode):
 
 
 def _worth(x: Tensor, weight: Tensor) -> bool:
-    if x.dtype != torch.float32 or weight.dtype != torch.float32 or weight.dim() != 2:
+    if x.dtype != torch.float32 or weight.dtype != torch.float32:
         return False
-    least = min(x.numel() // max(1, x.shape[-1]), *weight.shape)
+    rows = x.numel() // max(1, x.shape[-1])
     # A pass that carries tangents needs operations that forward differentiation knows.
-    return least >= _LEAST and x.numel() * weight.shape[0] >= _WORTH and forward_ad.unpack_dual(x).tangent is None
+    return (
+        rows >= _LEAST
+        and _wide(weight)
+        and x.numel() * weight.shape[0] >= _WORTH
+        and forward_ad.unpack_dual(x).tangent is None
+    )
 
 
 def _on_tensor_cores(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:

@@ -43,6 +43,10 @@ class FineTuning:
     kept: list[TrainingTrace] = field(default_factory=list[TrainingTrace])
     """Its trace, if it was kept. It is large: who reads it takes it out."""
 
+    def spent(self) -> FineTuning:
+        """The same without the change, which takes memory that other trainings need; those of the grid stay."""
+        return replace(self, tuned=self.tuned.spent())
+
 
 def fine_tune(prepared: Prepared, progress: Progress, taps: Sequence[Projection] | None = None) -> FineTuning:
     """Train at the given rate, or at every rate of the grid and keep the best on the selection rows.
@@ -72,10 +76,10 @@ def fine_tune(prepared: Prepared, progress: Progress, taps: Sequence[Projection]
             followed = _followed(prepared, batch, options.ft_rule, taps)
             tuned = finish(_train_steps(prepared, batch, options.ft_rule, advance, _watch(followed)))
             trials += _judged(prepared, tuned, progress)
-            chosen = trials[best(trials)].value
-            for number, each in enumerate(tuned):
-                if each.lr == chosen:
-                    kept, trace = each.alone(), _trace(followed, tuned, number)
+            number = next((i for i, each in enumerate(tuned) if each.lr == trials[best(trials)].value), None)
+            if number is not None:
+                kept = None  # before the other is copied
+                kept, trace = tuned[number].alone(), _trace(followed, tuned, number)
             del tuned, followed  # before the next batch: both together would only take memory
     assert kept is not None
     return FineTuning(kept, trials, kept=trace)

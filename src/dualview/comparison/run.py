@@ -75,6 +75,8 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     learnt = fine_tune(prepared, progress, followed_taps(lm, recipe_of(prepared)) if watched else None)
     clock.lap("fine-tuning")
     passes["ft"] = asking("ft", bare, learnt.tuned.patch)
+    if not options.calibrate:
+        learnt = learnt.spent()
     for name, given in learners.items():
         passes[name] = asking(name, prepared.zero_shot, given)
     controlled = _controlled(prepared, learnt, learners, passes, progress) if watched else Controlled()

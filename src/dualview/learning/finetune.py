@@ -25,6 +25,7 @@ from dualview.learning.batch import Batch, Kept, Watch
 from dualview.learning.captured_step import record
 from dualview.learning.distill import distil_steps
 from dualview.learning.recipe import (
+    LetGo,
     Status,
     Training,
     TrainingRecipe,
@@ -194,6 +195,8 @@ def _train_parameters(
 
 
 def _moved(patch: Patch, lm: LanguageModel) -> Patch:
+    if isinstance(patch, LetGo):
+        return patch
     if isinstance(patch, Deltas):
         return patch.moved_to(lm.anatomy)
     assert isinstance(patch, Parameters)

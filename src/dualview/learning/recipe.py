@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -68,6 +69,21 @@ class Tuned:
     def alone(self) -> Tuned:
         """The same without the memory of the batch that it was a row of."""
         return replace(self, patch=self.patch.copy()) if isinstance(self.patch, Deltas) else self
+
+    def spent(self) -> Tuned:
+        """How training went, without the change itself, for when nothing is asked with it any more."""
+        return replace(self, patch=LetGo())
+
+
+class LetGo:
+    """In the place of a change whose memory is needed for something else."""
+
+    @property
+    def rows(self) -> int:
+        raise RuntimeError("this change was let go of")
+
+    def applied(self) -> AbstractContextManager[None]:
+        raise RuntimeError("this change was let go of")
 
 
 def step_count(training: Training, recipe: TrainingRecipe) -> int:

@@ -18,9 +18,15 @@ from torch import Tensor
 from dualview.anatomy.layers import Projection
 from dualview.learning.batch import Kept, Step, Watch
 from dualview.learning.finetune import batches, moved_to, train_steps
-from dualview.learning.recipe import Training, TrainingRecipe, Tuned, differentiable, steps_of
+from dualview.learning.recipe import (
+    Training,
+    TrainingRecipe,
+    Tuned,
+    differentiable,
+    projections_of,
+    steps_of,
+)
 from dualview.learning.turns import Steps, finish
-from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
 from dualview.tasks.prompts import TrainingSequence
 
@@ -80,8 +86,14 @@ def train_followed_steps(
     taps: Sequence[Projection] = (),
     progress: Callable[[int], None] | None = None,
     kept: Kept | None = None,
+    *,
+    factors_only: bool = False,
 ) -> Steps[tuple[list[Tuned], list[TrainingTrace]]]:
-    """Train as `train_steps` does, and trace some of the trainings, which must be shown the same sequences."""
+    """Train as `train_steps` does, and trace some of the trainings, which must be shown the same sequences.
+
+    factors_only   of those, nobody asks for the changes themselves: the memory of the batch is let go of before the
+                   traces are put together
+    """
     wide = differentiable(lm, recipe)  # if a copy is trained, it is the copy that is watched
     tuned: list[Tuned] = []
     traces: list[TrainingTrace] = []
@@ -90,6 +102,8 @@ def train_followed_steps(
         follower = Follower(wide, batch, recipe, within, taps) if within else None
         watch = None if follower is None else follower.watch
         made = yield from train_steps(wide, batch, recipe, progress, watch, kept)
+        if factors_only:
+            made = [each.spent() if i in within else each.alone() for i, each in enumerate(made)]
         traces += [] if follower is None else follower.traces(made, range(len(within)))
         tuned += made
     return (tuned if wide is lm else moved_to(tuned, lm)), traces
@@ -109,6 +123,7 @@ class Follower:
         """lm   the model that is trained: `differentiable`"""
         self._sequences = batch[followed[0]].sequences
         assert all(batch[i].sequences == self._sequences for i in followed), "they must be shown the same"
+        self._projections = projections_of(lm, recipe)
         own = {p.name: p.module for p in lm.anatomy.projections(("q", "k", "v"))}
         self._taps = tuple(Projection(p.name, own[p.name], p.rows) for p in taps)
         self._recipe, self._followed = recipe, list(followed)
@@ -151,8 +166,6 @@ class Follower:
         tuned   of the whole batch
         """
         rows = slice(None) if list(which) == list(range(len(self._followed))) else list(which)
-        patch = tuned[0].patch
-        assert isinstance(patch, Deltas)
         # One projection at a time: the parts of all of them and the whole of all of them would be twice the memory.
         x, e = (
             {index: torch.cat([part[rows] for part in side.pop(index)], 1) for index in list(side)}
@@ -164,7 +177,7 @@ class Follower:
             TrainingTrace(
                 tuned[self._followed[i]],
                 tokens,
-                tuple(Factors(patch.projections[index], x[self._source[index]][r], e[index][r]) for index in e),
+                tuple(Factors(self._projections[index], x[self._source[index]][r], e[index][r]) for index in e),
                 tuple(output[r] for output in y),
             )
             for r, i in enumerate(which)

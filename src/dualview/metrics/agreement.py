@@ -229,9 +229,9 @@ def _permuted(
         for label in range(int(member.max()) + 1):
             own = np.flatnonzero(member == label)
             order[:, own] = rng.permuted(np.broadcast_to(own, (count, own.size)), axis=1)
-        shuffled = theirs[order]
-        product = np.einsum("qc,dqc->d", ours, shuffled)
-        explained = np.einsum("qr,dqc->drc", basis, shuffled)
-        left = np.sqrt(np.maximum((theirs**2).sum() - (explained**2).sum(axis=(1, 2)), 1e-300))
+        shuffled = theirs[order.T]  # queries first: then what the fit explains of all draws is one matrix product
+        product = np.einsum("qc,qdc->d", ours, shuffled)
+        explained = (basis.T @ shuffled.reshape(member.size, -1)).reshape(-1, count, theirs.shape[1])
+        left = np.sqrt(np.maximum((theirs**2).sum() - (explained**2).sum(axis=(0, 2)), 1e-300))
         found.append(product / (np.linalg.norm(ours) * left))
     return np.clip(np.concatenate(found), -1.0, 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dualview.io.json_files import Place, check_place, save_json
+from dualview.metrics.agreement import Agreement
 from dualview.metrics.arrays import Backend
 from dualview.metrics.floors.controls import ControlOptions, MetricControls, record_tables
 from dualview.metrics.floors.tables import RecordTables
@@ -35,9 +36,10 @@ def measure(records: Records, *, threads: int = 1, device: object = None) -> Mea
     """
     backend, controlled = Backend(device), has_controls(records)
     tables = record_tables(records, backend) if controlled else plain_tables(records, backend)
-    found = compute_metrics(records, tables).to_json()
+    metrics = compute_metrics(records, tables)
+    found = metrics.to_json()
     if controlled:
-        found |= _with_controls(records, tables, threads, backend)
+        found |= _with_controls(records, tables, metrics.agreement, threads, backend)
     if records.learners:
         views = {name: records.judged_as_ft(name) for name in records.learners}
         found["learners"] = {name: measure(view, threads=threads, device=device) for name, view in views.items()}
@@ -50,7 +52,9 @@ def has_controls(records: Records) -> bool:
     return bool(records.controls) if asked is None else asked != "none"
 
 
-def _with_controls(records: Records, tables: RecordTables, threads: int, backend: Backend) -> dict[str, object]:
+def _with_controls(
+    records: Records, tables: RecordTables, agreed: Agreement, threads: int, backend: Backend
+) -> dict[str, object]:
     extra = overlap_controls(records)
     ranks = None if records.token_scores is None else Kendall.of(records.token_scores, threads, backend)
     if ranks is not None:
@@ -58,7 +62,7 @@ def _with_controls(records: Records, tables: RecordTables, threads: int, backend
     elif not extra:  # records of an earlier version, or built from arrays
         missing = ("token_overlap", "kendall_dual_v")
         extra = {name: MetricControls(name, None, reason=NOT_RECORDED) for name in missing}
-    verdict = judge_one(records, ControlOptions(backend=backend), ALPHA, tables)
+    verdict = judge_one(records, ControlOptions(backend=backend), ALPHA, tables, agreed)
     verdict = replace(verdict, by_metric={**verdict.by_metric, **extra})
     return {
         "kendall": None if ranks is None else ranks.to_json(),

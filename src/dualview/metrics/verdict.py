@@ -30,7 +30,7 @@ import numpy as np
 
 from dualview.io.display import as_html
 from dualview.io.errors import UserError
-from dualview.metrics.agreement import agreement
+from dualview.metrics.agreement import Agreement, agreement
 from dualview.metrics.floors.controls import ControlOptions, FloorResult, MetricControls, compute_controls
 from dualview.metrics.floors.tables import RecordTables
 from dualview.metrics.levels import (
@@ -150,11 +150,17 @@ def judge(
     return judge_one(given, ControlOptions(seed, draws, level), ALPHA if alpha is None else alpha)
 
 
-def judge_one(given: Records, options: ControlOptions, limit: float, tables: RecordTables | None = None) -> Verdict:
-    """The verdict on one run; `tables` are its similarities, where they are known already."""
+def judge_one(
+    given: Records,
+    options: ControlOptions,
+    limit: float,
+    tables: RecordTables | None = None,
+    agreed: Agreement | None = None,
+) -> Verdict:
+    """The verdict on one run; `tables` and `agreed` are its similarities and agreement, where they are known."""
     seed, draws, level = options.seed, options.draws, options.level
     scores = [given[name].log_probs for name in MAIN_SETTINGS]
-    agreed = agreement(given.gold, *scores, seed=seed, draws=draws)
+    agreed = agreed or agreement(given.gold, *scores, seed=seed, draws=draws)
     floors, below = {test: FloorResult(0.0, p) for test, p in agreed.tests.items()}, agreed.below
     if agreed.value is not None:
         beyond = {"zero-shot": agreement(given.gold, *scores, bends=True, seed=seed, draws=draws)}

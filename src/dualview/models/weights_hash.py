@@ -1,6 +1,6 @@
 """The sha256 of a model's weights: computed once, while other work goes on, and kept for the next start.
 
-Hashing 15 GB takes about ten seconds and does not need the interpreter, so it runs on a thread
+Hashing 15 GB takes more than ten seconds and does not need the interpreter, so it runs on a thread
 of its own from the moment a run begins; what it found is kept under the files that the weights came from, by their
 paths, sizes and times of change.
 """
@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
 import torch
 import transformers
+from jaxtyping import UInt8
 from torch import Tensor
 
 from dualview.io.assets import cache_dir
@@ -26,6 +27,7 @@ from dualview.io.errors import UserError
 
 _VERSION = 1
 _SETTLED_NS = 2_000_000_000
+_PART_BYTES = 64 << 20
 
 
 class WeightsHash:
@@ -69,17 +71,47 @@ class WeightsHash:
 def hash_weights(weights: Mapping[str, Tensor]) -> str:
     """sha256 over every weight's name, shape, dtype and bytes."""
     digest = hashlib.sha256()
-    streams: dict[torch.device, torch.cuda.Stream] = {}
+    copying: dict[torch.device, _Copying] = {}
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        # On a stream of its own, a copy from a GPU does not wait for the work that goes on there, nor hold it up.
-        if tensor.is_cuda and tensor.device not in streams:
-            streams[tensor.device] = torch.cuda.Stream(tensor.device)
-        with torch.cuda.stream(streams[tensor.device]) if tensor.is_cuda else nullcontext():
-            there = tensor.detach().cpu()
-        # As raw bytes, because numpy has no bfloat16.
-        digest.update(there.contiguous().flatten().view(torch.uint8).numpy().data)
+        if not tensor.is_cuda:
+            digest.update(_raw(tensor.cpu()).numpy().data)
+            continue
+        if tensor.device not in copying:
+            copying[tensor.device] = _Copying(tensor.device)
+        for part in copying[tensor.device].parts(tensor):
+            digest.update(part.numpy().data)
     return digest.hexdigest()
+
+
+def _raw(tensor: Tensor) -> UInt8[Tensor, " byte"]:
+    """As bytes, because numpy has no bfloat16."""
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+class _Copying:
+    """Copies weights from a GPU, part by part, into memory that it can write to by itself.
+
+    Into other memory a copy takes nearly as long as the hash. On a stream of its own it does not wait for the work that
+    goes on there, nor hold it up.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if cuda else None
+        self._room = torch.empty(_PART_BYTES, dtype=torch.uint8, pin_memory=cuda)
+
+    def parts(self, tensor: Tensor) -> Generator[UInt8[Tensor, " byte"]]:
+        """The tensor's bytes in parts; each is overwritten by the next."""
+        with torch.cuda.stream(self._stream):
+            raw = _raw(tensor)
+        for part in raw.split(len(self._room)):
+            there = self._room[: len(part)]
+            with torch.cuda.stream(self._stream):
+                there.copy_(part, non_blocking=True)
+            if self._stream is not None:
+                self._stream.synchronize()
+            yield there
 
 
 def _note(files: tuple[Path, ...], weights: Mapping[str, Tensor]) -> Path | None:

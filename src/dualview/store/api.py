@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from dualview.comparison.result import Result
 from dualview.io.atomic import must_be_writable, whole
 from dualview.io.errors import UserError
 from dualview.io.json_files import Place, check_place, plain, save_json
@@ -131,6 +130,8 @@ def export(
     if run is not None and suffix == ".nc":
         table, rows = "records", load_records(Path(run) / "records.safetensors").to_xarray()
     elif run is not None:
+        from dualview.comparison.result import Result  # imports scipy, which reading a store does not need
+
         table, rows = "numbers", _arrow(Result.load(Path(run) / "result.json").to_frame())
     else:
         with _opened(cast(Where, store), say) as opened:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
@@ -27,6 +27,7 @@ _FILES_ENOUGH = 128
 """More files than this are packed before they are read."""
 _DEFAULTS = ", ".join(f"coalesce({name}, '{getattr(RunOptions, name)}') AS {name}" for name in ("labels",))
 """A cell that is older than an option was run with the option's default."""
+_SQL_TYPES = {"string": "VARCHAR", "double": "DOUBLE", "int64": "BIGINT", "int32": "INTEGER", "bool": "BOOLEAN"}
 _TRIES = 5
 _ORDER = "model, task, shots, seed, ft_rule, lr, key"
 
@@ -109,14 +110,15 @@ def _make_views(connection: Any, store: StoreFolder, names: Sequence[str]) -> No
     for setting in ("python_enable_replacements", "enable_progress_bar", "enable_external_access"):
         connection.execute(f"SET {setting} = false")
     connection.execute("CREATE SCHEMA own")  # the tables below the views, hidden from SHOW TABLES
-    _make_table(connection, "own.superseded", pa.table({"key": pa.array(store.index.superseded(), pa.string())}))
+    text = pa.string()
+    _make_table(connection, "own.superseded", {"key": text}, [store.index.superseded()])
     named = ("asked", "reason", "model", "task", "options", "run")
     failed = [{**json.loads(failure.options), **vars(failure)} for failure in store.failures()]
-    columns = {name: pa.array([str(row[name]) for row in failed], pa.string()) for name in named}
-    _make_table(connection, "failures", pa.table(columns))
+    columns = [[str(row[name]) for row in failed] for name in named]
+    _make_table(connection, "failures", dict.fromkeys(named, text), columns)
     for name in tables:
         # The empty table brings all columns: files of an older dualview may lack some.
-        _make_table(connection, f"own.{name}", schema(name).empty_table())
+        _make_table(connection, f"own.{name}", {column.name: column.type for column in schema(name)})
         whole, partly = found[name]
         rows = f"UNION ALL BY NAME {union(whole, partly)}" if whole or partly else ""
         current = "key NOT IN (SELECT key FROM own.superseded) AS current"
@@ -127,10 +129,22 @@ def _make_views(connection: Any, store: StoreFolder, names: Sequence[str]) -> No
     connection.execute("SET lock_configuration = true")
 
 
-def _make_table(connection: Any, name: str, rows: Any) -> None:
-    connection.register("given", rows)
-    connection.execute(f"CREATE TABLE {name} AS SELECT * FROM given")
-    connection.unregister("given")
+def _make_table(connection: Any, name: str, types: Mapping[str, Any], columns: Sequence[Sequence[Any]] = ()) -> None:
+    """A table with columns of these Arrow types, and the rows of which the columns are given."""
+    # Not from an Arrow table: to make one, or to hand one over, imports pandas, which takes longer than a query.
+    described = ", ".join(f'"{column}" {_sql_type(kind)}' for column, kind in types.items())
+    connection.execute(f"CREATE TABLE {name} ({described})")
+    if columns and columns[0]:
+        connection.execute(f"INSERT INTO {name} SELECT {', '.join('unnest(?)' for _ in columns)}", list(columns))
+
+
+def _sql_type(kind: Any) -> str:
+    """The same type in SQL.
+
+    >>> _sql_type(pa.list_(pa.float64()))
+    'DOUBLE[]'
+    """
+    return f"{_sql_type(kind.value_type)}[]" if pa.types.is_list(kind) else _SQL_TYPES[str(kind)]
 
 
 def _make_runs(connection: Any, store: StoreFolder, packs: Sequence[PackNote]) -> None:
@@ -138,8 +152,7 @@ def _make_runs(connection: Any, store: StoreFolder, packs: Sequence[PackNote]) -
     text = pa.string()
     types = {"key": text, "date": text, "host": text, "seconds": pa.float64(), "records": pa.bool_()}
     entries = store.index.entries("pack IS NULL").values()
-    loose = pa.table({name: pa.array([getattr(e, name) for e in entries], kind) for name, kind in types.items()})
-    _make_table(connection, "own.runs", loose)
+    _make_table(connection, "own.runs", types, [[getattr(entry, name) for entry in entries] for name in types])
     whole, partly = packed(store, [note.pack for note in packs], FILES)
     rows = f" UNION ALL SELECT {', '.join(types)} FROM ({union(whole, partly)})" if packs else ""
     connection.execute(f"CREATE VIEW runs AS SELECT * FROM own.runs{rows}")

@@ -118,7 +118,9 @@ def schema(name: TableName) -> ArrowSchema:
 
 def _cell_columns() -> list[tuple[str, ArrowType]]:
     number, whole, text = pa.float64(), pa.int64(), pa.string()
-    columns = [("asked", text), ("code", text), *((f.name, _type_of(f.name)) for f in fields(RunOptions))]
+    hints = get_type_hints(RunOptions)
+    columns = [("asked", text), ("code", text)]
+    columns += [(f.name, _type_of(f.name, hints[f.name])) for f in fields(RunOptions)]
     columns += [("seed_asked", text), ("lr_asked", text), ("n_queries_used", whole)]
     columns += [(name, text) for name in _ABOUT]
     columns += [(_column(path), whole) for path in _COUNTS]
@@ -142,11 +144,10 @@ def _column(path: str) -> str:
     return plain.removesuffix(".value" if plain.startswith(_NEWER) else "").replace(".", "_")
 
 
-def _type_of(name: str) -> ArrowType:
+def _type_of(name: str, kind: Any) -> ArrowType:
     """The type of an option's column; a seed or a rate is the number used, and `auto` is in seed_asked or lr_asked."""
     if name == "adapter":
         return pa.list_(pa.string())
-    kind = get_type_hints(RunOptions)[name]
     parts = get_args(kind) if get_origin(kind) is not Literal else ()
     for python, arrow in ((bool, pa.bool_()), (int, pa.int64()), (float, pa.float64())):
         if kind is python or python in parts:

@@ -335,12 +335,12 @@ def _untrained(
     return {
         "_zsl": zsl,
         "_icl": _cached_pass(prepared, f"{name}_icl", lm, prepared.in_context),
-        "_ft": ask(lm, queries, prepared.zero_shot, tuned.patch),
+        "_ft": ask(lm, queries, replace(prepared.zero_shot, stay=True), tuned.patch),
     }
 
 
 def _cached_pass(prepared: Prepared, name: str, lm: LanguageModel, how: PassPlan) -> Asked:
     """A pass that the next run takes again, where its queries and its plan are the same."""
     queries = prepared.prompts.queries
-    how = replace(how, stay=lm is prepared.lm)  # the statistics read those of other models less often
+    how = replace(how, stay=True)
     return prepared.cache(name, (how, queries), lambda: ask(lm, queries, how))

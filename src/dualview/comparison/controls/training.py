@@ -117,11 +117,10 @@ def _train_all(
         return dict(zip(trainings, made, strict=True)), {}
     every = {**followed, **trainings}  # those that are followed first: then they are one batch, if they fit in one
     tuned, traces = yield from train_followed_steps(
-        lm, list(every.values()), recipe, range(len(followed)), taps, advance, kept
+        lm, list(every.values()), recipe, range(len(followed)), taps, advance, kept, factors_only=True
     )
     found = dict(zip(every, tuned, strict=True))
-    # Without the memory of the followed ones, which are not needed when they have been read.
-    return {name: found[name].alone() for name in trainings}, dict(zip(followed, traces, strict=True))
+    return {name: found[name] for name in trainings}, dict(zip(followed, traces, strict=True))
 
 
 def _corrected(

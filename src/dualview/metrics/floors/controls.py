@@ -202,9 +202,11 @@ LEAST_DEFINED = 0.5
 
 
 def record_tables(records: Records, backend: Backend = NUMPY) -> RecordTables:
-    """The similarities of ICL and FT, and with every control of this model in the place of one of them."""
-    found = {name: role_of(name) for name in control_trios(records) if name in records.controls}
-    return RecordTables.of(records, {name: role.place for name, role in found.items() if role is not None}, backend)
+    """The similarities of ICL and FT, with every control in the place of one of them, and of other models."""
+    found = {name: role_of(name) for name in control_trios(records)}
+    wholes = [name for name in found if name not in records.controls]
+    own = {name: role for name, role in found.items() if role is not None and name not in wholes}
+    return RecordTables.of(records, {name: role.place for name, role in own.items()}, backend, wholes)
 
 
 def compute_controls(

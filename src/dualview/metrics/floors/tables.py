@@ -6,8 +6,8 @@ Each chunk of queries is read once in double precision, and everything follows f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -133,8 +133,15 @@ class RecordTables:
     m: SettingTables | None
 
     @classmethod
-    def of(cls, records: Records, places: Mapping[str, Literal["icl", "ft"]], backend: Backend = NUMPY) -> RecordTables:
-        """`places`: the control settings to take in, by whose place they take."""
+    def of(
+        cls,
+        records: Records,
+        places: Mapping[str, Literal["icl", "ft"]],
+        backend: Backend = NUMPY,
+        wholes: Collection[str] = (),
+    ) -> RecordTables:
+        """`places`: the control settings to take in, by whose place they take; `wholes`: the models that bring all
+        three settings of their own."""
 
         def tables(array: str) -> SettingTables | None:
             stacks = [getattr(records[name], array) for name in MAIN_SETTINGS]
@@ -142,7 +149,18 @@ class RecordTables:
                 return None
             given = {name: getattr(records[name], array) for name in places}
             controls = {name: Replaced(places[name], stack) for name, stack in given.items() if stack is not None}
-            return setting_tables(stacks[0], stacks[1], stacks[2], controls, records.columns, backend)
+            made = setting_tables(stacks[0], stacks[1], stacks[2], controls, records.columns, backend)
+            others = {stem: [getattr(records[f"{stem}_{part}"], array) for part in MAIN_SETTINGS] for stem in wholes}
+            found = {
+                stem: setting_tables(own[0], own[1], own[2], columns=records.columns, backend=backend).main
+                for stem, own in others.items()
+                if not any(stack is None for stack in own)
+            }
+            means = {
+                stem: {form: defined_mean(values, axis=-1) for form, values in main.items()}
+                for stem, main in found.items()
+            }
+            return replace(made, controls={**made.controls, **means})
 
         return cls(tables("h"), tables("m"))
 
