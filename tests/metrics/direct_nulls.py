@@ -95,8 +95,8 @@ class LayerVectors:
     x_z: Float[np.ndarray, "*block query group"]
     off: tuple[np.ndarray, np.ndarray] | None = None
     """What is compared of ICL and of FT outside the heads' span, where it was recorded."""
-    length: np.ndarray | None = None
-    """The queries' numbers of tokens."""
+    known: np.ndarray | None = None
+    """What is known of each query, a row for each number."""
 
     @classmethod
     def of(
@@ -208,14 +208,14 @@ def centred(layer: LayerVectors) -> Sides:
     return Sides(sides[0], sides[1])
 
 
-def known_numbers(rows: list[np.ndarray], there: list[bool], length: np.ndarray | None) -> np.ndarray:
+def known_basis(rows: list[np.ndarray], there: list[bool], known: np.ndarray | None) -> np.ndarray:
     """An orthonormal basis, a column each, of what is known of the queries that are there: by least squares."""
     member = np.array(there, dtype=np.float64)
     mean = sum(row for row, here in zip(rows, there, strict=True) if here) / len(rows) + 0 * rows[0]
     strength = np.array([row @ mean for row in rows]) * member
-    numbers = [member, strength, *([] if length is None else [length * member])]
+    numbers = [member, strength, *([] if known is None else [number * member for number in known])]
     basis: list[np.ndarray] = []
-    for number in numbers[: max(1, len(rows) // 4)]:
+    for number in numbers[: max(1, len(rows) // 2)]:
         left = number
         if basis:
             left = number - np.stack(basis, 1) @ np.linalg.lstsq(np.stack(basis, 1), number, rcond=None)[0]
@@ -261,7 +261,7 @@ def beyond_mean_and_span(
             directions = [
                 layer.z[i, group] if keep else 0 * layer.z[i, group] for i, keep in zip(block, kept, strict=True)
             ]
-            known = known_numbers(rows, kept, None if layer.length is None else layer.length[block])
+            known = known_basis(rows, kept, None if layer.known is None else layer.known[:, block])
             outside = [np.eye(z.size) - np.outer(z, z) / (z @ z if z.any() else 1.0) for z in directions]
             rest = beyond_known(rows, outside, known)
             most = max(most, np.count_nonzero(known.any(axis=0)))
@@ -416,6 +416,7 @@ def record_floors(
     columns: Int[np.ndarray, " query"] | None = None,
     off: Sequence[Float[np.ndarray, "query layer d_model"]] = (),
     gold: Int[np.ndarray, " query"] | None = None,
+    known: Float[np.ndarray, "number query"] | None = None,
     seed: int = 0,
     by_size: bool = False,
 ) -> Mapping[Form, RecordFloors]:
@@ -433,7 +434,7 @@ def record_floors(
         with np.errstate(invalid="ignore", over="ignore"):  # a diverged fine-tuning leaves infinities: they become NaN
             z, p, f, *outside = (layer_of(stack, index, columns) for stack in (zsl, icl, ft, *off))
             for form, into in collected.items():
-                layer = replace(LayerVectors.of(form, z, p, f, outside), length=columns)
+                layer = replace(LayerVectors.of(form, z, p, f, outside), known=known)
                 into.fill(index, layer, gaussian(layer, dims, generator(seed, f"gaussian/{array}/{form}/{index}")))
                 if form == "normalised":
                     sizes = [ratio(norm(side - z), layer.z_norm)[:, 0] for side in (p, f)]

@@ -9,6 +9,7 @@ import pytest
 
 from dualview.analyses.certificate.plants import planted
 from dualview.metrics.cosine import similarity_table
+from dualview.metrics.floors.covariates import known_numbers
 from dualview.metrics.floors.nulls import RecordFloors, contrast_floors, record_floors, shuffle_test
 from dualview.metrics.floors.tables import Replaced, setting_tables
 from dualview.metrics.label_contrast import label_contrast
@@ -60,7 +61,8 @@ def assert_same(got: RecordFloors, wanted: RecordFloors, tolerance: float) -> No
 def test_floors_of_outputs(spans: bool, size: float) -> None:
     z, p, f, *off = outputs(size=size)
     forms, off = ["update", "normalised"], off if spans else []
-    known = {"off": off, "gold": np.arange(len(z)) % 3, "seed": 2}
+    numbers = np.random.default_rng(3).normal(size=(2, len(z)))
+    known = {"off": off, "gold": np.arange(len(z)) % 3, "known": numbers, "seed": 2}
     got, wanted = (each.record_floors(z, p, f, forms, **known) for each in (_fast, direct_nulls))
     for form in forms:
         assert_same(got[form], wanted[form], 1e-9)
@@ -103,7 +105,8 @@ def test_the_contrast_is_an_update_laid_on_zsl() -> None:
     sides = [h["zsl"] + (h[name] - h[f"{name}_flipped_labels"]) for name in ("icl", "ft")]  # pyright: ignore
     found = contrast_floors(records)
     assert found is not None
-    known = {"gold": records.gold, "by_size": True}
+    numbers = known_numbers(records["zsl"].log_probs, records.gold)
+    known = {"gold": records.gold, "known": numbers, "by_size": True}
     wanted = direct_nulls.record_floors(h["zsl"], *sides, ["update"], **known)["update"]  # pyright: ignore
     assert_same(found, wanted, 1e-9)
     off = [0.5 * (h[name] - h[f"{name}_flipped_labels"]) for name in ("icl", "ft")]  # pyright: ignore

@@ -71,6 +71,18 @@ def test_what_is_missing_makes_it_partial_and_is_named(missing: str, options: di
     assert found.levels[missing].clause in found.sentence and found.sentence.startswith("Partly supported")
 
 
+def test_without_learning_nothing_else_is_testable_but_draws_are_judged_together_all_the_same() -> None:
+    unable = judge(planted(0, **ALL, able=False, n=160), draws=199)
+    others = [level for name, level in unable.levels.items() if name != "learning"]
+    assert unable.overall == "not testable" and all(level.outcome == "not testable" for level in others)
+    found = unable.levels["representations"]
+    assert found.by_itself == "supported" and found.clause == unable.levels["learning"].clause
+    assert found.value is not None and found.value > 0.3, "the number stays"
+    weak = [judge(planted(seed, **ALL, sharp=0.5, n=40), draws=199) for seed in range(8)]
+    assert sum(each.overall == "not testable" for each in weak) >= 2
+    assert over_draws([each.levels for each in weak]).levels["representations"].outcome == "supported"
+
+
 def test_queries_of_one_label_tell_nothing() -> None:
     records = planted(0, **ALL, n=160)
     own = records.gold == 1
@@ -291,7 +303,7 @@ def test_what_zero_shot_explains_without_a_rest_is_not_supported() -> None:
     icl, ft = (zsl * (1 - np.array(by)[gold])[:, None] for by in ((0.2, 0.7), (0.3, 0.6)))
     records = {"gold": gold, "zsl": {"log_probs": zsl}, "icl": {"log_probs": icl}, "ft": {"log_probs": ft}}
     level = judge(records, draws=499).levels["predictions"]
-    assert (level.outcome, level.decided_by, level.p) == ("not supported", "zero-shot", 1.0)
+    assert (level.by_itself, level.decided_by, level.p) == ("not supported", "zero-shot", 1.0)
 
 
 def test_over_draws_agreement_is_compared_with_zero() -> None:

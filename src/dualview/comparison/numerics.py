@@ -23,8 +23,9 @@ History:
 9. Outputs are compared within classes: with other queries of the class, and beyond what the class shares. Rotations
    know the few directions that both settings write in, and the tail of their cosines. Agreement is also tested beyond
    any bent function of the zero-shot scores. The heads' span has no direction that is rounding.
-10. The rotations and `head_span` also remove what grows with the strength of a query's update along its class's, and
-    with its length (`metrics.floors.covariates`).
+10. The rotations and `head_span` also remove what grows with the strength of a query's update along its class's, with
+    its length and with zero-shot's log-odds of its label (`metrics.floors.covariates`). Without learning no other level
+    is testable.
 """
 
 NUMERICS_VERSION = 10

@@ -32,6 +32,7 @@ from dualview.learning.recipe import Rule, Training, TrainingRecipe, Tuned
 from dualview.learning.turns import Run, finished, have_room_together, in_turns
 from dualview.metrics import recompute
 from dualview.metrics.floors.controls import base_name
+from dualview.metrics.floors.covariates import known_numbers
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.models.head_span import off_spans
 from dualview.models.language_model import LanguageModel
@@ -138,7 +139,8 @@ def off_heads(
     changes = {name: (h[name], h["zsl"]) for name in judged if name in h}
     flipped = {name: (h[name], h[other]) for name, other in FLIPPED.items() if {name, other} <= h.keys()}
     contrasts = {f"{name} contrast": each for name, each in flipped.items()}
-    found = off_spans(lm, own, h["zsl"], {**changes, **contrasts}, gold, length)
+    known = known_numbers(settings["zsl"].log_probs, gold, length)
+    found = off_spans(lm, own, h["zsl"], {**changes, **contrasts}, gold, known)
     return {
         name: replace(setting, off_span=found.get(name), off_contrast=found.get(f"{name} contrast"))
         for name, setting in settings.items()

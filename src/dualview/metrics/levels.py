@@ -60,6 +60,21 @@ class Level:
     """One-sided p over this run's queries that the value is not above the floors made from its own records."""
     below_p: float | None = None
     """The same that it is not below 0."""
+    alone: Outcome | None = None
+    """What the level would be by itself, where it is not testable only for want of learning: several draws together may
+    show that there was learning."""
+
+    @property
+    def by_itself(self) -> Outcome:
+        return self.alone or self.outcome
+
+    def without_learning(self, learning: Level) -> Level:
+        """Not testable, because nothing was learnt; the numbers stay, and so does a reason of its own."""
+        return (
+            self
+            if self.outcome == "not testable"
+            else replace(self, outcome="not testable", clause=learning.clause, alone=self.by_itself)
+        )
 
     @property
     def floor(self) -> float | None:
@@ -69,7 +84,7 @@ class Level:
     def to_json(self) -> dict[str, object]:
         return {
             **{name: getattr(self, name) for name in ("outcome", "clause", "value", "decided_by", "p", "detectable")},
-            **{name: getattr(self, name) for name in ("query_p", "below_p")},
+            **{name: getattr(self, name) for name in ("query_p", "below_p", "alone")},
             "interval": None if self.interval is None else self.interval.to_json(),
             "floor": self.floor,
             "floors": dict(self.floors),

@@ -262,6 +262,8 @@ class LevelPart(ResultPart):
     query_p: float | None = None
     below_p: float | None = None
     """Over the queries of the run alone; not in older results."""
+    alone: str | None = None
+    """The outcome by itself, where the level is not testable only for want of learning; not in older results."""
 
 
 class VerdictPart(ResultPart):

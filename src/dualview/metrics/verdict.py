@@ -194,9 +194,18 @@ def judge_one(
     levels = {
         name: _named(found, str(given.meta.get("learner", "FT")).replace(":", " ", 1)) for name, found in levels.items()
     }
+    levels = _where_learnt(levels)
     overall = _overall(levels)
     sentence = _sentence(overall, levels, "for this list of demonstrations", _untried(given, overall))
     return Verdict(overall, sentence, "run", levels, metrics, seed, limit)
+
+
+def _where_learnt(levels: Mapping[str, Level]) -> dict[str, Level]:
+    """Without learning nothing can be said of how it is done, so nothing else is testable."""
+    learning = levels["learning"]
+    if learning.outcome == "supported":
+        return dict(levels)
+    return {name: each if name == "learning" else each.without_learning(learning) for name, each in levels.items()}
 
 
 def _named(level: Level, learner: str) -> Level:
@@ -214,6 +223,7 @@ def over_draws(draws: Sequence[Mapping[str, Level]], *, alpha: float | None = No
     """The verdict over several draws of demonstrations, from the levels of each: the draw is the unit."""
     limit = ALPHA_OVER_DRAWS if alpha is None else alpha
     levels = {name: _over(name, [each[name] for each in draws if name in each], limit) for name in LEVELS}
+    levels = _where_learnt(levels)
     overall = _overall(levels)
     sentence = _sentence(overall, levels, f"over {len(draws)} draws of demonstrations", [])
     return Verdict(overall, sentence, f"{len(draws)} draws", levels, {}, 0, limit)
@@ -244,6 +254,7 @@ def _levels_of(verdict: VerdictPart) -> dict[str, Level]:
             part.detectable,
             part.query_p,
             part.below_p,
+            cast("Outcome | None", part.alone),
         )
         for name, part in verdict.levels.items()
     }
@@ -251,7 +262,7 @@ def _levels_of(verdict: VerdictPart) -> dict[str, Level]:
 
 def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
     """One level over draws: every difference value − floor above 0, and not by a chance that all draws share."""
-    usable = [each for each in draws if each.outcome != "not testable" and each.value is not None]
+    usable = [each for each in draws if each.by_itself != "not testable" and each.value is not None]
     if len(usable) < 2:
         why = draws[0].clause if draws else "it is not in the results"
         return Level("not testable", f"{len(usable)} of {len(draws)} draws can be tested: {why}")
@@ -298,7 +309,7 @@ def _above_zero_p(gap: np.ndarray, draws: Sequence[Level]) -> float:
     """p that the gap is above 0 over draws. Draws that all have the same gap (as identical updates do, whose agreement
     is 1 in each) have no spread to test with: there, if every draw is supported by itself, the weakest decides."""
     same = float(np.ptp(gap)) <= 1e-9 * float(np.abs(gap).max(initial=0.0))
-    if same and gap[0] > 0 and all(each.outcome == "supported" for each in draws):
+    if same and gap[0] > 0 and all(each.by_itself == "supported" for each in draws):
         return max(_ALONE_P if each.p is None else each.p for each in draws)
     return above_zero_p(gap)
 

@@ -12,10 +12,11 @@ updates, query by query and layer by layer:
     off_span = (1 − P_q)(Δh_q − M z_q), less its part along (1 − P_q) m
 
 P_q projects on span{o_1, …, o_H, h_zsl} of the query (h_zsl may lie outside because of the bias). z_q are its
-covariates (`metrics.floors.covariates`: 1, the strength of its change, its length), orthonormal over the queries, and m
-is the part of M z_q that belongs to the 1. M is the least of Σ_q ‖(1 − P_q)(Δh_q − M z_q)‖² + ρ ‖M‖². One after the
-other would not do: what is left of the first, (1 − P_q) m, differs from query to query, alike in every setting that has
-m, and would pass for a similarity that is each query's own.
+covariates (`metrics.floors.covariates`: 1, the strength of its change, and what is known of the query), orthonormal
+over the queries, and m is the part of M z_q that belongs to the 1. M is the least of
+Σ_q ‖(1 − P_q)(Δh_q − M z_q)‖² + ρ ‖M‖². One after the other would not do: what is left of the first, (1 − P_q) m,
+differs from query to query, alike in every setting that has m, and would pass for a similarity that is each query's
+own.
 
 The null compares off-span parts of different queries, each outside a span of its own, so it needs them as vectors, and
 the records keep them for what is judged: as much again as those settings' h. The o_h themselves, heads times as much,
@@ -61,22 +62,24 @@ def off_span(
 def off_span_and_shared(
     h: Float[Tensor, "setting query d_model"],
     span: Float[Tensor, "query vector d_model"],
-    length: Float[Tensor, " query"] | None = None,
+    known: Float[Tensor, "number query"] | None = None,
 ) -> Float[Tensor, "setting query d_model"]:
     """Each query's vectors beyond its span and what queries share (above); M is found by conjugate gradients.
 
     Queries that are not finite stay so, and have no part in M.
     """
-    return _off_spans_and_shared(h, _Spans.of(span), length)
+    return _off_spans_and_shared(h, _Spans.of(span), known)
 
 
 def _off_spans_and_shared(
-    h: Float[Tensor, "setting query d_model"], spans: _Spans, length: Float[Tensor, " query"] | None
+    h: Float[Tensor, "setting query d_model"],
+    spans: _Spans,
+    known: Float[Tensor, "number query"] | None,
 ) -> Float[Tensor, "setting query d_model"]:
     if h.shape[1] == 1:
         return spans.outside(h)  # one query shares nothing with others
     finite = h.isfinite().all(-1)
-    numbers: Any = covariates(cast(Any, h), cast(Any, finite), cast(Any, length))
+    numbers: Any = covariates(cast(Any, h), cast(Any, finite), cast(Any, known))
     of_query = numbers.mT
     change = torch.zeros_like(numbers @ torch.zeros_like(h))
     left = numbers @ spans.outside(torch.where(finite[..., None], h, 0.0))
@@ -135,12 +138,12 @@ def off_spans(
     zsl: Float[np.ndarray, "query layer d_model"],
     changes: Mapping[str, Change],
     gold: Int[np.ndarray, " query"] | None = None,
-    length: Int[np.ndarray, " query"] | None = None,
+    known: Float[np.ndarray, "number query"] | None = None,
 ) -> dict[str, Float[np.ndarray, "query layer d_model"]]:
     """`off_span` of each change, given what enters the output projections in the zero-shot pass.
 
-    gold     the queries' labels, for an M of each class
-    length   their numbers of tokens
+    gold    the queries' labels, for an M of each class
+    known   what is known of each query (`metrics.floors.covariates`)
 
     Empty where an architecture's output projections do not read the heads side by side. Not finite changes stay so.
     Where the records are tensors on a GPU, so are these, if they fit.
@@ -167,8 +170,8 @@ def off_spans(
             moved = torch.stack([h[id(after)] - h[id(before)] for after, before in changes.values()])
             spans = _Spans.within(_head_outputs(_doubles(own, at, where), weight, h.pop(id(zsl))))
             h.clear()  # what the changes were made of is not needed beside the spans
-            tokens = None if length is None else torch.from_numpy(length[rows]).to(where, torch.float64)
-            left = _off_spans_and_shared(moved, spans, tokens)
+            numbers = None if known is None else torch.from_numpy(known[:, rows]).to(where)
+            left = _off_spans_and_shared(moved, spans, numbers)
             for into, kept in zip(found.values(), left, strict=True):
                 _write(into, (*at, slice(d_model)), kept)
 

@@ -179,5 +179,14 @@ INDEPENDENT: Mapping[str, Mapping[str, Any]] = {
     "one mean direction and uneven shrinkage": {"shared": 2.0, "uneven": True},
     "some queries easier": {"easy": 0.5, "d": 32},
     "some queries easier, longer and shrunk": {"easy": 0.5, "d": 32, "length": 0.5, "shrink": True, "layers": 6},
+    "the same in small classes": {
+        "easy": 0.5,
+        "d": 32,
+        "length": 0.5,
+        "bias": 1.0,
+        "classes": 6,
+        "n": 60,
+        "shared": 1.0,
+    },
 }
 """Ways to share something without being similar query by query: options of `planted`."""

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 
 from dualview.metrics.arrays import NUMPY, Backend
 from dualview.metrics.cosine import Form, defined_mean, overall_mean, similarity_table
+from dualview.metrics.floors.covariates import known_numbers
 from dualview.metrics.floors.nulls import Floor, RecordFloors, contrast_floors, off_spans_of, record_floors
 from dualview.metrics.floors.tables import RecordTables
 from dualview.metrics.measured import LayerBounds
@@ -227,7 +228,10 @@ def compute_controls(
         off = off_spans_of(records) if array == "h" else ()
         z, p, f = stacks
         columns, gold = records.columns, records.gold
-        floors = record_floors(z, p, f, forms, columns=columns, off=off, gold=gold, seed=seed, backend=backend)
+        known = known_numbers(records["zsl"].log_probs, gold, columns)
+        floors = record_floors(
+            z, p, f, forms, columns=columns, off=off, gold=gold, known=known, seed=seed, backend=backend
+        )
         for name in names:
             results[name] = similarity_controls(records, name, floors[SIMILARITIES[name].form], options, tables)
     contrast = contrast_floors(records, seed=seed, backend=backend)

@@ -38,6 +38,7 @@ from jaxtyping import Float, Int
 
 from dualview.metrics.arrays import NUMPY, Backend, as_type, library, put_like, to_numpy
 from dualview.metrics.cosine import Form, defined_mean, long_enough, overall_mean, ratio
+from dualview.metrics.floors.covariates import known_numbers
 from dualview.metrics.floors.rotations import BlockChunk, Rotations, UpdateSources, block_chunks
 from dualview.metrics.floors.updates import BlockProducts, Compared, gaussian, random_directions
 from dualview.metrics.label_contrast import FLIPPED
@@ -221,28 +222,31 @@ def record_floors(
     columns: Int[np.ndarray, " query"] | None = None,
     off: Sequence[Float[np.ndarray, "query layer d_model"]] = (),
     gold: Int[np.ndarray, " query"] | None = None,
+    known: Float[np.ndarray, "number query"] | None = None,
     seed: int = 0,
     backend: Backend = NUMPY,
 ) -> Mapping[Form, RecordFloors]:
     """All floors of `h` (three axes) or `m` (four) for the given forms, a few layers at a time.
 
-    off    ICL's and FT's `off_span`, where they were recorded
-    gold   the queries' labels: outputs are then compared within classes
+    off     ICL's and FT's `off_span`, where they were recorded
+    gold    the queries' labels: outputs are then compared within classes
+    known   what is known of each query (`floors.covariates`)
     """
-    sources = UpdateSources(zsl, icl, ft, off=off, length=columns)
-    return _floors(sources, forms, gold, seed, backend, by_size=False)
+    sources = UpdateSources(zsl, icl, ft, off=off, known=known)
+    return _floors(sources, forms, columns, gold, seed, backend, by_size=False)
 
 
 def _floors(
     sources: UpdateSources,
     forms: Sequence[Form],
+    columns: Int[np.ndarray, " query"] | None,
     gold: Int[np.ndarray, " query"] | None,
     seed: int,
     backend: Backend,
     *,
     by_size: bool,
 ) -> Mapping[Form, RecordFloors]:
-    zsl, columns = sources.zsl, sources.length
+    zsl = sources.zsl
     n, layers, array = zsl.shape[0], zsl.shape[1], "m" if zsl.ndim == 4 else "h"
     dims = np.full(n, zsl.shape[-1]) if columns is None or array == "h" else columns
     blocks = map_blocks(dims, seed) if array == "m" else output_blocks(n, seed, gold)
@@ -314,8 +318,9 @@ def contrast_floors(records: Records, *, seed: int = 0, backend: Backend = NUMPY
     if len(h) < 5:
         return None
     off = [each for name in FLIPPED if (each := records[name].off_contrast) is not None]
-    sources = UpdateSources(h[0], h[1], h[2], h[3], h[4], off if len(off) == 2 else (), records.columns)
-    return _floors(sources, ["update"], records.gold, seed, backend, by_size=True)["update"]
+    known = known_numbers(records["zsl"].log_probs, records.gold, records.columns)
+    sources = UpdateSources(h[0], h[1], h[2], h[3], h[4], off if len(off) == 2 else (), known)
+    return _floors(sources, ["update"], None, records.gold, seed, backend, by_size=True)["update"]
 
 
 def off_spans_of(records: Records) -> list[Float[np.ndarray, "query layer d_model"]]:

@@ -69,8 +69,8 @@ class UpdateSources:
     ft_base: np.ndarray | None = None
     off: Sequence[np.ndarray] = ()
     """Both changes beyond what all queries share and outside the heads' span, where they were recorded."""
-    length: Int[np.ndarray, " query"] | None = None
-    """The queries' numbers of tokens, where they were recorded."""
+    known: Float[np.ndarray, "number query"] | None = None
+    """What is known of each query (`floors.covariates`)."""
 
     def put(self, layers: slice, backend: Backend) -> UpdateSources:
         """Some layers of every source, where they are computed with."""
@@ -80,14 +80,14 @@ class UpdateSources:
 
         icl_base, ft_base = (None if base is None else of(base) for base in (self.icl_base, self.ft_base))
         off = [of(side) for side in self.off]
-        return UpdateSources(of(self.zsl), of(self.icl), of(self.ft), icl_base, ft_base, off, self.length)
+        return UpdateSources(of(self.zsl), of(self.icl), of(self.ft), icl_base, ft_base, off, self.known)
 
     def read(self, chunk: BlockChunk) -> BlockVectors:
         z, u, w = (chunk.read(side) for side in (self.zsl, self.icl, self.ft))
         u -= z if self.icl_base is None else chunk.read(self.icl_base)
         w -= z if self.ft_base is None else chunk.read(self.ft_base)
-        length = None if self.length is None else put_like(self.length[chunk.members].astype(np.float64), z)
-        return BlockVectors(z, u, w, tuple(chunk.read(side) for side in self.off), length)
+        known = None if self.known is None else put_like(self.known[:, chunk.members].swapaxes(0, 1), z)
+        return BlockVectors(z, u, w, tuple(chunk.read(side) for side in self.off), known)
 
 
 class Rotations:
@@ -169,7 +169,7 @@ def _beyond_mean_and_span(v: BlockVectors, compared: Compared) -> tuple[_Beyond,
             rows, fitted = clean - ratio(clean.sum(axis=-2), count)[..., None, :], 1 + 0 * count[..., 0]
         else:
             own = xp.where(kept[..., None], xp.nan_to_num(unit), 0.0)
-            known = covariates(clean, kept, None if v.length is None else v.length[:, None])
+            known = covariates(clean, kept, None if v.known is None else v.known[:, None])
             rows, fitted = _without_shared_and_own_direction(clean, own, known), dot(known, known).sum(axis=-1)
         length = norm(rows)
         # Where nothing is left (all queries share the update, or it lies in the span) nothing is similar: 0, not NaN.

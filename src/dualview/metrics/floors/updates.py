@@ -73,8 +73,8 @@ class BlockVectors:
     w: Float[np.ndarray, "*layer block group member dim"]
     off: tuple[Float[np.ndarray, "*layer block group member dim"], ...] = ()
     """ICL's and FT's updates outside the heads' span, where they were recorded."""
-    length: Float[np.ndarray, "block member"] | None = None
-    """The queries' numbers of tokens, where they were recorded."""
+    known: Float[np.ndarray, "block number member"] | None = None
+    """What is known of each query (`floors.covariates`)."""
 
 
 @dataclass(frozen=True)
