@@ -321,7 +321,7 @@ def _records(result: Result) -> Records:
 
 
 def _power(verdicts: Sequence[Verdict], dose: float, queries: int, draws: int) -> list[Power]:
-    counts = {level: sum(each.levels[level].outcome == "supported" for each in verdicts) for level in DECIDING} | {
+    counts = {level: sum(each.levels[level].by_itself == "supported" for each in verdicts) for level in DECIDING} | {
         "overall": sum(each.overall == "supported" for each in verdicts)
     }
     return [Power(level, dose, queries, draws, len(verdicts), count) for level, count in counts.items()]

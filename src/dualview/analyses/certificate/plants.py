@@ -36,6 +36,7 @@ def planted(
     shared: float = 0.0,
     length: float = 0.0,
     easy: float = 0.0,
+    ease_of: int | None = None,
     able: bool = True,
     sharp: float = 1.0,
     flips: bool = True,
@@ -53,6 +54,7 @@ def planted(
     length     how far a query moves grows with its length, which every setting writes in a direction of its own
     easy       how much easier some queries are than others, for both: they are pushed further, and have more of a
                direction that both settings write, next to one for each class
+    ease_of    the seed of how easy each query is; by default the records' own
     able       both learn the task; else neither moves towards the gold label
     sharp      how far beyond doubt: large values are right on every query
     flips      whether flipped labels change the answers
@@ -63,7 +65,8 @@ def planted(
     toward, away = np.eye(classes)[gold], np.eye(classes)[(gold + 1) % classes]
     moved = rng.normal(size=(n, classes))
     moves = {"icl": moved, "ft": _mixed(rng, moved, predictions)}
-    ease, written = _ease(np.random.default_rng([seed, 3]), gold, easy, (layers, d))
+    of_query = np.random.default_rng([seed if ease_of is None else ease_of, 3])
+    ease, written = _ease(of_query, np.random.default_rng([seed, 4]), gold, easy, (layers, d))
     scores: dict[str, np.ndarray] = {"zsl": zsl}
     for name, size in (("icl", 4.0), ("ft", 3.0)):
         kept = 0.5 * zsl if shrink else zsl
@@ -100,12 +103,13 @@ def planted(
 
 
 def _ease(
-    rng: np.random.Generator, gold: np.ndarray, easy: float, shape: tuple[int, int]
+    of_query: np.random.Generator, rng: np.random.Generator, gold: np.ndarray, easy: float, shape: tuple[int, int]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """How easy each query is, and what both settings write of it in h and in what labels change of h."""
     if not easy:
         return np.ones(len(gold)), [np.zeros(()), np.zeros(())]
-    ease = 1 + easy * rng.normal(size=len(gold))
+    ease = np.empty(len(gold))
+    ease[np.argsort(gold, kind="stable")] = 1 + easy * of_query.normal(size=len(gold))  # class by class
     of_class, for_all = rng.normal(size=(2, gold.max() + 1, *shape)), 1.5 * rng.normal(size=(2, *shape))
     return ease, [own[gold] + np.multiply.outer(ease, each) for own, each in zip(of_class, for_all, strict=True)]
 
@@ -143,7 +147,7 @@ def same_queries(seed: int, draws: int, *, kept: float, **options: Any) -> list[
     assert z is not None
     found: list[Records] = []
     for draw in range(draws):
-        other = planted(seed + 1_000_003 * (draw + 1), **options)
+        other = planted(seed + 1_000_003 * (draw + 1), **options, ease_of=seed)
         row = np.argsort(other.gold, kind="stable")[place]  # another query of the same class
         settings = {"zsl": first["zsl"]}
         for name in (name for name in first.settings if name != "zsl"):
