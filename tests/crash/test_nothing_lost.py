@@ -316,19 +316,36 @@ def run_to(stream: str, asked: tuple[str, ...], *more: str, **environment: str) 
     )
 
 
-def test_a_closed_standard_output(asked: tuple[str, ...], tmp_path: Path) -> None:
-    run = run_to(">&-", asked, "--out", str(tmp_path / "out"))
+@pytest.mark.parametrize("stream", [">&-", ">/dev/full"])
+def test_a_table_that_cannot_be_printed_beside_a_folder(stream: str, asked: tuple[str, ...], tmp_path: Path) -> None:
+    run = run_to(stream, asked, "--out", str(tmp_path / "out"))
     assert run.returncode == 0, run.stderr
     must_be_a_result(tmp_path / "out" / "result.json")
+    assert f"the result is in {tmp_path / 'out' / 'result.json'}." in run.stderr.splitlines()[-1]
 
 
-def test_a_full_standard_output_with_nothing_else_written(asked: tuple[str, ...], tmp_path: Path) -> None:
-    run = run_to(">/dev/full", asked, TMPDIR=str(tmp_path))
-    assert run.returncode == 0, run.stderr
+@pytest.mark.parametrize("json", [(), ("--json", "-")])
+@pytest.mark.parametrize(
+    ("stream", "why"), [(">&-", "Bad file descriptor"), (">/dev/full", "No space left on device"), ("| :", "")]
+)
+def test_standard_output_cannot_be_written_and_is_the_only_place(
+    stream: str, why: str, json: tuple[str, ...], asked: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = run_to(stream, asked, *json, TMPDIR=str(tmp_path))
+    assert run.returncode == (2 if why else 0) and "Traceback" not in run.stderr  # of a pipe, that of the reader
     [kept] = tmp_path.glob("dualview-*/result.json")
     must_be_a_result(kept)
     last = run.stderr.splitlines()[-1]
-    assert "table could not be printed (No space left on device)" in last and str(kept) in last
+    assert (
+        f"{'result' if json else 'table'} could not be printed ({why or 'Broken pipe'})" in last and str(kept) in last
+    )
+    assert "warning" not in "".join(run.stderr.splitlines()[:-1])
+
+
+def test_json_for_a_full_standard_output_beside_a_folder(asked: tuple[str, ...], tmp_path: Path) -> None:
+    run = run_to(">/dev/full", asked, "--json", "-", "--out", str(tmp_path / "out"))
+    assert run.returncode == 2
+    assert f"the result is in {tmp_path / 'out' / 'result.json'}." in run.stderr.splitlines()[-1]
 
 
 def test_a_terminal_that_knows_only_ascii(asked: tuple[str, ...], tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def main() -> None:
     gc.set_threshold(100_000, 20, 100)
     atexit.register(_skip_last_collection)
     try:
-        with terminal.warnings_as_sentences():
+        with terminal.warnings_as_sentences(), terminal.checked_output():
             app()
     except UserError as error:
         print(f"dualview: {error}", file=sys.stderr)

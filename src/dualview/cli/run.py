@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +12,12 @@ import typer
 from dualview.cli.options import given, json_option, with_options
 from dualview.io import terminal
 from dualview.io.errors import cause_of
-from dualview.io.json_files import is_stdout
+from dualview.io.json_files import Place, is_stdout, save_json
 from dualview.io.progress import for_stream
 from dualview.io.saving import save_to_temporary
 from dualview.options import RunOptions
+
+NOT_PRINTED = 2
 
 
 @with_options(RunOptions)
@@ -35,26 +37,32 @@ def run(
     from dualview import verbs
 
     written: list[Path] = []
-    places: dict[str, Any] = {"out": out, "json": json, "on_written": written.append}
+    # JSON for standard output is printed here, where a failure does not lose the result.
+    places: dict[str, Any] = {"out": out, "json": None if is_stdout(json) else json, "on_written": written.append}
     found: Any = verbs.run(seeds=seeds, dry_run=dry_run, progress=for_stream(), **places, **given(options))
     if dry_run:
         terminal.show(found.table())
-    elif not is_stdout(json):
-        from dualview.report.terminal import result_table, seeds_table
-
-        name = "result.json" if seeds is None else "seeds.json"
-        table = result_table if seeds is None else seeds_table
-        _present(lambda: table(found), written, name, found.save)
-
-
-def _present(table: Callable[[], Any], written: Sequence[Path], name: str, save: Callable[[Path], None]) -> None:
-    """Print a result's table and its files. A table that cannot be printed must not lose the result."""
+        return
+    name = "result.json" if seeds is None else "seeds.json"
     try:
-        terminal.show(table())
-        for path in written:
-            print(f"wrote {path}")
+        _print(found, written, json, several=seeds is not None)
         sys.stdout.flush()
     except Exception as error:
         terminal.forget_output()
-        kept = f"the result is in {written[0]}" if written else save_to_temporary(name, save)
-        terminal.say(f"dualview: warning: The table could not be printed ({cause_of(error)}); {kept}.")
+        kept = f"the result is in {written[0]}" if written else save_to_temporary(name, found.save)
+        what = "result" if is_stdout(json) else "table"
+        terminal.say(f"dualview: warning: The {what} could not be printed ({cause_of(error)}); {kept}.")
+        if is_stdout(json) or not written:  # it is not where it was asked for
+            raise typer.Exit(NOT_PRINTED) from error
+
+
+def _print(found: Any, written: Sequence[Path], json: Place, *, several: bool) -> None:
+    """A result as JSON, or its table and its files."""
+    if is_stdout(json):
+        save_json(json, found.to_json())
+        return
+    from dualview.report.terminal import result_table, seeds_table
+
+    terminal.show(seeds_table(found) if several else result_table(found))
+    for path in written:
+        print(f"wrote {path}")

@@ -34,7 +34,7 @@ def check_place(place: Place) -> None:
 def save_json(place: Place, content: Any) -> None:
     """Write `content`; to a temporary folder, with an error that names it, if the file cannot be written."""
     if is_stdout(place):
-        print(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False))
+        print(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), flush=True)
     elif place is not None:
         save_somewhere([Path(place)], lambda file: write_json(file, content))
 

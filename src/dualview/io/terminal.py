@@ -1,4 +1,4 @@
-"""Standard output and standard error: tables, sentences, and streams that are closed or accept only ASCII."""
+"""Standard output and standard error: tables, sentences, and streams that are closed, full or accept only ASCII."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dualview.io.errors import UserError, cause_of
 from dualview.io.saving import ExtraFailed
 
 WIDTH = 140
@@ -21,8 +22,10 @@ def open_streams() -> None:
     """Replace a closed stream, and let a stream print a question mark for a character it cannot encode."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the end
+        if stream is None and name == "stdout":  # opened to be read, so that writing fails as it does to a closed one
+            sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
+        elif stream is None:
+            sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
 
@@ -58,6 +61,63 @@ def warnings_as_sentences() -> Generator[None]:
         warnings.showwarning = show_warning
         warnings.simplefilter("always", ExtraFailed)
         yield
+
+
+class OutputFailed(UserError):
+    """Standard output cannot be written; its cause is the OSError."""
+
+
+class _Output:
+    """Standard output, whose failures are not mistaken for those of a file. A closed pipe stays a BrokenPipeError."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with _named_failure():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _named_failure():
+            self._stream.flush()
+
+
+@contextmanager
+def _named_failure() -> Generator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputFailed(f"The output could not be written: {cause_of(error)}.") from error
+
+
+@contextmanager
+def checked_output() -> Generator[None]:
+    """What a verb prints reaches standard output before the verb ends, or is an OutputFailed.
+
+    A pipe whose reader has left, as in `| head`, ends it quietly with exit code 1.
+    """
+    stream: Any = sys.stdout
+    checked = _Output(stream)
+    sys.stdout = checked
+    try:
+        yield
+    except SystemExit:  # how every verb ends
+        try:
+            checked.flush()
+        except BrokenPipeError:
+            sys.exit(1)
+        raise
+    finally:
+        sys.stdout = stream
+        try:
+            stream.flush()
+        except OSError:
+            forget_output()
 
 
 def forget_output() -> None:

@@ -17,7 +17,7 @@ from dualview.store.cell_key import CONTENT_OPTIONS, Fingerprints, asked_id
 from dualview.store.store import Store
 from dualview.sweep.spec import Grid
 from dualview.tasks.sampling import sample_demos
-from dualview.tasks.task import load_task
+from dualview.tasks.task import Task, load_task
 
 _AT_ONCE = 5_000
 """How many cells are looked up together."""
@@ -124,11 +124,16 @@ def must_have_demonstrations(cells: Sequence[PlannedCell]) -> None:
             most[named] = options
     for options in most.values():
         task = load_task(options.task, options.data)
-        source = str(task.source("train"))
-        if source.startswith("hf:") or (source.startswith("embedded:") and not assets.DATA.folder.is_dir()):
+        if not rows_are_here(task):
             continue
         try:
             task.rows("train")
         except UserError:
             continue
         sample_demos(task, 1, options.shots)
+
+
+def rows_are_here(task: Task) -> bool:
+    """Whether a task's rows can be read without a download."""
+    source = str(task.source("train"))
+    return not source.startswith("hf:") and (not source.startswith("embedded:") or assets.DATA.folder.is_dir())

@@ -25,6 +25,7 @@ from dualview.store.marker import is_nothing
 from dualview.store.packs.compaction import pack
 from dualview.store.signals import uninterrupted
 from dualview.store.store import Store
+from dualview.sweep.dry_run import must_be_able_to_start
 from dualview.sweep.engine import Engine, Failed, Finished, Known, Local, Outcome, failed
 from dualview.sweep.plan import PlannedCell, make_plan, must_have_demonstrations, part_of
 from dualview.sweep.spec import Spec
@@ -110,7 +111,9 @@ def sweep(
         run = Sweep(opened, read, cells, say, auto="cuda" if gpus else None)
         must_have_demonstrations(run.plan.todo)
         run.announce()
-        if not dry_run:
+        if dry_run:
+            must_be_able_to_start(run.plan.todo)
+        else:
             if run.plan.changed:  # another cell was current: another model of that name
                 opened.index.set_current(run.plan.changed)
             if run.plan.todo:

@@ -66,7 +66,8 @@ def serve(
     app = make_app(model_cache, policy_for(host, number, token=token, names=allow_host), store=routes)
     address = f"http://{f'[{host}]' if ':' in host else host}:{number}/"
     opened = address if token is None else f"{address}?token={quote(token, safe='')}"
-    print(f"dualview explorer: {opened}", flush=True)
+    with suppress(UserError):  # a service may have no standard output, and does not need it
+        print(f"dualview explorer: {opened}", flush=True)
     print("Ctrl-C stops it.", file=sys.stderr, flush=True)
     if host != LOOPBACK and not allow_host:
         print(f"Others may use the name you give with --allow-host, as in box.example:{number}.", file=sys.stderr)
