@@ -114,9 +114,10 @@ class Verdict:
         }
 
     def _passed(self, metric: str) -> bool | None:
-        """Whether the level that a metric decides is supported; None where it decides none, or cannot."""
+        """Whether the level that a metric decides is supported by itself, learning or not; None where it decides none,
+        or cannot."""
         level = self.levels.get(DECIDED_BY.get(metric, ""))
-        return None if level is None or level.outcome == "not testable" else level.outcome == "supported"
+        return None if level is None or level.by_itself == "not testable" else level.by_itself == "supported"
 
     def controls_json(self) -> dict[str, object]:
         """The result file's `controls`, by metric."""
