@@ -127,6 +127,28 @@ def test_a_cut_connection(hub: Hub, online: Client, cuts: int) -> None:
     assert json.loads(answer.fine())[0] == texts(40 + cuts)
 
 
+def test_files_that_are_broken(hub: Hub, online: Client) -> None:
+    """The cause is named, and nothing else is printed: no lines of the libraries, no advice about the name."""
+    whole = data_files()
+    hub.repo("owner/cut", "datasets").commit({**whole, "plain/train-0.parquet": parquet(tiny.rows(24, 1))[:-20]})
+    odd = [{"text": row["text"], "other": 1.5} for row in tiny.rows(12, 7)]
+    hub.repo("owner/odd", "datasets").commit({**whole, "plain/test-0.parquet": parquet(odd)})
+    for name, cause in (("owner/cut", "Parquet magic bytes not found"), ("owner/odd", "column")):
+        said = read(online, f"hf:{name}:train").complaint()
+        assert f"the data set {name} could not be read (" in said and cause in said and "check" not in said, said
+
+
+def test_a_cache_that_cannot_be_written(hub: Hub, tmp_path: Path) -> None:
+    hub.repo("owner/kept", "datasets").commit(data_files())
+    (tmp_path / "home").write_text("a file")
+    client = Client(hub.url, tmp_path / "home")
+    try:
+        said = read(client, "hf:owner/kept:train").complaint()
+    finally:
+        client.close()
+    assert "set HF_HOME to a folder that can be written" in said and str(tmp_path / "home") in said
+
+
 def test_another_commit_is_no_answer_to_a_failure(hub: Hub, online: Client) -> None:
     """`datasets` would give the older rows here and say nothing."""
     repo = hub.repo("owner/older", "datasets")

@@ -30,6 +30,8 @@ _NAME = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NETWORK = ("httpx", "httpcore", "requests", "urllib3", "aiohttp")
 """Exceptions of these packages mean that a connection failed; which one is used depends on the client's version."""
+_LOCAL = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+"""A cache that cannot be written."""
 _PROBES, _PAUSE_SECONDS = 3, 1.0
 _log = logging.getLogger("dualview.io.hub")
 
@@ -246,7 +248,7 @@ def incomplete(repo: Repo, what: str) -> NotCached:
 
 def explained(error: Exception, name: HubName, kind: Kind, file: str | None = None) -> UserError:
     """What a failure of the hub's client means for the user, in one sentence."""
-    found = {type(each).__name__: each for each in _chain(error)}
+    found = {type(each).__name__: each for each in chain(error)}
     word, status = WORDS[kind], _status(error)
     if "GatedRepoError" in found or status == 403:
         return gated(name, kind)
@@ -274,10 +276,17 @@ def explained(error: Exception, name: HubName, kind: Kind, file: str | None = No
             f"The download of {what} failed ({_reason(error)}), and so did several attempts to resume it; check the "
             "connection and run the command again."
         )
-    return UserError(f"The {word} {name} could not be read from the hub ({first_line(error)}); check its name.")
+    local = next((each for each in chain(error) if isinstance(each, OSError) and each.errno in _LOCAL), None)
+    if local is not None:
+        where = f"{local.filename}: " if local.filename else ""
+        return UserError(
+            f"The {word} {name} could not be kept on this machine ({where}{local.strerror}); set HF_HOME to a folder "
+            "that can be written."
+        )
+    return UserError(f"The {word} {name} could not be read ({_reason(error)}); look at its files on the hub.")
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
     """An exception and its causes."""
     seen: BaseException | None = error
     while seen is not None:
@@ -287,17 +296,17 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _status(error: Exception) -> int | None:
     """The hub's HTTP status, if it answered."""
-    codes = (getattr(getattr(each, "response", None), "status_code", None) for each in _chain(error))
+    codes = (getattr(getattr(each, "response", None), "status_code", None) for each in chain(error))
     return next((code for code in codes if isinstance(code, int) and code >= 400), None)
 
 
 def _is_network(error: Exception) -> bool:
     if _status(error) is not None:
         return False
-    if any(isinstance(each, ConnectionError | TimeoutError) for each in _chain(error)):
+    if any(isinstance(each, ConnectionError | TimeoutError) for each in chain(error)):
         return True
-    packages = {kind.__module__.partition(".")[0] for each in _chain(error) for kind in type(each).__mro__}
-    cut_short = any("Consistency check failed" in str(each) for each in _chain(error))
+    packages = {kind.__module__.partition(".")[0] for each in chain(error) for kind in type(each).__mro__}
+    cut_short = any("Consistency check failed" in str(each) for each in chain(error))
     return cut_short or any(package.startswith(_NETWORK) for package in packages)
 
 
@@ -309,5 +318,5 @@ def _is_down(error: Exception) -> bool:
 
 def _reason(error: Exception) -> str:
     """The innermost message: a client wraps the socket's error in several layers."""
-    messages = [first_line(each) for each in _chain(error) if str(each).strip()]
+    messages = [first_line(each) for each in chain(error) if str(each).strip()]
     return messages[-1] if messages else type(error).__name__

@@ -94,7 +94,7 @@ def read_hub(source: str) -> HubRows:
         raise UserError(
             f"{source} needs the datasets package ({error}); run `pip install 'dualview[hub]'`, {INSTEAD}."
         ) from error
-    datasets.logging.set_verbosity_error()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors are raised as well
     datasets.disable_progress_bars()
     try:
         return _read(datasets, *find(addresses))
@@ -185,6 +185,11 @@ def _explained(error: Exception, address: HubAddress) -> UserError:
         )
     if "gated dataset" in message:
         return hub.gated(address.name, "dataset")
+    if any("column names don't match" in str(each) for each in hub.chain(error)):  # the last of many lines
+        return UserError(
+            f"the data set {address.dataset} could not be read (its files do not have the same columns); name a "
+            "configuration whose files do"
+        )
     return hub.explained(error, address.name, "dataset")
 
 
