@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dualview.anatomy.kernels import AttentionPart, Rule, attend, final_logits, merge, with_sinks
+from dualview.anatomy import kernels
+from dualview.anatomy.kernels import (
+    AttentionPart,
+    Rule,
+    attend,
+    attend_in_place,
+    attends_in_place,
+    final_logits,
+    merge,
+    with_sinks,
+)
 
 FAST = settings(max_examples=60, deadline=None)
 
@@ -245,3 +257,64 @@ def test_windows_and_chunks(queries: list[int], keys: list[int], window: int | N
             if key <= query:
                 right = (window is None or query - key < window) and (chunk is None or query // chunk == key // chunk)
                 assert (True if seen is None else bool(seen[i, j])) == right
+
+
+def one_by_one(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float) -> tuple[Tensor, Tensor]:
+    """What flash attention gives for sequences in a row, each on its own."""
+    outs, lses = list[Tensor](), list[Tensor]()
+    for start, end in pairwise(bounds.tolist()):
+        assert end - start <= longest
+        part = attend(*(x[start:end].transpose(0, 1)[None] for x in (q, k, v)), Rule(scale), causal=True)
+        outs.append(part.out[0].transpose(0, 1))
+        lses.append(part.lse[0])
+    return torch.cat(outs), torch.cat(lses, 1)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_sequences_are_attended_to_where_they_are(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_flash_of_sequences", one_by_one)
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(batch, heads, 12, 8, generator=draw, dtype=torch.float64) for heads in (4, 2, 2))
+    rule, starts = Rule(0.3), torch.tensor([0, 5, 6])
+    found = attend_in_place(q, k, v, rule, starts, 6)
+    at = torch.arange(12)
+    sequence = (at[:, None] >= starts).sum(1)
+    allowed = (sequence[:, None] == sequence) & (at[:, None] >= at)
+    wanted = attend(q, k, v, rule, allowed=allowed, key_at=at)
+    assert torch.allclose(found.out, wanted.out) and torch.allclose(found.lse, wanted.lse)
+
+
+def test_only_plain_half_precision_passes_on_a_gpu_are_attended_in_place() -> None:
+    q = torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert not attends_in_place(q, q, q, Rule(1.0))  # not on a GPU
+    with FakeTensorMode(), torch.no_grad(), torch.device("cuda"):
+        half, single = (torch.zeros(1, 2, 3, 8, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+        assert attends_in_place(half, half, half, Rule(1.0))
+        assert not attends_in_place(single, single, single, Rule(1.0))
+        for rule in (Rule(1.0, window=2), Rule(1.0, chunk=2), Rule(1.0, softcap=1.0), Rule(1.0, alibi=Slopes(2))):
+            assert not attends_in_place(half, half, half, rule)
+        with torch.enable_grad():
+            assert not attends_in_place(half, half, half, Rule(1.0))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_flash_attention_equals_the_definition() -> None:
+    draw = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 90, 64, generator=draw, device="cuda").bfloat16() for heads in (8, 2, 2))
+    rule, starts = Rule(0.125), torch.tensor([0, 40, 41], device="cuda")
+    wide = tuple(x.double() for x in (q, k, v))
+    at = torch.arange(90, device="cuda")
+    sequence = (at[:, None] >= starts).sum(1)
+    allowed = (sequence[:, None] == sequence) & (at[:, None] >= at)
+    with torch.no_grad():
+        assert attends_in_place(q, k, v, rule)
+        pairs = [
+            (attend_in_place(q, k, v, rule, starts, 49), attend(*wide, rule, allowed=allowed, key_at=at)),
+            (attend(q, k, v, rule, causal=True), attend(*wide, rule, causal=True)),
+            (attend(q, k[:1], v[:1], rule), attend(wide[0], wide[1][:1], wide[2][:1], rule)),
+        ]
+    for found, wanted in pairs:
+        assert found.out.shape == wanted.out.shape and found.lse.shape == wanted.lse.shape
+        assert torch.allclose(found.out.double(), wanted.out, rtol=0, atol=2e-2)
+        assert torch.allclose(found.lse.double(), wanted.lse, rtol=0, atol=1e-3)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dualview.anatomy import split_products
-from dualview.anatomy.split_products import parts, split_linear
+from dualview.anatomy.split_products import own_linear, parts, split_linear
 from dualview.learning.finetune import train
 from dualview.learning.recipe import Rule, Training, TrainingRecipe
 from dualview.models.loading import adopt
@@ -40,10 +40,13 @@ def test_the_parts_add_up_to_the_number(numbers: list[float]) -> None:
 
 
 @pytest.mark.parametrize("depth", [40, 1 << 11])
-def test_a_product_of_parts_is_a_float32_product(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_of_parts_is_a_float32_product(
+    monkeypatch: pytest.MonkeyPatch, depth: int, dtype: torch.dtype
+) -> None:
     monkeypatch.setattr(split_products, "_DEPTH", depth)
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(4, 5, 96, generator=draw) * torch.logspace(-3, 3, 96)
+    x = (torch.randn(4, 5, 96, generator=draw) * torch.logspace(-3, 3, 96)).to(dtype)
     weight, bias = torch.randn(7, 96, generator=draw), torch.randn(7, generator=draw)
     found = split_linear(x, weight, bias, exact)
     wanted = x.double() @ weight.double().T + bias.double()
@@ -102,6 +105,19 @@ def test_a_pass_by_parts_equals_a_plain_one(
         close(one.log_probs, other.log_probs)
         close(one.h, other.h)
         close(one.m, other.m)
+
+
+@pytest.mark.parametrize("rates", [1, 3])
+def test_what_is_added_to_a_half_precision_output_is_by_parts(splitting: list[tuple[int, ...]], rates: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(rates, 5, 96, generator=draw).bfloat16(), torch.randn(rates, 7, 96, generator=draw)
+    with torch.no_grad():
+        found = own_linear(x, weight)
+    wanted = x.double() @ weight.double().mT
+    assert len(splitting) == 3 * rates and found.dtype == torch.float32
+    assert torch.allclose(found.double(), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+    splitting.clear()
+    assert torch.equal(own_linear(x, weight), x.float() @ weight.mT) and not splitting  # as a training does
 
 
 def test_what_is_differentiated_or_already_fast_is_left_alone(splitting: list[tuple[int, ...]]) -> None:

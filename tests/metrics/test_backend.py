@@ -136,4 +136,4 @@ def test_steps_cover_all_layers_within_the_bound() -> None:
     for backend in (arrays.NUMPY, arrays.Backend("cpu")):
         steps = backend.steps(32, 500 * 4096)
         assert [layer for step in steps for layer in range(32)[step]] == list(range(32))
-        assert max(step.stop - step.start for step in steps) * 500 * 4096 <= max(500 * 4096, 1 << 23)
+        assert max(step.stop - step.start for step in steps) * 500 * 4096 <= max(500 * 4096, 1 << 24)

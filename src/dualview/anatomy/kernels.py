@@ -105,6 +105,50 @@ def attend(
     )
 
 
+def attends_in_place(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> bool:
+    """Whether `attend_in_place` can be used for these."""
+    plain = rule.window is None and rule.chunk is None and rule.softcap is None and rule.alibi is None
+    tangents = any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v))
+    return plain and not torch.is_grad_enabled() and not tangents and _kernel_for(q, k, v, None) is _cuda_flash
+
+
+def attend_in_place(
+    q: Float[Tensor, "batch head token d_head"],
+    k: Float[Tensor, "batch kv_head token d_head"],
+    v: Float[Tensor, "batch kv_head token d_value"],
+    rule: Rule,
+    starts: Int[Tensor, " sequence"],
+    longest: int,
+) -> AttentionPart:
+    """Causal attention of sequences that lie one after another in a row, each over itself; nothing is copied or padded.
+
+    starts    where each begins in the row
+    longest   the most tokens of any
+    """
+    batch, heads, tokens, _ = q.shape
+    rows = torch.arange(batch + 1, device=q.device) * tokens
+    bounds = torch.cat([(rows[:-1, None] + starts).flatten(), rows[-1:]]).to(torch.int32)
+    one, other, third = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    out, lse = _flash_of_sequences(one, other, third, bounds, longest, rule.scale)
+    return AttentionPart(
+        out.view(batch, tokens, heads, -1).transpose(1, 2), lse.view(heads, batch, tokens).transpose(0, 1)
+    )
+
+
+def _flash_of_sequences(
+    q: Float[Tensor, "token head d_head"],
+    k: Float[Tensor, "token kv_head d_head"],
+    v: Float[Tensor, "token kv_head d_value"],
+    bounds: Int[Tensor, " sequence_and_end"],
+    longest: int,
+    scale: float,
+) -> tuple[Float[Tensor, "token head d_value"], Float[Tensor, "head token"]]:
+    found = torch.ops.aten._flash_attention_forward(
+        q, k, v, bounds, bounds, longest, longest, 0.0, True, False, scale=scale
+    )
+    return found[0], found[1]
+
+
 def merge(first: AttentionPart, second: AttentionPart) -> AttentionPart:
     """The two parts' softmaxes as one: each output weighted by its share of the mass."""
     # Not NaN: a query always sees itself, so its own part has mass. `lerp` is exact at both ends, so a part without
@@ -194,10 +238,8 @@ def _causal_slices(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor) ->
 
 
 def _cuda_flash(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> AttentionPart:
-    def kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=rule.scale)[:2]
-
-    return _by_groups(kernel, q, k, v, causal)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=rule.scale)[:2]
+    return AttentionPart(out, lse[..., : q.shape[2]])  # the kernel may pad its log-sum-exps to whole blocks
 
 
 def _cuda_efficient(q: Tensor, k: Tensor, v: Tensor, rule: Rule, bias: Tensor | None, causal: bool) -> AttentionPart:

@@ -37,9 +37,7 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 def split_products(model: nn.Module, dtype: torch.dtype, device: torch.device) -> AbstractContextManager[Any]:
     """While it lasts, large float32 products that nothing differentiates run on tensor cores, where they are faster."""
-    # Who allows TF32 has chosen speed over precision, and has faster products already.
-    exact = torch.get_float32_matmul_precision() == "highest"
-    if dtype != torch.float32 or not exact or torch.is_grad_enabled() or not _faster(device):
+    if dtype != torch.float32 or not _allowed(device):
         return nullcontext()
     # Of a narrow model no product is split, and to look at every call of a pass takes time.
     return _Splitting() if any(_wide(p) for p in model.parameters()) else nullcontext()
@@ -55,6 +53,12 @@ def _faster(device: torch.device) -> bool:
     return device.type == "cuda" and has_product and torch.cuda.get_device_capability(device) in _CAPABILITIES
 
 
+def _allowed(device: torch.device) -> bool:
+    # Who allows TF32 has chosen speed over precision, and has faster products already.
+    exact = torch.get_float32_matmul_precision() == "highest"
+    return exact and not torch.is_grad_enabled() and _faster(device)
+
+
 class _Splitting(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -65,7 +69,7 @@ class _Splitting(TorchFunctionMode):
 
 
 def _worth(x: Tensor, weight: Tensor) -> bool:
-    if x.dtype != torch.float32 or weight.dtype != torch.float32:
+    if x.dtype not in (torch.float32, torch.bfloat16) or weight.dtype != torch.float32:
         return False
     rows = x.numel() // max(1, x.shape[-1])
     # A pass that carries tangents needs operations that forward differentiation knows.
@@ -84,20 +88,31 @@ def _on_tensor_cores(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
 
 
 def split_linear(
-    x: Float[Tensor, "*batch d_in"],
+    x: Float[Tensor, "*batch d_in"] | BFloat16[Tensor, "*batch d_in"],
     weight: Float[Tensor, "d_out d_in"],
     bias: Float[Tensor, " d_out"] | None = None,
     product: Product = _on_tensor_cores,
 ) -> Float[Tensor, "*batch d_out"]:
-    """x Wᵀ + bias, by products of bfloat16 parts."""
+    """x Wᵀ + bias, by products of bfloat16 parts; a bfloat16 x is its own only part."""
     y: Tensor | None = None
+    single = x.dtype == torch.bfloat16
     for some, columns in zip(x.flatten(0, -2).split(_DEPTH, -1), weight.split(_DEPTH, -1), strict=True):
         width = some.shape[-1]
-        a, b = parts(some), parts(columns, reverse=True).mT
+        a, b = some if single else parts(some), parts(columns, reverse=True).mT
         for count in range(_PARTS, 0, -1):  # a₁b₃ + a₂b₂ + a₃b₁, then a₁b₂ + a₂b₁, then a₁b₁
-            y = product(a[:, : count * width], b[(_PARTS - count) * width :], y)
+            start, pairs = (_PARTS - count) * width, 1 if single else count
+            y = product(a[:, : pairs * width], b[start : start + pairs * width], y)
     assert y is not None
     return (y if bias is None else y + bias).view(*x.shape[:-1], -1)
+
+
+def own_linear(
+    x: Float[Tensor, "batch row d_in"] | BFloat16[Tensor, "batch row d_in"], weight: Float[Tensor, "batch d_out d_in"]
+) -> Float[Tensor, "batch row d_out"]:
+    """x Wᵀ, each batch row with its own W, in W's precision: by parts where nothing differentiates and it is faster."""
+    if _allowed(x.device) and _worth(x[0], weight[0]):
+        return torch.stack([split_linear(rows, own) for rows, own in zip(x, weight, strict=True)])
+    return x.to(weight.dtype) @ weight.mT
 
 
 def parts(x: Float[Tensor, "row width"], *, reverse: bool = False) -> BFloat16[Tensor, "row parts_width"]:

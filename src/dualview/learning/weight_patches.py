@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from dualview.anatomy.hooks import hooked
 from dualview.anatomy.layers import Anatomy, Projection
+from dualview.anatomy.split_products import own_linear
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Deltas:
         """ΔW x + Δb for one projection, in the deltas' own precision."""
         weight, bias = self.weights[index], self.biases[index]
         # In the change's precision: a small ΔW would vanish in half precision before it is added.
-        change = x.to(weight.dtype).flatten(1, -2) @ weight.mT
+        change = own_linear(x.flatten(1, -2), weight)
         change = change if bias is None else change + bias[:, None]
         return change.view(*x.shape[:-1], weight.shape[1])
 

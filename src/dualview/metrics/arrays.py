@@ -17,8 +17,8 @@ from jaxtyping import Int, Num
 
 T = TypeVar("T")
 _THREADS = 8  # each holds some ten arrays of one step in double precision
-_CACHED, _ON_DEVICE = 1 << 18, 1 << 23
-"""The numbers of one array in one step: as many as stay in a processor's cache, or as keep a GPU busy (64 MiB)."""
+_CACHED, _ON_DEVICE = 1 << 18, 1 << 24
+"""The numbers of one array in one step: as many as stay in a processor's cache, or as keep a GPU busy (128 MiB)."""
 
 
 def library(array: object) -> Any:
@@ -64,11 +64,11 @@ class Backend:
         return [slice(start, min(start + step, layers)) for start in range(0, layers, step)]
 
     def threads(self, wanted: int = _THREADS) -> int:
-        """How many threads help: on a device two, one of which copies while the other computes.
+        """How many threads help: on a device one, which hands out thousands of small steps faster by itself.
 
-        More would hold more of its memory: each has some fifteen arrays of one step.
+        More would also hold more of its memory: each has some fifteen arrays of one step.
         """
-        return min(wanted if self.device is None else 2, os.cpu_count() or 1)
+        return min(wanted if self.device is None else 1, os.cpu_count() or 1)
 
     def each(self, work: Callable[[Any], T], items: list[Any] | range) -> list[T]:
         """`work` on every item, on several threads: nearly all of it is numpy's or torch's, which lets threads run."""

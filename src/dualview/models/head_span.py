@@ -44,7 +44,7 @@ from dualview.records.setting import MEAN_RIDGE, is_away
 _ELEMENTS = 1 << 26
 """The largest array of head outputs, in numbers of 8 bytes."""
 _RIDGE = 1e-5**2
-"""Added to the diagonal of G, the products of unit vectors: where they are shorter than 1e-5, a direction is rounding.
+"""ε, added to the squares of directions made of unit vectors: one that is shorter than 1e-5 is rounding.
 
 Without a bias h_zsl is the sum of the o_h, and what rounding leaves of h_zsl − Σ o_h points anywhere: another machine's
 points elsewhere, and a span that had it would remove something else from every update."""
@@ -100,10 +100,15 @@ def _off_spans_and_shared(
 
 @dataclass(frozen=True)
 class _Spans:
-    """Each query's span: unit vectors, and the Cholesky factor of their inner products."""
+    """Each query's span, by vectors V = L⁻¹U: U are unit vectors, LLᵀ = UUᵀ + ε.
 
-    unit: Float[Tensor, "query vector d_model"]
-    factor: Float[Tensor, "query vector vector"]
+    h − VᵀVh leaves of a direction of size s the share ε/(s² + ε), and the same once more its square: nothing of one
+    that stands out from rounding, all of one that is rounding.
+    """
+
+    vectors: Float[Tensor, "query vector d_model"]
+    twice: Float[Tensor, "query vector vector"]
+    """2 − VVᵀ: both rounds in one, (1 − VᵀV)² = 1 − Vᵀ(2 − VVᵀ)V."""
 
     @classmethod
     def of(cls, span: Float[Tensor, "query vector d_model"]) -> _Spans:
@@ -111,21 +116,18 @@ class _Spans:
 
     @classmethod
     def within(cls, span: Float[Tensor, "query vector d_model"]) -> _Spans:
-        """The spans in the memory of the vectors given, which are overwritten: nothing else here is as large."""
+        """The spans of vectors that are overwritten: nothing else here is as large."""
         length = span.norm(dim=-1, keepdim=True)
         unit = span.div_(length).masked_fill_(~(length > 0), 0.0)
         gram = unit @ unit.mT
-        ridge = _RIDGE * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        return cls(unit, torch.linalg.cholesky(gram + ridge))
+        one = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        vectors = torch.linalg.solve_triangular(torch.linalg.cholesky(gram + _RIDGE * one), unit, upper=False)
+        return cls(vectors, 2 * one - vectors @ vectors.mT)
 
     def outside(self, h: Float[Tensor, "setting query d_model"]) -> Float[Tensor, "setting query d_model"]:
-        # By Cholesky, which is quick in batches. Of a direction of size s the ridge leaves the share ε/(s² + ε), and
-        # the second round its square: nothing of one that stands out from rounding, all of one that is rounding.
-        vectors = h.transpose(0, 1)
-        for _ in range(2):
-            weights = torch.cholesky_solve(self.unit @ vectors.mT, self.factor)
-            vectors = vectors - weights.mT @ self.unit
-        return vectors.transpose(0, 1)
+        rows = h.transpose(0, 1)
+        weights = rows @ self.vectors.mT @ self.twice
+        return torch.baddbmm(rows, weights, self.vectors, alpha=-1.0).transpose(0, 1)
 
 
 Change = tuple[Float[np.ndarray, "query layer d_model"], Float[np.ndarray, "query layer d_model"]]

@@ -18,7 +18,17 @@ from torch.autograd import forward_ad
 
 from dualview.anatomy.dispatch import AttentionCall, Unsupported
 from dualview.anatomy.hooks import hooked
-from dualview.anatomy.kernels import AttentionPart, Rule, attend, by_token, final_logits, merge, with_sinks
+from dualview.anatomy.kernels import (
+    AttentionPart,
+    Rule,
+    attend,
+    attend_in_place,
+    attends_in_place,
+    by_token,
+    final_logits,
+    merge,
+    with_sinks,
+)
 from dualview.anatomy.layers import Anatomy, Projection
 from dualview.models.packing.rows import Pack
 from dualview.models.prefix import Prefix
@@ -115,9 +125,11 @@ class Packed:
         return self._in_sight[kind]
 
     def _own(self, call: AttentionCall) -> AttentionPart:
-        """Each query's tokens among themselves, as a batch of short rows."""
+        """Each query's tokens among themselves: where they are, or as a batch of short rows."""
         pack, batch, rule = self.pack, call.q.shape[0], call.rule
         n, width = pack.slots.shape
+        if pack.ancestors is None and attends_in_place(call.q, call.k, call.v, rule):
+            return attend_in_place(call.q, call.k, call.v, rule, pack.slots[:, 0], width)
         q, k, v = (_take(x, pack.slots) for x in (call.q, call.k, call.v))
         at = self.positions[pack.slots]
         allowed = self._own_visible(rule, at)

@@ -12,6 +12,7 @@ cosines, other queries' updates, the mean direction, and what is left once the z
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -143,7 +144,7 @@ class Compared:
         )
         return cls(form, p, alpha, beta, gamma, delta, x_norm, y_norm)
 
-    @property
+    @cached_property
     def own(self) -> dict[str, Float[np.ndarray, "*layer block group member"]]:
         """Each query's own numbers, by name."""
         p = self.products
@@ -182,7 +183,7 @@ class Compared:
         c, d = c[..., None, :], d[..., None, :]
         return found + a * d * p.u_z + b * c * p.z_w + b * d * p.z_z
 
-    @property
+    @cached_property
     def usable(self) -> Bool[np.ndarray, "*layer block group member"]:
         isfinite = library(self.x_norm).isfinite
         return isfinite(self.x_norm) & isfinite(self.y_norm)
