@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -380,3 +381,14 @@ def test_a_number_that_is_none_is_one_sentence(
 ) -> None:
     assert call(monkeypatch, "run", "--model", model, "--shots", "few") == 2
     assert "Option --shots: Input should be a valid integer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", [None, "ACTIVE"])
+def test_waiting_threads_sleep_unless_they_are_asked_to_spin(
+    asked: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", asked or "")  # set, so that it is put back
+    if asked is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert call(monkeypatch, "tasks") == 0
+    assert os.environ["OMP_WAIT_POLICY"] == (asked or "PASSIVE")

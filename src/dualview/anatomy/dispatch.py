@@ -27,6 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dualview.anatomy import legacy_attention
 from dualview.anatomy.hooks import hooked
 from dualview.anatomy.kernels import Rule
+from dualview.anatomy.onednn_products import onednn_products
 from dualview.anatomy.split_products import split_products
 
 FAST = "dualview"
@@ -254,8 +255,13 @@ def run_forward(
     slices = head is not None or (keep is not None and "logits_to_keep" in accepted)
     if slices and head is None:
         arguments["logits_to_keep"] = keep
-    faster = split_products(model, model.dtype, ids.device), _without_cudnn(native and ids.is_cuda)
-    with engaged(model, strategy, native=native) as turn, _reading(head, keep), faster[0], faster[1]:
+    faster = onednn_products if ids.device.type == "cpu" else split_products
+    with (
+        engaged(model, strategy, native=native) as turn,
+        _reading(head, keep),
+        faster(model, model.dtype, ids.device),
+        _without_cudnn(native and ids.is_cuda),
+    ):
         logits: Tensor = model(**arguments).logits
         # Otherwise an architecture that does not look up its attention would run unwatched, without an error.
         if turn.layer == 0:
