@@ -266,7 +266,7 @@ def _floors(
     def fill(step: slice) -> None:
         here, count = sources.put(step, backend), step.stop - step.start
         own: dict[Form, dict[str, np.ndarray]] = {form: {} for form in forms}
-        rotations = Rotations(dims, count, groups, sample, backend) if "update" in forms else None
+        rotations = Rotations(dims, count, groups, sample, backend, outputs=array == "h") if "update" in forms else None
         for chunk in chunks:
             v, members = here.read(chunk), backend.put(chunk.members)
             products = BlockProducts.of(v, with_z=with_z)
