@@ -114,7 +114,8 @@ def _without_most_shared(x: _Side, y: _Side) -> tuple[_Side, _Side]:
     there, numbers, found = as_type(both, "float64"), list[np.ndarray](), list[tuple[np.ndarray, np.ndarray]]()
     for half in (0, 1):  # queries stand in a block in random order: every other one is a random half
         mine = put_like(np.arange(members) % 2 == half, there)
-        directions = most_shared(*(side[..., 1 - half :: 2, :] for side in clean), several)
+        others = [side[..., 1 - half :: 2, :] for side in clean]
+        directions = most_shared(others[0], others[1], several)
         read = [directions @ side.swapaxes(-1, -2) for side in clean]
         numbers += [there * mine, *(side[..., each, :] * mine for each in range(several) for side in read)]
         found.append((mine, directions))
