@@ -292,7 +292,9 @@ def without_most_shared(found: list[np.ndarray], own: list[np.ndarray]) -> tuple
         numbers += [half * both, *(half * both * (side @ u) for u in largest.T for side in (x, y))]
     basis: list[np.ndarray] = []
     for number in (each.astype(np.float64) for each in numbers):
-        left = number - (np.stack(basis, 1) @ np.linalg.lstsq(np.stack(basis, 1), number, rcond=None)[0] if basis else 0)
+        left = number - (
+            np.stack(basis, 1) @ np.linalg.lstsq(np.stack(basis, 1), number, rcond=None)[0] if basis else 0
+        )
         if norm(left) > 1e-3 * norm(number):
             basis.append(left / norm(left))
     known, left = np.stack(basis, 1), list[np.ndarray]()
