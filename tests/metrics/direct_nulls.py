@@ -242,14 +242,15 @@ def beyond_known(rows: list[np.ndarray], outside: list[np.ndarray], known: np.nd
 
 
 def beyond_mean_and_span(
-    layer: LayerVectors, block: Int[np.ndarray, " member"], group: int
+    layer: LayerVectors, block: Int[np.ndarray, " member"], group: int, *, outputs: bool
 ) -> tuple[list[np.ndarray], np.ndarray, int]:
     """ICL's and FT's vectors of a block beyond what is known of the queries and outside the heads' span, or else off
     each query's zsl, each followed by where they are more than rounding; who is there; how many numbers were fitted."""
     lengths = layer.x_norm[block, group], layer.y_norm[block, group]
     usable = np.isfinite(lengths[0] * lengths[1])
     found: list[np.ndarray] = []
-    most = 1
+    own: list[np.ndarray] = []
+    most, directions = 1, list[np.ndarray]()
     for side, whole in zip(layer.off or (layer.x, layer.y), lengths, strict=True):
         rows = [side[i, group] for i in block]
         kept = [bool(u and norm(row) >= UNDEFINED_BELOW * w) for row, u, w in zip(rows, usable, whole, strict=True)]
@@ -265,8 +266,52 @@ def beyond_mean_and_span(
             outside = [np.eye(z.size) - np.outer(z, z) / (z @ z if z.any() else 1.0) for z in directions]
             rest = beyond_known(rows, outside, known)
             most = max(most, np.count_nonzero(known.any(axis=0)))
-        found += [rest, np.array(kept) & ~(norm(rest) < UNDEFINED_BELOW * whole)]
+        found += [rest, np.array(kept)]
+        own.append(np.zeros((block.size, rows[0].size)) if layer.off is not None else np.stack(directions))
+    if group == 0 and outputs:
+        (found[0], found[2]), fitted = without_most_shared(found, own)
+        most += fitted
+    for at, whole in ((0, lengths[0]), (2, lengths[1])):
+        found[at + 1] = found[at + 1] & ~(norm(found[at]) < UNDEFINED_BELOW * whole)
     return found, usable, most
+
+
+def without_most_shared(found: list[np.ndarray], own: list[np.ndarray]) -> tuple[list[np.ndarray], int]:
+    """Both sides less the directions that both share most, found on the other half of the block, by dense matrices."""
+    x, x_there, y, y_there = found
+    members, d, both = len(x), x.shape[1], x_there & y_there
+    several = min(2, members // 12)
+    if not several:
+        return [x, y], 0
+    halves, numbers, directions = [np.arange(members) % 2 == half for half in (0, 1)], list[np.ndarray](), []
+    for half in halves:
+        product = sum((np.outer(x[q], y[q]) for q in np.flatnonzero(~half & both)), np.zeros((d, d)))
+        values, vectors = np.linalg.eigh((product + product.T) / 2)
+        largest = vectors[:, np.argsort(abs(values))[::-1][:several]]
+        directions.append(largest)
+        numbers += [half * both, *(half * both * (side @ u) for u in largest.T for side in (x, y))]
+    basis: list[np.ndarray] = []
+    for number in (each.astype(np.float64) for each in numbers):
+        left = number - (
+            np.stack(basis, 1) @ np.linalg.lstsq(np.stack(basis, 1), number, rcond=None)[0] if basis else 0
+        )
+        if norm(left) > 1e-3 * norm(number):
+            basis.append(left / norm(left))
+    known, left = np.stack(basis, 1), list[np.ndarray]()
+    for rows, mine in ((x, own[0]), (y, own[1])):
+        outside = [np.eye(d) - np.outer(z, z) / (z @ z if z.any() else 1.0) for z in mine]
+        matrix = 0.01 * np.eye(known.shape[1] * d)
+        matrix += sum(np.kron(np.outer(k, k), p) for k, p in zip(known, outside, strict=True))
+        total = sum(np.kron(k, p @ row) for k, p, row in zip(known, outside, rows, strict=True))
+        change = np.linalg.solve(matrix, total).reshape(known.shape[1], d)
+        rest: list[np.ndarray] = []
+        for q, (k, p, row) in enumerate(zip(known, outside, rows, strict=True)):
+            u = p @ directions[0 if halves[0][q] else 1]
+            own_part = p @ (row - k @ change)
+            rest.append(own_part - u @ np.linalg.lstsq(u, own_part, rcond=None)[0])
+        left.append(np.stack(rest))
+    nothing = (norm(left[0]) < 0.2 * norm(x)) & (norm(left[1]) < 0.2 * norm(y))
+    return [np.where(nothing[:, None], *pair) for pair in zip((x, y), left, strict=True)], known.shape[1] - 1
 
 
 def rotation_variance(sides: Sides, dims: Int[np.ndarray, " query"], sample: Int[np.ndarray, " member"]) -> float:
@@ -378,6 +423,8 @@ class _Collected:
         blocks: Sequence[Int[np.ndarray, " _member"]],
         dims: Int[np.ndarray, " query"],
         sample: Int[np.ndarray, " member"],
+        *,
+        outputs: bool,
     ) -> None:
         """What is similar outside the span and beyond the block's mean, and how far chance alone carries it."""
         n, groups = layer.x_norm.shape
@@ -385,7 +432,7 @@ class _Collected:
         units_ = Sides(np.full(layer.x.shape, np.nan), np.full(layer.y.shape, np.nan))
         for block in blocks:
             for group in range(groups):
-                (x, x_left, y, y_left), usable, fitted = beyond_mean_and_span(layer, block, group)
+                (x, x_left, y, y_left), usable, fitted = beyond_mean_and_span(layer, block, group, outputs=outputs)
                 count = int(usable.sum())
                 for at, i in enumerate(block):
                     if not usable[at] or count < 2:
@@ -441,7 +488,7 @@ def record_floors(
                     into.tables["noise"][:, index] = noise_floor(sizes[0], sizes[1])
                 into.fill_blocks(index, layer, blocks)
                 if form == "update":
-                    into.fill_rotated(index, layer, blocks, dims, sample)
+                    into.fill_rotated(index, layer, blocks, dims, sample, outputs=array == "h")
 
     each_layer(fill, layers)
     span = "head_span" if off else "zsl_direction"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dualview.analyses.certificate.plants import planted
+from dualview.analyses.certificate.plants import planted, same_queries
+from dualview.metrics.floors.beyond import most_shared
 from dualview.metrics.floors.nulls import output_blocks
 from dualview.metrics.floors.rotations import crowding
 from dualview.metrics.statistics import cosine_above_p
@@ -133,3 +134,79 @@ def test_what_rounding_leaves_of_zero_shot_is_no_direction_of_the_span() -> None
     wanted = off_span_and_shared(h, heads)
     for found in (first, second):
         assert (found - wanted).norm() < 1e-3 * wanted.norm()
+
+
+def with_hidden_number(seed: int, kinds: int, own: float = 1.0, **options: object) -> Records:
+    """Both settings write a number of the query that nobody knows, or one of a few topics, next to a large mean."""
+    records, rng = planted(seed, predictions=0.9, **options), np.random.default_rng([seed, 11])
+    n, *rest = records["zsl"].h.shape  # pyright: ignore
+    number = np.eye(kinds)[rng.integers(kinds, size=n)] if kinds > 1 else 1 + 0.5 * rng.normal(size=(n, 1))
+    written, taught = (np.tensordot(number, side, 1) for side in rng.normal(size=(2, kinds, *rest)))
+    settings = dict(records.settings)
+    for name in ("icl", "ft"):
+        mean, mean_taught = 3 * rng.normal(size=(2, *rest))
+        for suffix, sign in (("", 0.5), ("_flipped_labels", -0.5)):
+            h = records[name + suffix].h
+            assert h is not None
+            moved = own * (h - records["zsl"].h) + written + mean + sign * (taught + mean_taught)
+            settings[name + suffix] = replace(records[name + suffix], h=records["zsl"].h + moved)
+    return Records(records.gold, settings)
+
+
+@pytest.mark.parametrize("d", [32, 256])
+@pytest.mark.parametrize("kinds", [1, 3])
+def test_a_hidden_number_of_the_query_is_not_similarity(kinds: int, d: int) -> None:
+    """One that the strength along a large mean does not tell; also in more dimensions than there are queries."""
+    found = [with_hidden_number(seed, kinds, d=d, n=160) for seed in range(10)]
+    assert max(supported(found).values()) <= 2
+    alike = [with_hidden_number(seed, kinds, d=d, n=160, representations=0.6, labels=0.6) for seed in range(3)]
+    assert min(supported(alike).values()) == 3
+
+
+def test_easy_queries_next_to_a_large_mean_are_not_supported() -> None:
+    options = {"easy": 0.5, "d": 32, "shared": 3.0, "taught": 3.0}
+    found = [judge(planted(seed, **options), draws=199) for seed in range(12)]
+    assert not any(each.overall == "supported" for each in found)
+    over = [judge(same_queries(seed, 3, kept=0.9, **options), draws=199) for seed in range(4)]
+    assert not any(each.overall == "supported" for each in over)
+
+
+@pytest.mark.parametrize("rank", [3, 6])
+def test_identical_updates_of_low_rank_are_supported(rank: int) -> None:
+    records, rng = planted(0, predictions=1.0, layers=2, d=32), np.random.default_rng(5)
+    settings, z = dict(records.settings), records["zsl"].h
+    assert z is not None
+    moved, taught = (np.tensordot(rng.normal(size=(len(z), rank)), rng.normal(size=(rank, 2, 32)), 1) for _ in "ab")
+    for name in ("icl", "ft"):
+        for suffix, sign in (("", 0.5), ("_flipped_labels", -0.5)):
+            settings[name + suffix] = replace(records[name + suffix], h=z + moved + sign * taught)
+    assert supported([Records(records.gold, settings)]) == dict.fromkeys(SIMILAR, 1)
+
+
+@pytest.mark.parametrize("d", [5, 40, 200])
+def test_the_most_shared_directions_are_eigenvectors(d: int) -> None:
+    """Of ½ (XᵀY + YᵀX) by dense matrices, whatever the number of dimensions; the same with torch."""
+    x, y = np.random.default_rng(d).normal(size=(2, 3, 20, d))
+    y = y - 2 * x * (np.arange(d) < 2)
+    product = x.swapaxes(1, 2) @ y
+    values, vectors = np.linalg.eigh((product + product.swapaxes(1, 2)) / 2)
+    largest = np.argsort(abs(values), axis=1)[:, -2:]
+    found = most_shared(x, y, 2)
+    other = most_shared(torch.from_numpy(x), torch.from_numpy(y), 2)  # pyright: ignore
+    for layer in range(3):
+        wanted = vectors[layer][:, largest[layer]]
+        for directions in (found[layer], np.asarray(other[layer])):
+            np.testing.assert_allclose(directions.T @ directions, wanted @ wanted.T, atol=1e-8)
+
+
+def test_there_are_no_more_shared_directions_than_there_is_to_share() -> None:
+    one = np.random.default_rng(0).normal(size=(12, 1)) * np.eye(6)[0]
+    found = most_shared(one, one, 2)
+    np.testing.assert_allclose(abs(found), [np.zeros(6), np.eye(6)[0]], atol=1e-9)
+    assert not most_shared(0 * one, 0 * one, 2).any()
+
+
+def test_what_a_query_has_of_its_own_does_not_choose_what_is_removed() -> None:
+    """Unrelated updates are left above 0 as often as below: the directions come from other queries."""
+    left = [judge(planted(seed, d=16, n=100), draws=99).by_metric["sim_aou"].floors["rotated"].p for seed in range(80)]
+    assert 0.3 < np.mean(np.array(left, dtype=float) < 0.5) < 0.7 and np.mean(np.array(left, dtype=float) < 0.05) < 0.15

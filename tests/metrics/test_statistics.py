@@ -16,6 +16,7 @@ from dualview.metrics.statistics import (
     above_zero_p,
     another_draw_p,
     benjamini_hochberg,
+    detectable_beyond,
     detectable_mean,
     draw_interval,
     generator,
@@ -224,3 +225,13 @@ def test_what_a_mean_over_draws_could_have_shown() -> None:
     for _ in range(1000):
         found += above_zero_p(rng.normal(reach, 1.0, 6)) < 0.05
     assert 0.72 < found / 1000 < 0.9
+
+
+def test_what_a_drawn_control_lets_be_found_is_found_that_often() -> None:
+    rng, found = np.random.default_rng(0), []
+    for _ in range(400):
+        draws = rng.normal(0.05, 0.01, size=5)
+        reach = detectable_beyond(draws, 0.01)
+        assert reach is not None
+        found.append((another_draw_p(draws.mean() + reach, draws) or 0) < 0.01)
+    assert np.mean(found) > 0.8 and detectable_beyond([0.1], 0.01) is None

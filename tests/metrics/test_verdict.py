@@ -13,7 +13,7 @@ from dualview.analyses.certificate.plants import INDEPENDENT, planted, same_quer
 from dualview.io.errors import UserError
 from dualview.metrics.agreement import centred_log_odds
 from dualview.metrics.floors.controls import FloorResult, MetricControls
-from dualview.metrics.levels import NEEDED, similarity_level
+from dualview.metrics.levels import NEEDED, Level, similarity_level
 from dualview.metrics.statistics import Interval
 from dualview.metrics.verdict import LEVELS, Verdict, judge, over_draws
 from dualview.records import Records, Setting
@@ -327,10 +327,10 @@ def test_answers_without_scores_are_said_to_be_so() -> None:
 def test_a_value_at_a_floor_is_not_above_it_whatever_its_test_says(floor: str) -> None:
     floors = {name: FloorResult(0.1, 0.001) for name in NEEDED} | {floor: FloorResult(0.942, 1e-9)}
     metric = MetricControls("sim_aou", 0.935, Interval(0.9, 0.95, 0.95), floors)
-    level = similarity_level(metric, 0.01, 0.95)
+    level = similarity_level(metric, 0.01)
     assert (level.outcome, level.decided_by, level.p) == ("not supported", floor, None)
     assert "not above its floor" in level.clause
-    fine = similarity_level(replace(metric, floors=floors | {floor: FloorResult(0.5, 1e-9)}), 0.01, 0.95)
+    fine = similarity_level(replace(metric, floors=floors | {floor: FloorResult(0.5, 1e-9)}), 0.01)
     assert fine.outcome == "supported"
 
 
@@ -385,3 +385,38 @@ def test_identical_calls_give_identical_verdicts_and_plain_json() -> None:
         assert controls[metric].keys() >= {"ci", "floors", "ceiling", "p"}
         assert verdict["by_metric"][metric].keys() >= {"value", "ci", "floor", "ceiling", "p", "position"}
     assert judge(records, seed=8).by_metric["sim_aou"].ci != first.by_metric["sim_aou"].ci
+
+
+def test_opposite_updates_are_contradicted_and_unrelated_ones_are_not() -> None:
+    against = judge(planted(0, predictions=0.9, representations=-0.6, labels=0.6), draws=199)
+    assert against.levels["representations"].outcome == "contradicted"
+    found = [judge(planted(seed, features=3), draws=199) for seed in range(25)]
+    assert (
+        sum(each.levels[name].outcome == "contradicted" for each in found for name in ("representations", "labels"))
+        <= 2
+    )
+
+
+def test_broken_zero_shot_scores_are_refused_and_broken_queries_are_counted() -> None:
+    records = planted(0, predictions=0.9, representations=0.6, labels=0.6)
+    scores = records["zsl"].log_probs.copy()
+    scores[3] = np.nan
+    broken = {**records.settings, "zsl": replace(records["zsl"], log_probs=scores)}
+    with pytest.raises(UserError, match="zero-shot scores"):
+        judge(replace(records, settings=broken))
+    h = records["ft"].h
+    assert h is not None
+    h = h.copy()
+    h[:30] = np.nan
+    found = judge(replace(records, settings={**records.settings, "ft": replace(records["ft"], h=h)}), draws=199)
+    assert "30 of 120 queries are not finite" in found.sentence and "30 of 120" in found.levels["labels"].clause
+
+
+def test_draws_that_are_each_supported_are_supported_together_whatever_their_floors() -> None:
+    draws = [
+        {name: Level("supported", "", 1.0, floors={"rotated": floor}, p=0.002, query_p=0.002) for name in LEVELS}
+        for floor in (0.05, 0.9)
+    ]
+    assert over_draws(draws).overall == "supported"
+    draws[1]["labels"] = replace(draws[1]["labels"], outcome="not supported", p=0.2)
+    assert over_draws(draws).levels["labels"].outcome == "not supported"

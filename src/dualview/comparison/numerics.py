@@ -26,6 +26,9 @@ History:
 10. The rotations and `head_span` also remove what grows with the strength of a query's update along its class's, with
     its length and with zero-shot's log-odds of its label (`metrics.floors.covariates`). Without learning no other level
     is testable.
+11. The rotations also remove the two directions that ICL and FT share most, found on other queries. A similarity is
+    contradicted only where every test made from the records says so, at the p that support needs. Over draws, the
+    largest p of draws that are each supported will do, too. `detectable` counts the draws of controls.
 """
 
-NUMERICS_VERSION = 10
+NUMERICS_VERSION = 11

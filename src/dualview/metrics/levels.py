@@ -76,6 +76,10 @@ class Level:
             else replace(self, outcome="not testable", clause=learning.clause, alone=self.by_itself)
         )
 
+    def mentioning(self, further: str) -> Level:
+        """The same with something more in its clause."""
+        return replace(self, clause=f"{self.clause} ({further})") if further else self
+
     @property
     def floor(self) -> float | None:
         """The highest floor."""
@@ -167,8 +171,8 @@ def predictions_level(
 _EXPLAINED = {"length": "their lengths explain", "zero-shot": "their zero-shot log-odds explain"}
 
 
-def similarity_level(metric: MetricControls, alpha: float, level: float = 0.95) -> Level:
-    """A similarity against every floor."""
+def similarity_level(metric: MetricControls, alpha: float) -> Level:
+    """A similarity against every floor; contradicted where it is as surely below 0 as support has to be above."""
     title = TITLES[metric.metric]
     floors = {name: floor.value for name, floor in metric.floors.items() if floor.value is not None}
     if metric.reason == NOT_RECORDED:
@@ -187,7 +191,7 @@ def similarity_level(metric: MetricControls, alpha: float, level: float = 0.95) 
         below_p=metric.below_p,
     )
     below = metric.ci is not None and metric.ci.high < 0
-    if below and metric.below_p is not None and metric.below_p < (1 - level) / 2:
+    if below and metric.below_p is not None and metric.below_p < alpha:
         clause = f"{title} is {metric.value:.3f}: FT moves against ICL"
         return replace(about, outcome="contradicted", clause=clause, decided_by="rotated", p=metric.below_p)
     unknown = [name for name in NEEDED if name not in metric.floors or metric.floors[name].p is None]
@@ -221,4 +225,4 @@ def labels_level(records: Records, contrast: MetricControls, options: ControlOpt
             lost = float((right[0] - right[1]).mean())
             clause = f"flipping the labels does not change what {name.upper()} answers ({-lost:+.3f} in accuracy)"
             return Level("not testable", clause, contrast.value)
-    return similarity_level(contrast, alpha, options.level)
+    return similarity_level(contrast, alpha)

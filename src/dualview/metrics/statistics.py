@@ -239,6 +239,18 @@ def detectable_mean(values: Float[np.ndarray, " draw"], alpha: float, power: flo
     return reach * float(values.std(ddof=1)) / n**0.5
 
 
+def detectable_beyond(draws: Sequence[float], alpha: float, power: float = 0.8) -> float | None:
+    """How far above a control's mean a value must be for `another_draw_p` < alpha with the given probability.
+
+    (t_{1−α} + t_{power}) s √(1 + 1/n) with n − 1 degrees of freedom; None with fewer than two draws.
+    """
+    n = len(draws)
+    if n < 2:
+        return None
+    reach = student_quantile(1 - alpha, n - 1) + student_quantile(power, n - 1)
+    return reach * float(np.std(draws, ddof=1)) * (1 + 1 / n) ** 0.5
+
+
 def cosine_above_p(cosine: float, deviation: float) -> float:
     """One-sided p of a mean cosine whose chance values have the mean 0 and the given standard deviation.
 

@@ -31,8 +31,10 @@ import numpy as np
 from dualview.io.display import as_html
 from dualview.io.errors import UserError
 from dualview.metrics.agreement import Agreement, agreement
+from dualview.metrics.arrays import library, to_numpy
 from dualview.metrics.floors.controls import ControlOptions, FloorResult, MetricControls, compute_controls
 from dualview.metrics.floors.tables import RecordTables
+from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.levels import (
     Level,
     Outcome,
@@ -159,8 +161,10 @@ def judge_one(
     agreed: Agreement | None = None,
 ) -> Verdict:
     """The verdict on one run; `tables` and `agreed` are its similarities and agreement, where they are known."""
-    seed, draws, level = options.seed, options.draws, options.level
+    seed, draws = options.seed, options.draws
     scores = [given[name].log_probs for name in MAIN_SETTINGS]
+    if np.isnan(scores[0]).any() or np.isposinf(scores[0]).any():
+        raise UserError("zero-shot scores are not finite: the model itself, or what was recorded of it, is broken.")
     agreed = agreed or agreement(given.gold, *scores, seed=seed, draws=draws)
     floors, below = {test: FloorResult(0.0, p) for test, p in agreed.tests.items()}, agreed.below
     if agreed.value is not None:
@@ -188,17 +192,33 @@ def judge_one(
     levels = {
         "learning": learning_level(given, options),
         "predictions": predictions_level(agreed, floors, below, limit),
-        "representations": similarity_level(metrics["sim_aou"], limit, level),
-        "attention": similarity_level(metrics["sim_am"], limit, level),
+        "representations": similarity_level(metrics["sim_aou"], limit),
+        "attention": similarity_level(metrics["sim_am"], limit),
         "labels": labels_level(given, metrics["label_contrast"], options, limit),
     }
     levels = {
-        name: _named(found, str(given.meta.get("learner", "FT")).replace(":", " ", 1)) for name, found in levels.items()
+        name: _named(
+            found.mentioning(_left_out(given, name)), str(given.meta.get("learner", "FT")).replace(":", " ", 1)
+        )
+        for name, found in levels.items()
     }
     levels = _where_learnt(levels)
     overall = _overall(levels)
     sentence = _sentence(overall, levels, "for this list of demonstrations", _untried(given, overall))
     return Verdict(overall, sentence, "run", levels, metrics, seed, limit)
+
+
+_OF_OUTPUTS = {"representations": MAIN_SETTINGS, "labels": ("icl", "ft", *FLIPPED.values())}
+"""The settings whose outputs a level compares."""
+
+
+def _left_out(records: Records, level: str) -> str:
+    """How many queries a level compares without, because an output is not finite; empty if none."""
+    stacks = [records[name].h for name in _OF_OUTPUTS.get(level, ()) if name in records.settings]
+    whole = [to_numpy(library(h).isfinite(h.reshape(len(h), -1)).all(1)) for h in stacks if h is not None]
+    n = len(records.gold)
+    missing = n - int(np.logical_and.reduce(whole).sum()) if whole else 0
+    return f"{missing} of {n} queries are not finite somewhere and left out there" if missing else ""
 
 
 def _where_learnt(levels: Mapping[str, Level]) -> dict[str, Level]:
@@ -307,12 +327,16 @@ def _detectable(gap: np.ndarray, draws: Sequence[Level], alpha: float) -> float 
 
 
 def _above_zero_p(gap: np.ndarray, draws: Sequence[Level]) -> float:
-    """p that the gap is above 0 over draws. Draws that all have the same gap (as identical updates do, whose agreement
-    is 1 in each) have no spread to test with: there, if every draw is supported by itself, the weakest decides."""
-    same = float(np.ptp(gap)) <= 1e-9 * float(np.abs(gap).max(initial=0.0))
-    if same and gap[0] > 0 and all(each.by_itself == "supported" for each in draws):
-        return max(_ALONE_P if each.p is None else each.p for each in draws)
-    return above_zero_p(gap)
+    """p that the gap is above 0 over draws.
+
+    Student's t asks for gaps that are alike, and identical updates may be far above a floor in one draw and less so in
+    another, where the floor is higher. If every draw is supported by itself, the largest of their p-values will do:
+    P(all p ≤ a) ≤ P(one p ≤ a) ≤ a, however the draws depend on one another.
+    """
+    over = above_zero_p(gap)
+    if not (gap > 0).all() or any(each.by_itself != "supported" for each in draws):
+        return over
+    return min(over, max(_ALONE_P if each.p is None else each.p for each in draws))
 
 
 _ALONE_P = 0.025  # of a level without a p of its own: a 95 % interval that is above 0

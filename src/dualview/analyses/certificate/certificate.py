@@ -13,7 +13,7 @@ from dualview.metrics.verdict import DECIDING, Verdict
 
 SCHEMA = "dualview.calibration/1"
 LIMIT = 0.05
-"""The largest rate of false support that a certificate may have."""
+"""The largest rate of false support, and of false contradiction, that a certificate may have."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class NullFamily:
     supported: int
     levels: Mapping[str, int]
     """How often each level alone is supported."""
+    testable: int | None = None
+    """The cases in which both learnt, so that something could be said; None in files older than the count."""
+    contradicted: int | None = None
+    """The cases that the verdict calls contradicted: unrelated is not opposite."""
 
     @classmethod
     def of(cls, name: str, meaning: str, verdicts: Sequence[Verdict]) -> NullFamily:
@@ -33,12 +37,20 @@ class NullFamily:
             level: sum(each.levels[level].outcome == "supported" for each in verdicts if _learnt(each))
             for level in DECIDING
         }
-        return cls(name, meaning, len(verdicts), sum(each.overall == "supported" for each in verdicts), levels)
+        supported, contradicted = (
+            sum(each.overall == word for each in verdicts) for word in ("supported", "contradicted")
+        )
+        return cls(name, meaning, len(verdicts), supported, levels, sum(map(_learnt, verdicts)), contradicted)
 
     @property
     def upper(self) -> float:
         """The upper end of Clopper and Pearson's 95 % interval of the rate."""
         return clopper_pearson_upper(self.supported, self.judged)
+
+    @property
+    def within_limit(self) -> bool:
+        """Whether no more of the cases that could be tested are supported than may be."""
+        return self.supported <= LIMIT * (self.judged if self.testable is None else self.testable)
 
 
 def _learnt(verdict: Verdict) -> bool:
@@ -98,12 +110,18 @@ class Certificate:
         """Every case without similarity, together."""
         levels = {level: sum(family.levels[level] for family in self.nulls) for level in DECIDING}
         judged, supported = (sum(getattr(family, name) for family in self.nulls) for name in ("judged", "supported"))
-        return NullFamily("all", "every case above", judged, supported, levels)
+        counts = [[getattr(family, name) for family in self.nulls] for name in ("testable", "contradicted")]
+        testable, contradicted = (None if None in each else sum(each) for each in counts)
+        return NullFamily("all", "every case above", judged, supported, levels, testable, contradicted)
 
     @property
     def passed(self) -> bool:
-        """False support at most 5 % by its upper bound, and every positive supported."""
-        return self.all_nulls.upper <= LIMIT and all(each.overall == "supported" for each in self.positives)
+        """False support at most 5 %, of all cases by its upper bound and of each family; false contradictions at most
+        5 % of the cases that could be tested; and every positive supported."""
+        nulls = self.all_nulls
+        few = nulls.upper <= LIMIT and all(family.within_limit for family in self.nulls)
+        against = nulls.contradicted is None or nulls.contradicted <= LIMIT * (nulls.testable or 0)
+        return few and against and all(each.overall == "supported" for each in self.positives)
 
     def smallest_dose(self, level: str, queries: int, draws: int, power: float = 0.8) -> float | None:
         """The smallest dose from which on a level is found with this probability; None if no dose is."""

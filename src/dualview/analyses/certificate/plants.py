@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 from scipy.special import log_softmax  # pyright: ignore[reportMissingTypeStubs]
 
 from dualview.records import Records, Setting
@@ -17,89 +18,116 @@ def _mixed(rng: np.random.Generator, part: np.ndarray, cosine: float, own: np.nd
     return cosine * part + (1 - cosine**2) ** 0.5 * (rng.normal(size=part.shape) if own is None else own)
 
 
-def planted(
-    seed: int,
-    *,
-    predictions: float = 0.0,
-    representations: float = 0.0,
-    labels: float = 0.0,
-    n: int = 120,
-    classes: int = 2,
-    layers: int = 3,
-    d: int = 16,
-    common: float = 0.0,
-    features: int = 0,
-    tied: bool = False,
-    shrink: bool = False,
-    uneven: bool = False,
-    bias: float = 0.0,
-    shared: float = 0.0,
-    length: float = 0.0,
-    easy: float = 0.0,
-    ease_of: int | None = None,
-    able: bool = True,
-    sharp: float = 1.0,
-    flips: bool = True,
-    maps: bool = False,
-) -> Records:
-    """Records whose ICL and FT updates have the given cosines and are otherwise independent.
+@dataclass(frozen=True)
+class Plant:
+    """What made-up records are like: how similar ICL and FT are, and what else they share."""
 
-    common     each setting has its own mean direction, that many times a query's own part
-    features   a query's own part is made of that few features, the same for both, read out in independent directions;
-               `tied`: the same ones in every layer
-    shrink     both settings forget half of the zero-shot vector, and of its log-odds
-    uneven     both forget a share of the zero-shot vector that differs by query, and these vectors have a mean
-    bias       both push this much towards label 0
-    shared     all settings have one mean direction in common, that many times a query's own part
-    length     how far a query moves grows with its length, which every setting writes in a direction of its own
-    easy       how much easier some queries are than others, for both: they are pushed further, and have more of a
-               direction that both settings write, next to one for each class
-    ease_of    the seed of how easy each query is; by default the records' own
-    able       both learn the task; else neither moves towards the gold label
-    sharp      how far beyond doubt: large values are right on every query
-    flips      whether flipped labels change the answers
-    """
-    rng = np.random.default_rng(seed)
-    gold = rng.permutation(np.arange(n) % classes)
-    zsl = rng.normal(size=(n, classes))
-    toward, away = np.eye(classes)[gold], np.eye(classes)[(gold + 1) % classes]
-    moved = rng.normal(size=(n, classes))
-    moves = {"icl": moved, "ft": _mixed(rng, moved, predictions)}
-    of_query = np.random.default_rng([seed if ease_of is None else ease_of, 3])
-    ease, written = _ease(of_query, np.random.default_rng([seed, 4]), gold, easy, (layers, d))
-    scores: dict[str, np.ndarray] = {"zsl": zsl}
-    for name, size in (("icl", 4.0), ("ft", 3.0)):
-        kept = 0.5 * zsl if shrink else zsl
-        push = size * sharp * ease[:, None] if able else 0.0
-        base = kept + moves[name] + bias * np.eye(classes)[0]
-        scores[name] = base + push * toward
-        scores[f"{name}_flipped_labels"] = base + push * (away if flips else toward)
-    h: dict[str, np.ndarray] = {}
-    z, forgotten = rng.normal(size=(n, layers, d)), 0.5 if shrink else 0.0
-    if uneven:
-        apart = np.random.default_rng([seed, 2])
-        z, forgotten = z + apart.normal(size=(layers, d)), apart.uniform(0.2, 0.8, size=(n, 1, 1))
-    a, t = rng.normal(size=(2, n, layers, d))
-    own: list[np.ndarray | None] = [None, None]
-    if features:
-        known = rng.normal(size=(n, features))
-        read = rng.normal(size=(4, features, layers, d))
-        read = np.broadcast_to(read[:, :, :1], read.shape) if tied else read
-        a, t, own[0], own[1] = (np.tensordot(known, side, 1) for side in read)
-    b, k = _mixed(rng, a, representations, own[0]), _mixed(rng, t, labels, own[1])
-    h["zsl"] = z
-    for name, task, taught in (("icl", a, t), ("ft", b, k)):
-        base = z + task + common * rng.normal(size=(layers, d)) - forgotten * z + written[0]
-        taught = taught + written[1]
-        h[name], h[f"{name}_flipped_labels"] = base + 0.5 * taught, base - 0.5 * taught
-    settings = {name: Setting(log_softmax(scores[name], axis=1), h[name]) for name in scores}
-    if maps:
-        m = rng.normal(size=(n, layers, 2, 6))
+    predictions: float = 0.0
+    """The cosine of their moves in the log-odds; likewise of their updates and of what labels teach them."""
+    representations: float = 0.0
+    labels: float = 0.0
+    n: int = 120
+    classes: int = 2
+    layers: int = 3
+    d: int = 16
+    common: float = 0.0
+    """Each setting has its own mean direction, that many times a query's own part."""
+    features: int = 0
+    """A query's own part is made of that few features, the same for both, read out in independent directions."""
+    tied: bool = False
+    """They are read out alike in every layer."""
+    shrink: bool = False
+    """Both settings forget half of the zero-shot vector, and of its log-odds."""
+    uneven: bool = False
+    """Both forget a share of the zero-shot vector that differs by query, and these vectors have a mean."""
+    bias: float = 0.0
+    """Both push this much towards label 0."""
+    shared: float = 0.0
+    """All settings have one mean direction in common, that many times a query's own part."""
+    taught: float = 0.0
+    """The same of the label contrast: what flipping labels changes has a mean direction that both settings share."""
+    length: float = 0.0
+    """How far a query moves grows with its length, which every setting writes in a direction of its own."""
+    easy: float = 0.0
+    """How much easier some queries are than others, for both: they are pushed further, and have more of a direction
+    that both settings write, next to one for each class."""
+    ease_of: int | None = None
+    """The seed of how easy each query is; by default the records' own."""
+    able: bool = True
+    """Both learn the task; else neither moves towards the gold label."""
+    sharp: float = 1.0
+    """How far beyond doubt: large values are right on every query."""
+    flips: bool = True
+    """Whether flipped labels change the answers."""
+    maps: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.n, self.layers, self.d
+
+    def scores(
+        self, rng: np.random.Generator, gold: Int[np.ndarray, " query"], ease: Float[np.ndarray, " query"]
+    ) -> dict[str, Float[np.ndarray, "query class"]]:
+        """Every setting's scores of the labels."""
+        zsl = rng.normal(size=(self.n, self.classes))
+        one = np.eye(self.classes)
+        toward, away = one[gold], one[(gold + 1) % self.classes]
+        moved = rng.normal(size=zsl.shape)
+        moves = {"icl": moved, "ft": _mixed(rng, moved, self.predictions)}
+        found: dict[str, np.ndarray] = {"zsl": zsl}
+        for name, size in (("icl", 4.0), ("ft", 3.0)):
+            kept = 0.5 * zsl if self.shrink else zsl
+            push = size * self.sharp * ease[:, None] if self.able else 0.0
+            base = kept + moves[name] + self.bias * one[0]
+            found[name] = base + push * toward
+            found[f"{name}_flipped_labels"] = base + push * (away if self.flips else toward)
+        return found
+
+    def outputs(
+        self, seed: int, rng: np.random.Generator, written: Sequence[np.ndarray]
+    ) -> dict[str, Float[np.ndarray, "query layer d"]]:
+        """Every setting's h; `written` is what both write of how easy a query is, in h and in the label contrast."""
+        z, forgotten = rng.normal(size=self.shape), 0.5 if self.shrink else 0.0
+        if self.uneven:
+            apart = np.random.default_rng([seed, 2])
+            z, forgotten = z + apart.normal(size=z.shape[1:]), apart.uniform(0.2, 0.8, size=(self.n, 1, 1))
+        a, t = rng.normal(size=(2, *self.shape))
+        own: list[np.ndarray | None] = [None, None]
+        if self.features:
+            known = rng.normal(size=(self.n, self.features))
+            read = rng.normal(size=(4, self.features, *z.shape[1:]))
+            read = np.broadcast_to(read[:, :, :1], read.shape) if self.tied else read
+            a, t, own[0], own[1] = (np.tensordot(known, side, 1) for side in read)
+        b, k = _mixed(rng, a, self.representations, own[0]), _mixed(rng, t, self.labels, own[1])
+        mean = self.taught * np.random.default_rng([seed, 9]).normal(size=z.shape[1:])
+        found: dict[str, np.ndarray] = {"zsl": z}
+        for name, task, taught in (("icl", a, t), ("ft", b, k)):
+            base = z + task + self.common * rng.normal(size=z.shape[1:]) - forgotten * z + written[0]
+            taught = taught + written[1]
+            found[name], found[f"{name}_flipped_labels"] = base + 0.5 * taught, base - 0.5 * taught - mean
+        return found
+
+    def attention(self, rng: np.random.Generator) -> dict[str, Float[np.ndarray, "query layer head column"]]:
+        """Every setting's attention maps."""
+        m = rng.normal(size=(self.n, self.layers, 2, 6))
         x = rng.normal(size=m.shape)
-        stacks = {"zsl": m, "icl": m + x, "ft": m + _mixed(rng, x, representations)}
-        stacks |= {f"{name}_flipped_labels": stacks[name] for name in ("icl", "ft")}
-        settings = {name: Setting(s.log_probs, s.h, stacks[name]) for name, s in settings.items()}
-    return _stretched(Records(gold, settings), np.random.default_rng([seed, 1]), shared, length)
+        stacks = {"zsl": m, "icl": m + x, "ft": m + _mixed(rng, x, self.representations)}
+        return stacks | {f"{name}_flipped_labels": stacks[name] for name in ("icl", "ft")}
+
+
+def planted(seed: int, **options: Any) -> Records:
+    """Records whose ICL and FT updates have the given cosines and are otherwise independent; options are `Plant`'s."""
+    plant, rng = Plant(**options), np.random.default_rng(seed)
+    gold = rng.permutation(np.arange(plant.n) % plant.classes)
+    of_query = np.random.default_rng([seed if plant.ease_of is None else plant.ease_of, 3])
+    ease, written = _ease(of_query, np.random.default_rng([seed, 4]), gold, plant.easy, (plant.layers, plant.d))
+    scores = plant.scores(rng, gold, ease)
+    h = plant.outputs(seed, rng, written)
+    settings = {name: Setting(log_softmax(scores[name], axis=1), h[name]) for name in scores}
+    if plant.maps:
+        m = plant.attention(rng)
+        settings = {name: Setting(s.log_probs, s.h, m[name]) for name, s in settings.items()}
+    return _stretched(Records(gold, settings), np.random.default_rng([seed, 1]), plant.shared, plant.length)
 
 
 def _ease(
@@ -192,5 +220,7 @@ INDEPENDENT: Mapping[str, Mapping[str, Any]] = {
         "n": 60,
         "shared": 1.0,
     },
+    "some queries easier and one mean direction": {"easy": 0.5, "d": 32, "shared": 3.0, "taught": 3.0},
+    "the same with each its own": {"easy": 0.5, "d": 32, "common": 3.0, "taught": 3.0},
 }
-"""Ways to share something without being similar query by query: options of `planted`."""
+"""Ways to share something without being similar query by query: options of `Plant`."""

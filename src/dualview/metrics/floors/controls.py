@@ -29,6 +29,7 @@ from dualview.metrics.statistics import (
     another_draw_p,
     benjamini_hochberg,
     cosine_above_p,
+    detectable_beyond,
     holm,
     paired_interval,
     query_interval,
@@ -110,8 +111,8 @@ class MetricControls:
     """One metric with its interval, floors and ceilings.
 
     `p`: for a similarity the permutation p against the shuffled query, for Rec2FTP the hypergeometric one. `below_p`:
-    one-sided p that the similarity is not below what random rotations give. `position`: 0 at the highest floor, 1 at
-    the highest ceiling.
+    one-sided p that the similarity is not below 0, the largest of the records' own tests. `position`: 0 at the highest
+    floor, 1 at the highest ceiling.
     """
 
     metric: str
@@ -297,9 +298,12 @@ def similarity_controls(
         {**{floor: f.per_query for floor, f in from_records.floors.items() if floor != "rotated"}, **bounds},
         tables["ceiling"],
     )
+    drawn = {control: _drawn(own.value, several) for control, several in draws.items()}
+    reaches = [own.detectable, *(detectable_beyond(floor.draws, 0.01) for floor in drawn.values())]
     return replace(
         own,
-        floors={**own.floors, **{control: _drawn(own.value, several) for control, several in draws.items()}},
+        floors={**own.floors, **drawn},
+        detectable=max((reach for reach in reaches if reach is not None), default=None),
         ceilings={control: plain(overall_mean(table)) for control, table in tables["ceiling"].items()},
         others={control: plain(overall_mean(table)) for control, table in tables["other"].items()},
         per_layer=per_layer,
@@ -308,7 +312,7 @@ def similarity_controls(
 
 def _from_records(name: str, found: RecordFloors, options: ControlOptions) -> MetricControls:
     """A similarity with the floors that its records give."""
-    value, rotated = plain(overall_mean(found.value)), found.rotated
+    value = plain(overall_mean(found.value))
     floors = {
         floor: FloorResult(plain(overall_mean(f.per_query)), _floor_p(name, floor, f, found, options))
         for floor, f in found.floors.items()
@@ -321,7 +325,7 @@ def _from_records(name: str, found: RecordFloors, options: ControlOptions) -> Me
         floors=floors,
         p=found.tests["shuffled_query"].p,
         p_per_layer=found.tests["shuffled_query"].p_per_layer,
-        below_p=None if value is None or rotated is None else cosine_above_p(-value, rotated.whole),
+        below_p=found.below_p,
         reason=None if value is not None else "undefined for every query",
         per_layer=layer_bounds(found.value, bounds, {}),
         detectable=found.detectable,
@@ -353,9 +357,6 @@ def _floor_p(metric: str, name: str, floor: Floor, from_records: RecordFloors, o
         rotated = from_records.rotated
         return None if rotated is None else cosine_above_p(rotated.left, rotated.specific)
     return sign_flip_p(floor.excess, seed=options.seed, name=f"floor/{metric}/{name}", draws=options.draws)
-
-
-# ------------------------------------------------------------------------------------------------- control settings
 
 
 @dataclass(frozen=True)

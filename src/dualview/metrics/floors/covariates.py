@@ -9,6 +9,8 @@ length, and how far zero-shot is for its label.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -48,8 +50,13 @@ def covariates(
     numbers = [ones, dot(clean, clean.mean(-2)[..., None, :] + 0 * clean)]
     if known is not None:
         numbers += [known[..., number, :] * ones for number in range(known.shape[-2])]
-    xp, rows = library(ones), list[np.ndarray]()
-    for number in numbers[: max(1, int(usable.shape[-1]) // QUERIES_FOR_EACH)]:
+    return orthonormal_rows(numbers[: max(1, int(usable.shape[-1]) // QUERIES_FOR_EACH)])
+
+
+def orthonormal_rows(numbers: Sequence[Float[np.ndarray, "*batch query"]]) -> Float[np.ndarray, "*batch row query"]:
+    """The numbers made orthonormal, one after the other; zeros for one that those before it explain."""
+    xp, rows = library(numbers[0]), list[np.ndarray]()
+    for number in numbers:
         rest = number
         for _ in range(2):  # the second time takes out what rounding has left
             for row in rows:

@@ -43,7 +43,7 @@ from dualview.metrics.floors.rotations import BlockChunk, Rotations, UpdateSourc
 from dualview.metrics.floors.updates import BlockProducts, Compared, gaussian, random_directions
 from dualview.metrics.label_contrast import FLIPPED
 from dualview.metrics.sim_aou import noise_floor
-from dualview.metrics.statistics import found_at, generator
+from dualview.metrics.statistics import cosine_above_p, found_at, generator
 from dualview.records import Records
 
 OUTPUT_BLOCK = 64
@@ -71,6 +71,8 @@ class ShuffleTest:
 
     p: float | None
     p_per_layer: Float[np.ndarray, " layer"]
+    below_p: float | None = None
+    """The same that it is not below that of other queries."""
     spread: float = 0.0
     """The standard deviation of the mean similarity over permutations."""
 
@@ -110,6 +112,16 @@ class RecordFloors:
     """Exact permutation tests, for the floors that have one."""
     rotated: Rotated | None
     """For updates only."""
+
+    @property
+    def below_p(self) -> float | None:
+        """One-sided p, the largest of every test's, that the similarity is not below 0; None if one cannot be made."""
+        found = [test.below_p for test in self.tests.values()]
+        value = overall_mean(self.value)
+        if self.rotated is None or not np.isfinite(value) or any(p is None for p in found):
+            return None
+        turned = ((value, self.rotated.whole), (self.rotated.left, self.rotated.specific))
+        return max(*(cosine_above_p(-at, deviation) for at, deviation in turned), *(p for p in found if p is not None))
 
     @property
     def detectable(self) -> float | None:
@@ -172,8 +184,9 @@ def shuffle_test(pairs: Sequence[Float[np.ndarray, "layer _member _member"]], *,
     slack = 1e-12 * np.abs(observed).sum()
     per_layer = (1 + (shuffled >= observed - slack).sum(axis=0)) / (_PERMUTATIONS + 1)
     overall = (1 + int((shuffled.sum(axis=1) >= observed.sum() - slack).sum())) / (_PERMUTATIONS + 1)
+    below = (1 + int((shuffled.sum(axis=1) <= observed.sum() + slack).sum())) / (_PERMUTATIONS + 1)
     spread = float(shuffled.sum(axis=1).std()) / int((expected > 0).sum())
-    return ShuffleTest(overall, np.where(expected > 0, per_layer, np.nan), spread)
+    return ShuffleTest(overall, np.where(expected > 0, per_layer, np.nan), below, spread)
 
 
 @dataclass(frozen=True)
@@ -266,7 +279,7 @@ def _floors(
     def fill(step: slice) -> None:
         here, count = sources.put(step, backend), step.stop - step.start
         own: dict[Form, dict[str, np.ndarray]] = {form: {} for form in forms}
-        rotations = Rotations(dims, count, groups, sample, backend) if "update" in forms else None
+        rotations = Rotations(dims, count, groups, sample, backend, outputs=array == "h") if "update" in forms else None
         for chunk in chunks:
             v, members = here.read(chunk), backend.put(chunk.members)
             products = BlockProducts.of(v, with_z=with_z)

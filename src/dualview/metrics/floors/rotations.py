@@ -9,10 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from dualview.metrics.arrays import Backend, as_type, library, put_like
-from dualview.metrics.cosine import dot, norm, ratio, root
-from dualview.metrics.floors.covariates import covariates
-from dualview.metrics.floors.updates import BlockVectors, Compared, inner_products, short
-from dualview.records.setting import MEAN_RIDGE
+from dualview.metrics.cosine import dot, ratio, root
+from dualview.metrics.floors.beyond import beyond_shared
+from dualview.metrics.floors.updates import BlockVectors, Compared, inner_products
 
 
 @dataclass(frozen=True)
@@ -91,16 +90,23 @@ class UpdateSources:
 
 
 class Rotations:
-    """Some layers' updates as the rotations see them: whole, and beyond the block's mean and outside the span."""
+    """Some layers' updates as the rotations see them: whole, and beyond what a block shares and outside the span."""
 
     def __init__(
-        self, dims: Int[np.ndarray, " query"], layers: int, groups: int, sample: Int[np.ndarray, " member"], at: Backend
+        self,
+        dims: Int[np.ndarray, " query"],
+        layers: int,
+        groups: int,
+        sample: Int[np.ndarray, " member"],
+        at: Backend,
+        *,
+        outputs: bool,
     ):
         shape = (layers, sample.size, groups, int(dims.max()))
         self.rows = {
             name: tuple(at.full(shape, fill) for _ in range(2)) for name, fill in (("whole", 0.0), ("specific", np.nan))
         }
-        self.dims, self.sample, self.at = dims, sample, at
+        self.dims, self.sample, self.at, self.outputs = dims, sample, at, outputs
         self.slot = np.full(dims.size, -1)
         self.slot[sample] = np.arange(sample.size)
         self.rest, self.cosines, self.portion = (at.full((layers, dims.size, groups), np.nan) for _ in range(3))
@@ -119,11 +125,11 @@ class Rotations:
                 side[:, into, :, : chunk.width] = sampled(row) / sampled(length)[..., None]
         if chunk.members.shape[1] < 2:
             return
-        sides, members = _beyond_mean_and_span(v, compared), self.at.put(chunk.members)
+        sides, members = beyond_shared(v, compared, outputs=self.outputs), self.at.put(chunk.members)
         both = dot(sides[0].rows, sides[1].rows)
         count = as_type(compared.usable.sum(axis=-1), "float64")[..., None]
         fitted = library(both).maximum(sides[0].fitted, sides[1].fitted)[..., None]
-        unbiased = ratio(count, count - fitted)  # NaN for a single query, which has no mean to be beyond
+        unbiased = ratio(count, (count - fitted).clip(0.0))  # NaN where as much is fitted as there are queries
         self.rest[:, members] = ratio(both * unbiased, lengths[0] * lengths[1]).swapaxes(2, 3)
         self.cosines[:, members] = (both * sides[0].inverse * sides[1].inverse + 0 * unbiased).swapaxes(2, 3)
         self.portion[:, members] = (sides[0].portion * sides[1].portion).swapaxes(2, 3)
@@ -142,67 +148,6 @@ class Rotations:
         """How much nearer ICL's update of one query is to FT's of another than in all dimensions; at least 1."""
         x, y = self.rows["specific"]
         return crowding(x, y, self.dims[self.sample])
-
-
-@dataclass(frozen=True)
-class _Beyond:
-    """ICL's or FT's updates beyond the block's mean and outside the heads' span (or else the direction of zsl)."""
-
-    rows: Float[np.ndarray, "layer block group member dim"]
-    inverse: Float[np.ndarray, "layer block group member"]
-    """1 over their lengths, 0 where they are rounding; NaN where the update itself is undefined."""
-    portion: Float[np.ndarray, "layer block group member"]
-    """Their lengths over those of the whole updates, at most 1."""
-    fitted: Float[np.ndarray, "layer block group"]
-    """How many numbers were fitted to the queries of a block, the mean among them."""
-
-
-def _beyond_mean_and_span(v: BlockVectors, compared: Compared) -> tuple[_Beyond, _Beyond]:
-    xp, usable = library(v.u), compared.usable
-    unit = v.z if v.off else ratio(v.z, root(compared.products.zz)[..., None])  # not looked at outside the span
-    count = as_type(usable.sum(axis=-1), "float64")[..., None]
-
-    def beyond(row: np.ndarray, whole: np.ndarray) -> _Beyond:
-        kept = usable & ~short(dot(row, row), whole)
-        clean = row if bool(kept.all()) else xp.where(kept[..., None], row, 0.0)
-        if v.off:  # what all queries share is gone; its mean over this block may still be there
-            rows, fitted = clean - ratio(clean.sum(axis=-2), count)[..., None, :], 1 + 0 * count[..., 0]
-        else:
-            own = xp.where(kept[..., None], xp.nan_to_num(unit), 0.0)
-            known = covariates(clean, kept, None if v.known is None else v.known[:, None])
-            rows, fitted = _without_shared_and_own_direction(clean, own, known), dot(known, known).sum(axis=-1)
-        length = norm(rows)
-        # Where nothing is left (all queries share the update, or it lies in the span) nothing is similar: 0, not NaN.
-        left = kept & ~short(length**2, whole)
-        inverse = xp.where(left, ratio(xp.ones_like(length), length), 0.0) + 0 * whole
-        return _Beyond(rows, inverse, ratio(length, whole).clip(0.0, 1.0), fitted)
-
-    x, y = v.off or (v.u, v.w)
-    return beyond(x, compared.x_norm), beyond(y, compared.y_norm)
-
-
-def _without_shared_and_own_direction(
-    rows: Float[np.ndarray, "layer block group member dim"],
-    unit: Float[np.ndarray, "layer block group member dim"],
-    known: Float[np.ndarray, "layer block group number member"],
-) -> Float[np.ndarray, "layer block group member dim"]:
-    """What `models.head_span` leaves of the heads' span, for P_q the projection on a query's own direction `unit`.
-
-    From (Σ z_q z_qᵀ ⊗ (1 − P_q) + ρ) M = Σ z_q ⊗ (1 − P_q) u_q, z_q the columns of `known`, by Woodbury's formula in as
-    many dimensions as there are queries. Of those that are not there row, direction and z are 0.
-    """
-
-    def outside(row: np.ndarray) -> np.ndarray:
-        return row - dot(row, unit)[..., None] * unit
-
-    xp, of_query = library(rows), known.swapaxes(-1, -2)
-    total = known @ outside(rows)
-    matrix = put_like(np.eye(int(rows.shape[-2])), rows) * (1 + MEAN_RIDGE)
-    matrix = matrix - (of_query @ known) * inner_products(unit, unit)
-    weights = xp.linalg.solve(matrix, dot(inner_products(unit, total), of_query)[..., None])
-    change = (total + known @ (weights * unit)) / (1 + MEAN_RIDGE)
-    shared, own = outside(of_query[..., :1] @ change[..., :1, :]), outside(rows - of_query @ change)
-    return own - xp.nan_to_num(ratio(dot(own, shared), dot(shared, shared)))[..., None] * shared
 
 
 def rotation_variance(
