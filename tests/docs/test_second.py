@@ -74,7 +74,7 @@ def test_the_order_for_a_lease_is_of_cells_of_the_study() -> None:
     study, lease = (yaml.safe_load((second.FILE.parent / name).read_text()) for name in ("second.yaml", "lease.yaml"))
     cells = {cell for stage in second.stages(study, ALL) for grid in stage.grids for cell in Spec.make(grid).cells()}
     asked = [(s, cell) for s in second.stages(lease, ALL) for grid in s.grids for cell in Spec.make(grid).cells()]
-    assert len(asked) == 19 and {cell for _, cell in asked} <= cells
+    assert len(asked) == 24 and {cell for _, cell in asked} <= cells
     assert all(stage.learnt == (cell.labels == "abstract" and cell.controls == "full") for stage, cell in asked)
 
 
