@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import by_layer
+import dai
 import front
 import front_prose
 import meta_gradients
@@ -26,7 +27,7 @@ from dualview.report.figures.style import save
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (DOCS / "findings.md", DOCS / "appendix.md", DOCS / "index.md")
-PARTS = {**parts.PARTS, **front.PARTS, **front_prose.PARTS, "meta_gradients": meta_gradients.table}
+PARTS = {**parts.PARTS, **front.PARTS, **front_prose.PARTS, **dai.PARTS, "meta_gradients": meta_gradients.table}
 _PART = re.compile(r"(<!-- study: (\w+)(?: ([\w-]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

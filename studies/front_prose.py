@@ -160,7 +160,14 @@ def abstract() -> str:
         )
     columns = ["size", "task", "seed", "loss, epochs, controls", "zero-shot", "ICL", "FT", "both learn", "agreement"]
     shown = grid([*columns, "label contrast", "less its floor", "verdict"], rows)
-    return f"{shown}\n\nAbstract label words, one list of demonstrations a row.\n\n{source('cells', 'controls')}"
+    both = cells["verdict_learning"] == "supported"
+    found = [over(side[both]).show() for side in (cells["agreement"], cells["label_contrast"], beyond)]
+    said = (
+        f"Where both learn from meaningless words ({both.sum()} of {len(cells)} trainings), agreement is {found[0]} and the "
+        f"label contrast {found[1]}, {found[2]} beyond its floors."
+    )
+    note = "Abstract label words, one list of demonstrations a row."
+    return f"{said}\n\n{shown}\n\n{note}\n\n{source('cells', 'controls')}"
 
 
 def left() -> str:
