@@ -163,8 +163,8 @@ def abstract() -> str:
     both = cells["verdict_learning"] == "supported"
     found = [over(side[both]).show() for side in (cells["agreement"], cells["label_contrast"], beyond)]
     said = (
-        f"Where both learn from meaningless words ({both.sum()} of {len(cells)} trainings), agreement is {found[0]} and the "
-        f"label contrast {found[1]}, {found[2]} beyond its floors."
+        f"Where both learn from meaningless words ({both.sum()} of {len(cells)} trainings), agreement is {found[0]} "
+        f"and the label contrast {found[1]}, {found[2]} beyond its floors."
     )
     note = "Abstract label words, one list of demonstrations a row."
     return f"{said}\n\n{shown}\n\n{note}\n\n{source('cells', 'controls')}"
