@@ -33,7 +33,9 @@ def forest() -> Figure:
             size, how, found = SIZES[model], look(list(SIZES).index(model)), claim.mean(model)
             at = row + 0.22 * (number - (len(run) - 1) / 2)
             if found.n < LEAST or found.half is None:
-                axes.text(0.008, at, f"{size}: {claim.answer(model)}", va="center", fontsize=6, color=GREY)
+                said = f"{size}: {claim.answer(model)}"
+                clear = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # of the grid's line
+                axes.text(0.008, at, said, va="center", fontsize=6, color=GREY, bbox=clear)
                 continue
             cells = claim.cells(model)
             axes.errorbar(
