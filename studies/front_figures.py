@@ -28,6 +28,7 @@ def forest() -> Figure:
     for model in run:  # the legend has the sizes in their order
         how = look(list(SIZES).index(model))
         axes.plot([], [], how.marker, color=how.colour, markersize=5, label=SIZES[model])
+    edge = _edge(run[-1])
     for row, claim in enumerate(CLAIMS):
         for number, model in enumerate(run):
             size, how, found = SIZES[model], look(list(SIZES).index(model)), claim.mean(model)
@@ -38,29 +39,31 @@ def forest() -> Figure:
                 axes.text(0.008, at, said, va="center", fontsize=6, color=GREY, bbox=clear)
                 continue
             cells = claim.cells(model)
-            axes.errorbar(
-                found.value,
-                at,
-                xerr=found.half,
-                fmt=how.marker,
-                color=how.colour,
-                markersize=5,
-                capsize=2,
-            )
+            axes.errorbar(found.value, at, xerr=found.half, fmt=how.marker, color=how.colour, markersize=5, capsize=2)
+            for side, marker in ((-1, "<"), (1, ">")):
+                if side * found.value + found.half > edge:  # the interval goes on beyond the axis
+                    axes.plot(side * edge, at, marker, color=how.colour, markersize=4, clip_on=False)
             if claim.value is not None:
                 axes.plot(over(cells[claim.value]).value, at, "|", color=how.colour, markersize=9, alpha=0.6)
     axes.axvline(0, color=BLACK, linewidth=0.7)
     axes.set_yticks(range(len(CLAIMS)), [f"{claim.text}\n{claim.measured}" for claim in CLAIMS], fontsize=6.5)
     axes.set_ylim(len(CLAIMS) - 0.4, -0.6)
+    axes.set_xlim(-edge, edge)
     dress(axes, xlabel="value less its floor (0: no more than the control)")
     legend(axes, columns=3)
     small_print(
         made,
         "The claims, with what is left of each once its controls are taken away",
         "Mean over draws in which ICL and FT both learn, natural label words; bars: 95 % interval over draws. "
-        "A tick marks the value itself, before its floor is taken away.",
+        "A tick marks the value itself, before its floor is taken away; an arrow, an interval that goes on.",
     )
     return made
+
+
+def _edge(model: str) -> float:
+    """How far the axis reaches on either side: what this model needs. A wider interval of few draws is cut."""
+    means = [claim.mean(model) for claim in CLAIMS]
+    return 1.05 * max(abs(mean.value) + (mean.half or 0) for mean in means if mean.n >= LEAST)
 
 
 def by_size() -> Figure:
