@@ -159,6 +159,18 @@ def test_dissecting_leaves_no_trace() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("kind", ["phimoe", "llama4_text"])
+def test_a_router_that_is_a_linear_map_and_more_keeps_its_forward(kind: str) -> None:
+    shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 16, "intermediate_size_mlp": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 2}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 1 if kind == "llama4_text" else 2, "pad_token_id": 0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape, **heads, **experts))
+    assert any(type(m) is not nn.Linear and isinstance(m, nn.Linear) for m in model.modules())
+    for number, layer in enumerate(dissect(model).layers):
+        found = [layer.projections[role][0].name for role in ("q", "k", "v")]
+        assert found == [f"model.layers.{number}.self_attn.{role}_proj" for role in ("q", "k", "v")]
+
+
 def test_a_model_without_attention_is_refused_in_one_sentence() -> None:
     config = AutoConfig.for_model(
         "mamba", vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4, intermediate_size=16

@@ -392,3 +392,12 @@ def test_waiting_threads_sleep_unless_they_are_asked_to_spin(
         monkeypatch.delenv("OMP_WAIT_POLICY")
     assert call(monkeypatch, "tasks") == 0
     assert os.environ["OMP_WAIT_POLICY"] == (asked or "PASSIVE")
+
+
+@pytest.mark.parametrize("verb", [("run", "--model"), ("run", "--out"), ("metrics",), ("exact",), ("report",)])
+def test_a_name_that_no_file_system_takes_is_one_sentence(
+    verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, *verb, "m" * 300) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("dualview: mmm") and len(said) < 200

@@ -416,3 +416,13 @@ def test_a_report_reads_the_tokenizer_of_the_conversion(
 @pytest.fixture(autouse=True)
 def _heard(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="dualview")
+
+
+def test_a_conversion_is_readable_by_whoever_may_read_new_files(cache: Path, gguf: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        load_model(str(gguf))
+    finally:
+        os.umask(before)
+    files = [file for file in cache.rglob("*.safetensors") if file.is_file()]
+    assert files and all(file.stat().st_mode & 0o777 == 0o644 for file in files)

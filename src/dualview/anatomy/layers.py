@@ -197,14 +197,16 @@ def _unweighted(maps: Sequence[nn.Module]) -> Generator[None]:
     """Let each linear map answer with random numbers of the right shape.
 
     Which map feeds which head does not depend on the weights, and reading all of them is most of a pass over a few
-    tokens. A map with its own `forward` (layers spread over devices move their inputs there) keeps it.
+    tokens. A map with a `forward` of its own (layers spread over devices move their inputs there) or of its class (some
+    routers are linear maps and more) keeps it.
     """
     generator = torch.Generator().manual_seed(0)
 
     def drawn(width: int, x: Tensor) -> Tensor:
         return torch.randn((*x.shape[:-1], width), generator=generator).to(x)
 
-    replaced = [module for module in maps if "forward" not in vars(module)]
+    plain = (nn.Linear.forward, Conv1D.forward)
+    replaced = [module for module in maps if "forward" not in vars(module) and type(module).forward in plain]
     for module in replaced:
         module.forward = partial(drawn, _width(module))
     try:

@@ -65,11 +65,20 @@ def main() -> None:
     except UserError as error:
         print(f"dualview: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # of what an option names: a name that no file system takes, a file that went away
+        if not error.filename:
+            raise
+        print(f"dualview: {_short(str(error.filename))} cannot be used ({error.strerror}); check it.", file=sys.stderr)
+        sys.exit(2)
     except SystemExit as left:
         # Typer turns an interrupt into this exit. A sweep has already reported what it kept.
         if left.code == 130 and not isinstance(left, Stopped):
             print("dualview: interrupted.", file=sys.stderr)
         raise
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 100 else f"{name[:40]}…{name[-40:]}"
 
 
 def _skip_last_collection() -> None:

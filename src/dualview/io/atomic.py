@@ -40,11 +40,17 @@ def _in_place_of(path: Path) -> Generator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        temporary.chmod(0o666 & ~_umask())  # some writers create files that only their owner can read
+        share(temporary)
         temporary.replace(path)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def share(*files: Path) -> None:
+    """Give files the permissions that new ones have: some writers create them for their owner alone."""
+    for file in files:
+        file.chmod(0o666 & ~_umask())
 
 
 @contextmanager

@@ -67,6 +67,7 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, SmolLM3Config, SmolLM3ForCausalLM
 
+from dualview.io.atomic import share
 from dualview.io.errors import UserError
 from dualview.variants.linear import Linear
 from dualview.variants.registry import attach
@@ -140,7 +141,7 @@ class MadeUp:
             task = _save_task(folder, name, self)
             _tokenizer([*SPECIAL, *self.labels, *self.words]).save_pretrained(folder)
             model.save_pretrained(folder)
-            (folder / "model.safetensors").chmod(task.stat().st_mode)  # it is written for its owner alone
+            share(folder / "model.safetensors")
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror or error}); choose another place.") from error
         return task

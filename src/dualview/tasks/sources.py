@@ -90,12 +90,19 @@ def _read_jsonl(path: Path) -> Iterator[RawRow]:
             where = f"{path}, line {number}"
             try:
                 values = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-                raise UserError(f"{where} is not valid JSON ({reason}); write one JSON object a line.") from error
+            except (ValueError, RecursionError) as error:
+                raise UserError(
+                    f"{where} is not valid JSON ({_json_problem(error)}); write one JSON object a line."
+                ) from error
             if not isinstance(values, dict):
                 raise UserError(f"{where} is not a JSON object; write one object with named fields a line.")
             yield RawRow(where, cast(dict[str, object], values))
+
+
+def _json_problem(error: ValueError | RecursionError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    return "nested too deeply" if isinstance(error, RecursionError) else "a number of too many digits"
 
 
 def _read_csv(path: Path) -> Iterator[RawRow]:

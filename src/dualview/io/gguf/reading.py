@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dualview.io.atomic import share
 from dualview.io.errors import UserError
 
 
@@ -47,6 +48,7 @@ def save_gguf(read: GgufModel, folder: Path) -> None:
     with contextlib.redirect_stderr(io.StringIO()):  # hides its progress bars
         read.model.save_pretrained(str(folder))
         read.tokenizer.save_pretrained(str(folder))
+    share(*folder.glob("*.safetensors"))
 
 
 def count_weights(path: Path) -> int:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from dualview.io.atomic import share
 from dualview.io.errors import UserError
 from dualview.variants import (
     Alibi,
@@ -134,5 +135,6 @@ def save_model(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
     with contextlib.redirect_stderr(io.StringIO()):  # transformers' progress bars
         cast(Any, model).save_pretrained(str(making))
         tokenizer.save_pretrained(str(making))
+    share(*making.glob("*.safetensors"))
     shutil.rmtree(folder, ignore_errors=True)
     making.replace(folder)
