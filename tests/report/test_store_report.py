@@ -15,6 +15,7 @@ from scipy import stats
 
 from dualview.comparison.result import NormPoint, Result
 from dualview.io.errors import UserError
+from dualview.metrics.verdict import verdict_over
 from dualview.report.charts.run import NORM_KEYS
 from dualview.report.figures.store import accuracy_by_task, similarity_against_norm, similarity_by_layer
 from dualview.report.html.store import render_store, store_report, write_store_figures
@@ -108,13 +109,30 @@ def test_the_table_has_our_means_and_the_papers(results: list[Result], page: Ele
 
 
 def test_verdicts_are_counted(page: Element) -> None:
-    rows = rows_of(page.by_id("verdicts"))
+    rows = rows_of(page.by_id("verdicts").all("table")[0])
     first, second = rows.values()
     assert first[-1] == "supported 3indistinguishable 3contradicted 3" == second[-1]
     assert first[2] == "not testable over 3 drawssupported 1indistinguishable 1contradicted 1", (
         "the draws together first"
     )
     assert first[1] == "not run"
+
+
+def test_verdicts_over_draws_have_their_levels_and_what_could_have_been_found(
+    results: list[Result], page: Element
+) -> None:
+    runs = [r for r in results if r.ft.rule == "sgd" and r.task.name == "mr"]
+    over = verdict_over(runs)
+    assert over is not None
+    folded = page.by_id("verdicts").all("details")
+    assert len(folded) == 2 * 3  # a group and task each
+    shown = next(each for each in folded if ", mr" in each.all("summary")[0].text)
+    assert over.sentence in shown.text
+    table = shown.all("table")[0]
+    assert [cell.text for cell in table.all("thead")[0].all("th")][-1] == "detectable"
+    assert {name: cells[0] for name, cells in rows_of(table).items()} == {
+        name: level.outcome for name, level in over.levels.items()
+    }
 
 
 def test_charts_show_means_over_seeds(results: list[Result], page: Element) -> None:

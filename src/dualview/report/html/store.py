@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from dualview.io.assets import about_model
 from dualview.io.atomic import write_text
 from dualview.io.display import TextTable
 from dualview.io.errors import UserError
+from dualview.metrics.measured import VerdictPart
 from dualview.report.catalogue import NUMBERS, SIMILARITIES, Number, shown
 from dualview.report.charts.run import NORM_KEYS, norm_charts
 from dualview.report.charts.store import group_charts
@@ -26,7 +27,7 @@ from dualview.report.figures.style import save
 from dualview.report.html.page import render_page
 from dualview.report.overview import Mean, RunGroup, RunSummary, groups_of, ordered, tasks_of
 from dualview.report.published import published
-from dualview.report.tables import span
+from dualview.report.tables import levels_table, span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,6 +77,7 @@ def render_store(results: Iterable[Result | RunSummary], title: str = "Many runs
         contents=_CONTENTS,
         groups=groups,
         tabled=groups[:TABLED],
+        over={group.label: _over_draws(group) for group in groups[:TABLED]},
         drawn=DRAWN,
         tasks=tasks,
         caption=group_caption,
@@ -85,6 +87,26 @@ def render_store(results: Iterable[Result | RunSummary], title: str = "Many runs
         norms=norms,
         runs=runs_table(runs),
     )
+
+
+@dataclass(frozen=True)
+class OverDraws:
+    """The verdict over the draws of one task, with its levels."""
+
+    verdict: VerdictPart
+    levels: TextTable | None
+
+    @classmethod
+    def of(cls, verdict: VerdictPart, where: str) -> OverDraws:
+        levels = levels_table(verdict)
+        label = f"The verdict over draws, level by level: {where}"
+        return cls(verdict, None if levels is None else replace(levels, label=label))
+
+
+def _over_draws(group: RunGroup) -> dict[str, OverDraws]:
+    """By task; a task with a single draw has none."""
+    found = {task: group.over_draws(task) for task in group.tasks}
+    return {task: OverDraws.of(over, f"{group.label}, {task}") for task, over in found.items() if over is not None}
 
 
 def _first(points: Sequence[NormPoint]) -> str:
