@@ -101,17 +101,24 @@ def _run_seeds(
     progress: Progress,
 ) -> tuple[SeedsResult, list[Path]]:
     from dualview.comparison.seeds import compare_seeds, parse_seeds
-    from dualview.report.write_outputs import write_seed, write_seeds
+    from dualview.report.write_outputs import rescue_seeds, write_seed, write_seeds
 
     each: list[Path] = []
+    finished: dict[int, Result] = {}
 
     def keep(seed: int, result: Result) -> None:
         if out is not None:
             each.extend(write_seed(seed, result, out=out))
+        else:
+            finished[seed] = result
 
     # A single number is no sequence, and is refused like the text "3".
     numbers = parse_seeds(str(seeds) if isinstance(seeds, str | int) else ",".join(map(str, seeds)))
-    found = compare_seeds(chosen, numbers, lm=lm, progress=progress, on_result=keep)
+    try:
+        found = compare_seeds(chosen, numbers, lm=lm, progress=progress, on_result=keep)
+    except BaseException:  # an interrupt, too, must not cost the seeds that are finished
+        rescue_seeds(finished)
+        raise
     return found, [*write_seeds(found, out=out, json=json), *each]
 
 

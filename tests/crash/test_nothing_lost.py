@@ -295,6 +295,29 @@ def test_finished_seeds_survive_a_seed_that_fails(
         assert (tmp_path / f"seed-{seed}" / "records.safetensors").is_file()
 
 
+def test_finished_seeds_survive_an_interrupt_where_no_folder_was_given(
+    asked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dualview.comparison import run as comparison
+
+    run = comparison.run
+
+    def run_two(options: Any, **given: Any) -> Result:
+        if options.seed == 3:
+            raise KeyboardInterrupt
+        return run(options, **given)
+
+    monkeypatch.setattr(comparison, "run", run_two)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    assert call(monkeypatch, "run", *asked, "--seeds", "1:3", "--json", tmp_path / "seeds.json") == 130
+    said = capsys.readouterr().err
+    for seed in (1, 2):
+        [kept] = (tmp_path / "temporary").glob(f"dualview-*/seed-{seed}.json")
+        must_be_a_result(kept)
+        assert f"seed {seed} was finished; what was computed is kept in {kept}" in said
+
+
 def test_seeds_without_a_report(
     asked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

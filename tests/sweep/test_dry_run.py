@@ -18,6 +18,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no folder": ({"model": "./nofolder"}, "There is no model folder ./nofolder"),
     "a folder without a model": ({"model": "FOLDER"}, "has no config.json"),
     "short context": ({"max_context": 10}, "context"),
+    "a broken patch": ({"patch": "FOLDER/patch.safetensors"}, "is not a readable patch file"),
 }
 
 
@@ -26,6 +27,7 @@ def test_a_mistake_in_a_cell_is_found_without_loading_a_model(
     mistake: str, base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed, named = MISTAKES[mistake]
+    (tmp_path / "patch.safetensors").write_bytes(b"broken")
     changed = {name: str(value).replace("FOLDER", str(tmp_path)) for name, value in changed.items()}
     with pytest.raises(UserError) as of_run:
         dualview.run(**{**base, **changed}, dry_run=True)

@@ -36,16 +36,24 @@ def read_inputs(options: RunOptions, cache: PassCache = no_cache) -> Inputs:
     demos = read_rows(task, options.demos, "train") if options.demos else None
     if demos is None and options.seed != "auto":
         demos = sample_demos(task, options.seed, options.shots)
-    _must_exist(options)
+    _must_be_readable(options)
     return Inputs(task, demos, queries)
 
 
-def _must_exist(options: RunOptions) -> None:
+def _must_be_readable(options: RunOptions) -> None:
     for name, value in vars(options).items():
         given: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)  # pyright: ignore[reportUnknownVariableType]
         for path in given:
             if isinstance(path, Path) and not path.exists():
                 raise UserError(f"Option --{name.replace('_', '-')}: there is no {path}; check the path.")
+    if options.patch is not None or options.adapter:
+        from dualview.duality.on_model.shared_patch import read_metadata  # here: they import all that a model needs
+        from dualview.learning.adapter_reading import read_config
+
+        for folder in options.adapter:
+            read_config(folder)
+        if options.patch is not None:
+            read_metadata(options.patch)
 
 
 def encode(options: RunOptions, reader: Reader, task: Task, demos: Sequence[Row], queries: Sequence[Row]) -> PromptSet:

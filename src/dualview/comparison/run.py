@@ -26,7 +26,6 @@ from dualview.comparison.provenance import provenance
 from dualview.comparison.result import AskedPrompts, Result
 from dualview.io.clock import Clock
 from dualview.io.progress import Progress, Silent
-from dualview.learning.adapter_reading import read_config
 from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.recipe import Rule, Training, TrainingRecipe, Tuned
 from dualview.learning.turns import Run, finished, have_room_together, in_turns
@@ -45,8 +44,6 @@ from dualview.records.setting import is_learner
 def run(options: RunOptions, *, lm: LanguageModel | None = None, progress: Progress | None = None) -> Result:
     """One comparison from options to result."""
     clock = Clock()
-    for folder in options.adapter:
-        read_config(folder)  # before the model is loaded
     prepared = prepare(options, lm, progress)
     clock.lap("prepare")
     return measure(prepared, progress=progress, clock=clock)

@@ -22,7 +22,8 @@ class ExtraFailed(UserWarning):
     """Something optional failed after the result was written; the command line prints it as a sentence."""
 
 
-def _warn(sentence: str) -> None:
+def warn_extra(sentence: str) -> None:
+    """A warning that the command line prints as a sentence."""
     warnings.warn(sentence, ExtraFailed, stacklevel=4)
 
 
@@ -42,7 +43,7 @@ def save_somewhere(places: Sequence[Path], save: Callable[[Path], object]) -> li
             f"{place} cannot be written ({cause_of(error)}); {save_to_temporary(place.name, save)}."
         ) from error
     for place, error in failed:
-        _warn(f"{place} was not written ({cause_of(error)}); the result is in {written[0]}.")
+        warn_extra(f"{place} was not written ({cause_of(error)}); the result is in {written[0]}.")
     return written
 
 
@@ -61,5 +62,5 @@ def extra(what: str, work: Callable[[], T], kept: Path | str) -> T | None:
     try:
         return work()
     except Exception as error:
-        _warn(f"{what} failed ({cause_of(error)}); the result is not affected, it is in {kept}.")
+        warn_extra(f"{what} failed ({cause_of(error)}); the result is not affected, it is in {kept}.")
         return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dualview.comparison.result import Result
 from dualview.comparison.seeds import SeedsResult
-from dualview.io.saving import extra, save_somewhere
+from dualview.io.saving import extra, save_somewhere, save_to_temporary, warn_extra
 from dualview.records import save_records
 from dualview.report.build import report
 from dualview.report.html.run import write_report
@@ -28,6 +28,12 @@ def write_seed(seed: int, result: Result, *, out: Path) -> list[Path]:
     folder = out / f"seed-{seed}"
     written = save_somewhere([folder / "result.json"], result.save)
     return written + _write_records(result, folder, written[0])
+
+
+def rescue_seeds(finished: Mapping[int, Result]) -> None:
+    """Keep the seeds that were finished before one failed, where no folder was given for them."""
+    for seed, result in finished.items():
+        warn_extra(f"seed {seed} was finished; {save_to_temporary(f'seed-{seed}.json', result.save)}.")
 
 
 def write_seeds(several: SeedsResult, *, out: Path | None, json: Path | None) -> list[Path]:

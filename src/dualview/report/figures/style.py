@@ -65,7 +65,7 @@ def new_figure(width: float = 6.4, height: float = 3.6) -> Figure:
     """An empty figure, its size in inches, laid out so that nothing overlaps."""
     try:
         from matplotlib.figure import Figure
-    except ImportError as error:
+    except Exception as error:  # a broken installation may raise anything
         raise UserError(f"Figures need matplotlib ({error}); run `pip install matplotlib`.") from error
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
