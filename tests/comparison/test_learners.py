@@ -206,7 +206,7 @@ def test_bad_adapters_leave_nothing_behind(
 ) -> None:
     common = ["--task", place / "tiny.yaml", "--shots", 2, "--n-queries", 4, "--lr", 0.01, "--out", tmp_path / "out"]
     for model, adapter, sentence in (
-        ("model", "nothing", "no LoRA adapter in"),
+        ("model", "nothing", "--adapter: there is no"),
         ("gpt2", "lora", "is of another model"),
         ("model", "model", "no adapter_config.json"),
     ):
