@@ -310,8 +310,11 @@ def without_most_shared(found: list[np.ndarray], own: list[np.ndarray]) -> tuple
             own_part = p @ (row - k @ change)
             rest.append(own_part - u @ np.linalg.lstsq(u, own_part, rcond=None)[0])
         left.append(np.stack(rest))
-    nothing = (norm(left[0]) < 0.2 * norm(x)) & (norm(left[1]) < 0.2 * norm(y))
-    return [np.where(nothing[:, None], *pair) for pair in zip((x, y), left, strict=True)], known.shape[1] - 1
+    if all(
+        np.linalg.norm(rest[both]) < 0.1 * np.linalg.norm(side[both]) for rest, side in zip(left, (x, y), strict=True)
+    ):
+        left = [x, y]  # nothing else in the whole block
+    return left, known.shape[1] - 1
 
 
 def rotation_variance(sides: Sides, dims: Int[np.ndarray, " query"], sample: Int[np.ndarray, " member"]) -> float:

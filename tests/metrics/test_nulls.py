@@ -132,7 +132,7 @@ def test_noise_and_before_floors() -> None:
 def test_rotation_deviation_equals_turning_everything() -> None:
     """The closed form against hundreds of actual random rotations, shared by all queries."""
     rng = np.random.default_rng(0)
-    n, d = 40, 24  # so many that two of them removed are few
+    n, d = 40, 48  # so many that two of them removed are few
     z, features = rng.normal(size=(n, 1, d)), rng.normal(size=(n, 2))
     a, b = (features @ rng.normal(size=(2, d)) + 0.3 * rng.normal(size=(n, d)) for _ in range(2))
     found = record_floors(z, z + a[:, None], z + b[:, None], ["update"])["update"].rotated

@@ -172,7 +172,7 @@ def test_from_seven_draws_every_flip_is_tried(n: int) -> None:
 
 def test_equal_draws_have_the_smallest_p_there_is() -> None:
     assert above_zero_p(np.full(4, 0.3)) == 0.5**4 and above_zero_p(np.full(4, -0.3)) == 1.0
-    assert above_zero_p(np.zeros(3)) == 1.0
+    assert above_zero_p(np.zeros(3)) == 0.5
 
 
 def test_another_draw_reaches_a_value_as_often_as_p_says() -> None:

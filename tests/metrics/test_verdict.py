@@ -15,7 +15,7 @@ from dualview.metrics.agreement import centred_log_odds
 from dualview.metrics.floors.controls import FloorResult, MetricControls
 from dualview.metrics.levels import NEEDED, Level, similarity_level
 from dualview.metrics.statistics import Interval
-from dualview.metrics.verdict import LEVELS, Verdict, judge, over_draws
+from dualview.metrics.verdict import LEVELS, Verdict, judge, over_draws, overall_of
 from dualview.records import Records, Setting
 
 ALL = {"predictions": 0.7, "representations": 0.6, "labels": 0.6}
@@ -35,7 +35,9 @@ def test_independent_updates_are_never_called_supported(options: dict[str, objec
     found = [judge(planted(seed, **options), draws=499) for seed in range(25)]
     assert not any(each.overall == "supported" for each in found)
     assert sum(each.overall == "contradicted" for each in found) <= 3
-    agree = "easy" in options  # queries that are easier for both do move alike: predictions are right to say so
+    # Queries that are easier for both do move alike, and so do those that both read by the same features: predictions
+    # are right to say so.
+    agree = "easy" in options or "scored" in options
     for level in ("predictions", "representations", "labels")[agree:]:
         assert sum(each.levels[level].outcome == "supported" for each in found) <= 2, level
 
@@ -420,3 +422,41 @@ def test_draws_that_are_each_supported_are_supported_together_whatever_their_flo
     assert over_draws(draws).overall == "supported"
     draws[1]["labels"] = replace(draws[1]["labels"], outcome="not supported", p=0.2)
     assert over_draws(draws).levels["labels"].outcome == "not supported"
+
+
+def test_what_was_not_tried_is_said() -> None:
+    same = planted(0, predictions=1.0, representations=1.0, labels=1.0, n=160)
+    plain = judge(same, draws=499)
+    assert plain.overall == "supported"
+    assert "not tried: random labels, another task's demonstrations, untrained weights (--controls f" in plain.sentence
+    assert plain.sentence.endswith("not tried: heads that both settings shrink (without off_span in the records).")
+    unrelated = {"ft_random_labels": planted(1, n=160)["ft"], "icl_other_task": planted(2, n=160)["icl"]}
+    more = judge(Records(same.gold, {**same.settings, **unrelated}), draws=499)
+    assert more.overall == "supported" and "not tried: untrained weights (--controls full)" in more.sentence
+    h = same["zsl"].h
+    assert h is not None
+    off = {name: replace(same[name], off_span=same[name].h - h) for name in ("icl", "ft")}
+    assert "heads" not in judge(Records(same.gold, {**same.settings, **off}), draws=499).sentence
+
+
+def test_over_draws_half_of_them_must_be_testable() -> None:
+    good = [judge(planted(seed, **ALL), draws=499).levels for seed in range(4)]
+    blind = [{**each, "labels": Level("not testable", "nothing flips")} for each in good]
+    half = over_draws([*good[:2], *blind[2:]])
+    assert half.levels["labels"].outcome == "supported" and "2 of 4 draws" in half.levels["labels"].clause
+    few = over_draws([*good[:2], *blind[2:], *blind[2:]])
+    assert few.levels["labels"].outcome == "not testable" and few.overall == "partial"
+
+
+def test_predictions_alone_contradict_only_where_nothing_else_was_tested() -> None:
+    against = Level("contradicted", "against each other")
+    nothing, unknown = Level("not supported", "no more than its floor"), Level("not testable", "not recorded")
+    yes = Level("supported", "yes")
+
+    def overall(representations: Level, labels: Level) -> str:
+        levels = {"learning": yes, "predictions": against, "representations": representations, "labels": labels}
+        return overall_of({**levels, "attention": unknown})
+
+    assert overall(nothing, nothing) == overall(nothing, unknown) == "not supported"
+    assert overall(unknown, unknown) == overall(yes, yes) == overall(yes, nothing) == "contradicted"
+    assert overall(against, nothing) == "contradicted"

@@ -90,7 +90,7 @@ def updates(case: Made, shots: int, seed: int = 1) -> tuple[Any, np.ndarray, np.
     [
         ({}, 1),
         ({}, 16),
-        ({"features": 4, "classes": 2, "rate": 0.5, "seed": 3}, 7),
+        ({"features": 4, "classes": 4, "rate": 0.5, "seed": 3}, 7),
         ({"features": 9, "classes": 5, "rate": 1e-3}, 40),
     ],
 )
@@ -152,7 +152,7 @@ def test_similarity_tends_to_1_with_the_rate(made: Made) -> None:
 
 @pytest.mark.parametrize(
     ("options", "shots", "seed"),
-    [({}, 32, 1), ({"seed": 7}, 16, 2), ({"features": 8, "classes": 2}, 24, 1), ({"features": 6, "classes": 6}, 64, 3)],
+    [({}, 32, 1), ({"seed": 7}, 16, 2), ({"features": 8, "classes": 5}, 40, 1), ({"features": 6, "classes": 6}, 64, 3)],
 )
 def test_a_run_sees_the_same_learning(options: dict[str, Any], shots: int, seed: int, tmp_path: Path) -> None:
     case = make(tmp_path / "model", "float32", **options)
@@ -212,8 +212,8 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"classes": 1}, "2 to 26 classes, not 1"),
-        ({"classes": 27}, "2 to 26 classes, not 27"),
+        ({"classes": 3}, "4 to 26 classes, not 3: with fewer, the updates"),
+        ({"classes": 27}, "4 to 26 classes, not 27"),
         ({"features": 3}, "with 4 classes takes 4 to 1024 features, not 3"),
         ({"features": 5000}, "4 to 1024 features, not 5000"),
         ({"rate": 0.0}, "a number above 0, not 0.0"),

@@ -196,7 +196,8 @@ def similarity_level(metric: MetricControls, alpha: float) -> Level:
         return replace(about, outcome="contradicted", clause=clause, decided_by="rotated", p=metric.below_p)
     unknown = [name for name in NEEDED if name not in metric.floors or metric.floors[name].p is None]
     if unknown:
-        return replace(about, clause=f"{title} cannot be tested against {', '.join(unknown)}")
+        why = ": beyond what these queries share, nothing is left of it" if unknown == ["rotated"] else ""
+        return replace(about, clause=f"{title} cannot be tested against {', '.join(unknown)}{why}")
     tested = {name: floor.p for name, floor in metric.floors.items() if floor.p is not None}
     worst = max(tested, key=lambda name: tested[name])
     # A test may weigh queries otherwise than the floor does: a value at or below a floor is not above it at any p.

@@ -204,11 +204,11 @@ def above_zero_p(values: Float[np.ndarray, " draw"]) -> float:
 
 
 def student_p(values: Float[np.ndarray, " unit"]) -> float:
-    """One-sided p that the mean is above 0, by Student's t; 2⁻ⁿ where all values are equal and above 0."""
+    """One-sided p that the mean is above 0, by Student's t; where all values are equal 2⁻ⁿ above 0, ½ at 0, 1 below."""
     n, mean = values.size, float(values.mean())
     spread = float(values.std(ddof=1)) if n > 1 else 0.0
     if spread <= 1e-12 * abs(mean):
-        return 0.5**n if mean > 0 else 1.0
+        return 0.5**n if mean > 0 else 0.5 if mean == 0 else 1.0
     return 1 - student_cdf(mean * n**0.5 / spread, n - 1)
 
 

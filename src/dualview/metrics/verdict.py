@@ -3,7 +3,7 @@
 `metrics.levels` has the five levels and their tests. Over them:
 
 *not testable*   ICL or FT has not learnt the task: nothing can be said of how they learn
-*contradicted*   a level that counts is contradicted
+*contradicted*   a level that counts is contradicted (predictions alone: unless the others were tested and show nothing)
 *supported*      predictions, representations and labels are all supported
 *partial*        some of them are, and none is contradicted
 *not supported*  none is
@@ -67,11 +67,11 @@ DECIDED_BY = {
 }
 """The level that a metric decides."""
 TELLING = {
-    "icl_random_labels": "random labels",
-    "icl_other_task": "another task's demonstrations",
-    "untrained": "untrained weights",
+    "random labels": ("icl_random_labels", "ft_random_labels"),
+    "another task's demonstrations": ("icl_other_task", "ft_other_task"),
+    "untrained weights": ("untrained",),
 }
-"""Controls that only `--controls full` runs, and that similarities most often do not exceed."""
+"""Controls that only `--controls full` runs, and that similarities most often do not exceed: one of each is enough."""
 ALPHA, ALPHA_OVER_DRAWS = 0.01, 0.05
 
 
@@ -203,7 +203,7 @@ def judge_one(
         for name, found in levels.items()
     }
     levels = _where_learnt(levels)
-    overall = _overall(levels)
+    overall = overall_of(levels)
     sentence = _sentence(overall, levels, "for this list of demonstrations", _untried(given, overall))
     return Verdict(overall, sentence, "run", levels, metrics, seed, limit)
 
@@ -245,7 +245,7 @@ def over_draws(draws: Sequence[Mapping[str, Level]], *, alpha: float | None = No
     limit = ALPHA_OVER_DRAWS if alpha is None else alpha
     levels = {name: _over(name, [each[name] for each in draws if name in each], limit) for name in LEVELS}
     levels = _where_learnt(levels)
-    overall = _overall(levels)
+    overall = overall_of(levels)
     sentence = _sentence(overall, levels, f"over {len(draws)} draws of demonstrations", [])
     return Verdict(overall, sentence, f"{len(draws)} draws", levels, {}, 0, limit)
 
@@ -284,7 +284,8 @@ def _levels_of(verdict: VerdictPart) -> dict[str, Level]:
 def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
     """One level over draws: every difference value − floor above 0, and not by a chance that all draws share."""
     usable = [each for each in draws if each.by_itself != "not testable" and each.value is not None]
-    if len(usable) < 2:
+    # Few of many would be a choice of draws, by what can be tested in them.
+    if len(usable) < max(2, len(draws) / 2):
         why = draws[0].clause if draws else "it is not in the results"
         return Level("not testable", f"{len(usable)} of {len(draws)} draws can be tested: {why}")
     values = np.array([each.value for each in usable], dtype=np.float64)
@@ -310,7 +311,8 @@ def _over(name: str, draws: Sequence[Level], alpha: float) -> Level:
     what = "the gains in accuracy are" if name == "learning" else f"{mean:.3f} on average is"
     of_zero = name in ("learning", "predictions")
     than = "chance in these queries" if worst == QUERIES else "0" if of_zero else worst
-    clause = f"{name}: {what} {relation} {than} ({p_clause(p)}, {len(usable)} draws)"
+    count = f"{len(usable)} draws" if len(usable) == len(draws) else f"{len(usable)} of {len(draws)} draws"
+    clause = f"{name}: {what} {relation} {than} ({p_clause(p)}, {count})"
     return Level(outcome, clause, mean, interval, floors, worst, p, _detectable(gaps.get(worst, values), usable, alpha))
 
 
@@ -342,11 +344,16 @@ def _above_zero_p(gap: np.ndarray, draws: Sequence[Level]) -> float:
 _ALONE_P = 0.025  # of a level without a p of its own: a 95 % interval that is above 0
 
 
-def _overall(levels: Mapping[str, Level]) -> Overall:
+def overall_of(levels: Mapping[str, Level]) -> Overall:
+    """The word for all levels together."""
     outcomes = [levels[name].outcome for name in DECIDING]
     if levels["learning"].outcome != "supported":
         return "not testable"
-    if "contradicted" in outcomes:
+    against = [name for name in DECIDING if levels[name].outcome == "contradicted"]
+    # Two readings of the same few features of a text agree or disagree by chance, in all queries alike. So predictions
+    # alone are no contradiction where something else was tested and shows nothing.
+    alone = against == ["predictions"] and "not supported" in outcomes and "supported" not in outcomes
+    if against and not alone:
         return "contradicted"
     if all(outcome == "supported" for outcome in outcomes):
         return "supported"
@@ -376,5 +383,10 @@ def _sentence(overall: Overall, levels: Mapping[str, Level], about: str, untried
 
 def _untried(records: Records, overall: Overall) -> list[str]:
     """What a verdict of support leaves open: the telling controls that were not run."""
-    missing = [title for name, title in TELLING.items() if not any(run.startswith(name) for run in records.controls)]
-    return [f"not tried: {', '.join(missing)} (--controls full)"] if missing and overall == "supported" else []
+    if overall != "supported":
+        return []
+    missing = [title for title, names in TELLING.items() if not any(run.startswith(names) for run in records.controls)]
+    untried = [f"not tried: {', '.join(missing)} (--controls full)"] if missing else []
+    if any(records[name].off_span is None for name in ("icl", "ft")):
+        untried.append("not tried: heads that both settings shrink (without off_span in the records)")
+    return untried

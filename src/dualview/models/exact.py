@@ -86,6 +86,9 @@ _OTHER = -40.0  # the logit of a token that is no label: together they have less
 _ECHO = 1 / 16  # of the query's own word in h: small, since h should change by about its own size
 _STIFF = 16.0
 _MOST_FEATURES = 1024
+_FEWEST = 4
+"""Classes. Updates have the k − 1 dimensions of e(y): beyond a class's mean and its strength none is left of 2 classes,
+one of 3."""
 _LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SYLLABLES = [f"{consonant}{vowel}" for consonant, vowel in product("bdfghklmnprstvwz", "aeiou")]
 
@@ -177,8 +180,11 @@ def exact(
 def _check(folder: Path, features: int, classes: int, rate: float, seed: int, spread: float) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already and not an empty folder; choose another place.")
-    if not 2 <= classes <= len(_LABELS):
-        raise UserError(f"The exact model takes 2 to {len(_LABELS)} classes, not {classes}.")
+    if not _FEWEST <= classes <= len(_LABELS):
+        raise UserError(
+            f"The exact model takes {_FEWEST} to {len(_LABELS)} classes, not {classes}: with fewer, the updates of a "
+            "class differ in too few directions to tell them from chance."
+        )
     if not classes <= features <= _MOST_FEATURES:
         raise UserError(
             f"The exact model with {classes} classes takes {classes} to {_MOST_FEATURES} features, not {features}."

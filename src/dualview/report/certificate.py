@@ -23,7 +23,8 @@ LEVELS = (*DECIDING, "overall")
 def certificate_tables(found: Certificate) -> list[TextTable]:
     """Nulls, positives, and the smallest dose that each level finds."""
     nulls = [
-        [family.name, str(family.judged), _shown(family.testable, "d"), str(family.supported), f"{family.upper:.3f}"]
+        [family.name, str(family.judged), _shown(family.testable, "d"), str(family.supported)]
+        + [_shown(None if family.testable == 0 else family.upper, ".3f")]
         + [_shown(family.contradicted, "d")]
         + [str(family.levels[level]) for level in DECIDING]
         for family in (*found.nulls, found.all_nulls)
@@ -43,10 +44,11 @@ def certificate_tables(found: Certificate) -> list[TextTable]:
             ["nulls", "judged", "testable", "supported", "at most", "contradicted", *DECIDING],
             nulls,
             range(1, 9),
-            f"Testable: both have learnt. Supported: false support. At most: upper end of its 95 % interval (Clopper "
-            f"and Pearson); all together must be at most {LIMIT:.0%}. No kind may have more than {LIMIT:.0%} of its "
-            f"testable cases supported, and all together no more than that contradicted. The last three columns count "
-            f"each level alone, where both have learnt.",
+            "Testable: both have learnt. Supported: false support. At most: upper end of the 95 % interval (Clopper "
+            f"and Pearson) of its rate among the testable; all together must be at most {LIMIT:.0%}. No kind may have "
+            f"more than {LIMIT:.0%} of its testable cases supported, and all together no more than that contradicted. "
+            "The last three columns count each level alone, where both have learnt. A kind with nothing testable shows "
+            "only that nothing is claimed of models that do not learn.",
         ),
         TextTable(
             "Positives", ["positives", "verdict", *DECIDING], positives, range(2, 5), "The number behind each level."

@@ -44,13 +44,17 @@ class NullFamily:
 
     @property
     def upper(self) -> float:
-        """The upper end of Clopper and Pearson's 95 % interval of the rate."""
-        return clopper_pearson_upper(self.supported, self.judged)
+        """The upper end of Clopper and Pearson's 95 % interval of the rate, of the cases that could be tested."""
+        return clopper_pearson_upper(self.supported, self._cases)
 
     @property
     def within_limit(self) -> bool:
         """Whether no more of the cases that could be tested are supported than may be."""
-        return self.supported <= LIMIT * (self.judged if self.testable is None else self.testable)
+        return self.supported <= LIMIT * self._cases
+
+    @property
+    def _cases(self) -> int:
+        return self.judged if self.testable is None else self.testable
 
 
 def _learnt(verdict: Verdict) -> bool:

@@ -36,6 +36,8 @@ class Plant:
     """A query's own part is made of that few features, the same for both, read out in independent directions."""
     tied: bool = False
     """They are read out alike in every layer."""
+    scored: bool = False
+    """They also move the log-odds, each setting's by a reading of its own: agreement or its opposite, by chance."""
     shrink: bool = False
     """Both settings forget half of the zero-shot vector, and of its log-odds."""
     uneven: bool = False
@@ -51,6 +53,9 @@ class Plant:
     easy: float = 0.0
     """How much easier some queries are than others, for both: they are pushed further, and have more of a direction
     that both settings write, next to one for each class."""
+    hidden: float = 0.0
+    """How easy they are is also written along one more direction, around 0, that many times a query's own part: the
+    class's mean does not tell of it."""
     ease_of: int | None = None
     """The seed of how easy each query is; by default the records' own."""
     able: bool = True
@@ -66,9 +71,13 @@ class Plant:
         return self.n, self.layers, self.d
 
     def scores(
-        self, rng: np.random.Generator, gold: Int[np.ndarray, " query"], ease: Float[np.ndarray, " query"]
+        self,
+        rng: np.random.Generator,
+        gold: Int[np.ndarray, " query"],
+        ease: Float[np.ndarray, " query"],
+        read: Mapping[str, Float[np.ndarray, "query class"]],
     ) -> dict[str, Float[np.ndarray, "query class"]]:
-        """Every setting's scores of the labels."""
+        """Every setting's scores of the labels; `read` is what it makes of the features."""
         zsl = rng.normal(size=(self.n, self.classes))
         one = np.eye(self.classes)
         toward, away = one[gold], one[(gold + 1) % self.classes]
@@ -78,13 +87,25 @@ class Plant:
         for name, size in (("icl", 4.0), ("ft", 3.0)):
             kept = 0.5 * zsl if self.shrink else zsl
             push = size * self.sharp * ease[:, None] if self.able else 0.0
-            base = kept + moves[name] + self.bias * one[0]
+            base = kept + moves[name] + self.bias * one[0] + read[name]
             found[name] = base + push * toward
             found[f"{name}_flipped_labels"] = base + push * (away if self.flips else toward)
         return found
 
+    def read(
+        self, rng: np.random.Generator, known: Float[np.ndarray, "query feature"] | None
+    ) -> dict[str, Float[np.ndarray, "query class"]]:
+        """What each setting makes of the features in its scores."""
+        if known is None:
+            return dict.fromkeys(("icl", "ft"), np.zeros((self.n, self.classes)))
+        return {name: known @ rng.normal(size=(self.features, self.classes)) for name in ("icl", "ft")}
+
     def outputs(
-        self, seed: int, rng: np.random.Generator, written: Sequence[np.ndarray]
+        self,
+        seed: int,
+        rng: np.random.Generator,
+        written: Sequence[np.ndarray],
+        known: Float[np.ndarray, "query feature"] | None = None,
     ) -> dict[str, Float[np.ndarray, "query layer d"]]:
         """Every setting's h; `written` is what both write of how easy a query is, in h and in the label contrast."""
         z, forgotten = rng.normal(size=self.shape), 0.5 if self.shrink else 0.0
@@ -94,7 +115,7 @@ class Plant:
         a, t = rng.normal(size=(2, *self.shape))
         own: list[np.ndarray | None] = [None, None]
         if self.features:
-            known = rng.normal(size=(self.n, self.features))
+            known = rng.normal(size=(self.n, self.features)) if known is None else known
             read = rng.normal(size=(4, self.features, *z.shape[1:]))
             read = np.broadcast_to(read[:, :, :1], read.shape) if self.tied else read
             a, t, own[0], own[1] = (np.tensordot(known, side, 1) for side in read)
@@ -120,9 +141,11 @@ def planted(seed: int, **options: Any) -> Records:
     plant, rng = Plant(**options), np.random.default_rng(seed)
     gold = rng.permutation(np.arange(plant.n) % plant.classes)
     of_query = np.random.default_rng([seed if plant.ease_of is None else plant.ease_of, 3])
-    ease, written = _ease(of_query, np.random.default_rng([seed, 4]), gold, plant.easy, (plant.layers, plant.d))
-    scores = plant.scores(rng, gold, ease)
-    h = plant.outputs(seed, rng, written)
+    ease, written = _ease(of_query, np.random.default_rng([seed, 4]), gold, plant)
+    of_features = np.random.default_rng([seed, 5])
+    known = of_features.normal(size=(plant.n, plant.features)) if plant.scored else None
+    scores = plant.scores(rng, gold, ease, plant.read(of_features, known))
+    h = plant.outputs(seed, rng, written, known)
     settings = {name: Setting(log_softmax(scores[name], axis=1), h[name]) for name in scores}
     if plant.maps:
         m = plant.attention(rng)
@@ -131,15 +154,20 @@ def planted(seed: int, **options: Any) -> Records:
 
 
 def _ease(
-    of_query: np.random.Generator, rng: np.random.Generator, gold: np.ndarray, easy: float, shape: tuple[int, int]
+    of_query: np.random.Generator, rng: np.random.Generator, gold: np.ndarray, plant: Plant
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """How easy each query is, and what both settings write of it in h and in what labels change of h."""
-    if not easy:
+    if not plant.easy:
         return np.ones(len(gold)), [np.zeros(()), np.zeros(())]
-    ease = np.empty(len(gold))
-    ease[np.argsort(gold, kind="stable")] = 1 + easy * of_query.normal(size=len(gold))  # class by class
+    ease, shape = np.empty(len(gold)), (plant.layers, plant.d)
+    ease[np.argsort(gold, kind="stable")] = 1 + plant.easy * of_query.normal(size=len(gold))  # class by class
     of_class, for_all = rng.normal(size=(2, gold.max() + 1, *shape)), 1.5 * rng.normal(size=(2, *shape))
-    return ease, [own[gold] + np.multiply.outer(ease, each) for own, each in zip(of_class, for_all, strict=True)]
+    hidden = plant.hidden * rng.normal(size=(2, *shape)) if plant.hidden else np.zeros((2, *shape))
+    both = zip(of_class, for_all, hidden, strict=True)
+    return ease, [
+        own[gold] + np.multiply.outer(ease, each) + np.multiply.outer((ease - 1) / plant.easy, apart)
+        for own, each, apart in both
+    ]
 
 
 def _stretched(records: Records, rng: np.random.Generator, shared: float, length: float) -> Records:
@@ -191,6 +219,7 @@ INDEPENDENT: Mapping[str, Mapping[str, Any]] = {
     "a mean direction each": {"common": 3.0},
     "one mean direction": {"shared": 3.0},
     "shared features": {"features": 3},
+    "shared features that move the scores": {"features": 3, "scored": True, "d": 32},
     "shrinkage": {"shrink": True},
     "a label bias": {"bias": 2.0},
     "length": {"length": 1.0},
@@ -222,5 +251,6 @@ INDEPENDENT: Mapping[str, Mapping[str, Any]] = {
     },
     "some queries easier and one mean direction": {"easy": 0.5, "d": 32, "shared": 3.0, "taught": 3.0},
     "the same with each its own": {"easy": 0.5, "d": 32, "common": 3.0, "taught": 3.0},
+    "some queries easier, which the mean hides": {"easy": 0.5, "d": 48, "hidden": 6.0, "shared": 12.0, "taught": 12.0},
 }
 """Ways to share something without being similar query by query: options of `Plant`."""

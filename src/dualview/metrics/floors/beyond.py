@@ -17,8 +17,9 @@ decides what is removed from it, and unrelated updates are as often left above 0
 queries, whatever is alike by chance would be taken out first, and any p-value after it be wrong.
 
 What ICL and FT share along so few directions cannot be told from such a t_q, so it counts as explained. But a number
-like t_q leaves each setting with a part of its own. Where neither has a fifth of its length left, these few directions
-are all there is to compare (of a model that only ever writes the answer, say), and the query is compared as it was.
+like t_q leaves each setting with a part of its own, if a small one. Where neither has a tenth of its length left in a
+block of queries, these few directions are all there is to compare (of a model that only ever writes the answer, say),
+and the block is compared as it was. A block, not a query: the queries with the largest t_q have the least left.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ three could not be told."""
 QUERIES_FOR_A_DIRECTION = 12
 """A block has one direction for every so many queries: from 12 on one, from 24 on two, and none with fewer. In each
 half a direction costs two fitted numbers."""
-_NOTHING_ELSE = 0.2
+_NOTHING_ELSE = 0.1
 """Where both settings have less than this share of their lengths left, the shared directions are all they are."""
 _ROUNDING = 1e-10
 """A square that is less than this share of the largest is rounding."""
@@ -130,8 +131,12 @@ def _without_most_shared(x: _Side, y: _Side) -> tuple[_Side, _Side]:
         return rows
 
     left = without(x), without(y)
-    gone = [norm(rows) < _NOTHING_ELSE * norm(side.rows) for rows, side in zip(left, (x, y), strict=True)]
-    nothing = (gone[0] & gone[1])[..., None]
+
+    def size(rows: np.ndarray) -> np.ndarray:  # of the whole block
+        return root(xp.where(both, dot(rows, rows), 0.0).sum(axis=-1))
+
+    gone = [size(rows) < _NOTHING_ELSE * size(side.rows) for rows, side in zip(left, (x, y), strict=True)]
+    nothing = (gone[0] & gone[1])[..., None, None]
     return (
         replace(x, rows=xp.where(nothing, x.rows, left[0]), fitted=x.fitted + fitted),
         replace(y, rows=xp.where(nothing, y.rows, left[1]), fitted=y.fitted + fitted),

@@ -207,12 +207,6 @@ class Compared:
         lengths = self.x_norm[..., :, None] * self.y_norm[..., None, :]
         return ratio(centred * ratio(count, count - 1), lengths)
 
-    def without_zsl(self) -> Compared:
-        """x and y less their components along zsl; lengths stay those of the whole, so that shares stay shares."""
-        p = self.products
-        beta, delta = (library(side).nan_to_num(-ratio(side, p.zz)) for side in (p.uz, p.wz))
-        return replace(self, beta=beta, delta=delta)
-
 
 def short(
     squared: Float[np.ndarray, "*layer block group member"], whole: Float[np.ndarray, "*layer block group member"]
