@@ -374,7 +374,9 @@ def test_assets_lists_and_clears(
 
     load_model(str(gguf), device="cpu")
     assert "tiny.gguf" in said() and "float32" in said()
+    (cache / ".making-killed").mkdir()
     assert "removed 1 cached" in said("clear") and not entries(cache)
+    assert not (cache / ".making-killed").exists()
     assert "tiny.gguf" not in said()
 
 

@@ -170,3 +170,12 @@ def test_positions_scaled_by_length_are_not_shared_across_the_turn() -> None:
         mine, theirs = (ask(model, queries, how).settings[0] for model in (lm, whole))
         assert abs(mine.log_probs - theirs.log_probs).max() < 1e-9
     assert [lm.shares_prefix(prefix, 8) for prefix in (4, 12, 20)] == [True, False, True]
+
+
+def test_an_architecture_whose_own_code_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_model: object) -> None:
+        raise ValueError("too many values to unpack\nsomewhere inside")
+
+    monkeypatch.setattr("dualview.models.loading.dissect", broken)
+    with pytest.raises(UserError, match=r"cannot follow the attention of odd: too many values to unpack\.$"):
+        adopt(zoo.make("llama"), None, "odd")

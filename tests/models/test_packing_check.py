@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import zoo
 from dualview.anatomy.layers import dissect
@@ -71,7 +71,23 @@ def first_of_the_row(x: Tensor) -> Tensor:
     return x[:, :1].expand_as(x)
 
 
-MIXERS: tuple[Callable[[Tensor], Tensor], ...] = (left_neighbour, mean_so_far, row_position, first_of_the_row)
+def twenty_before(x: Tensor) -> Tensor:
+    """Nothing of a row as short as a trial's whole prompts."""
+    return torch.nn.functional.pad(x, (0, 0, 20, 0))[:, : x.shape[1]]
+
+
+def later_in_the_row(x: Tensor) -> Tensor:
+    return x * (torch.arange(x.shape[1], device=x.device) >= 24)[:, None]
+
+
+MIXERS: tuple[Callable[[Tensor], Tensor], ...] = (
+    left_neighbour,
+    mean_so_far,
+    row_position,
+    first_of_the_row,
+    twenty_before,
+    later_in_the_row,
+)
 
 
 def mixing(model: PreTrainedModel, mixer: Callable[[Tensor], Tensor], strength: float = 1e-3) -> PreTrainedModel:
@@ -208,3 +224,14 @@ def test_without_enough_text_they_are_ordinary_tokens(tokenizer: Any) -> None:
     used = {*tokens.prefix, *tokens.first, *tokens.second, *tokens.candidates}
     assert max(used) < 20 and len(used) > 5 and len(set(tokens.candidates)) == 2
     assert tokenizer is None or not used & {0, 1, 2}
+
+
+def test_attention_scaled_by_the_place_in_a_long_row_is_found() -> None:
+    """It begins thousands of tokens into a row, so no trial is long enough."""
+    shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 16, "intermediate_size_mlp": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 4}
+    config = AutoConfig.for_model("llama4_text", **shape, **heads, num_local_experts=4, num_experts_per_tok=1)
+    for scaled in (True, False):
+        config.attn_temperature_tuning = scaled
+        found = adopt(AutoModelForCausalLM.from_config(config), None, "tiny").slow_because
+        assert (found is not None and "scales attention by the place in the row" in found) == scaled

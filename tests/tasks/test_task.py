@@ -306,3 +306,11 @@ def test_abstract_words_are_one_token_each() -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(embedded_model())
     assert [len(tokenizer(f" {word}").input_ids) for word in ABSTRACT_WORDS] == [1] * len(ABSTRACT_WORDS)
+
+
+@pytest.mark.parametrize("value", ["[" * 3000, "1" * 5000])
+def test_yaml_that_python_cannot_hold_is_one_sentence(value: str, tmp_path: Path) -> None:
+    path = write_task(tmp_path)
+    path.write_text(path.read_text() + f"more: {value}\n")
+    with pytest.raises(UserError, match=r"toy\.yaml is not valid YAML"):
+        load_task(path)

@@ -67,7 +67,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"There is no LoRA adapter in {folder}: it has no {CONFIG}.")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); save the adapter again.") from None
     if not isinstance(config, dict) or "peft_type" not in config:
         raise UserError(f"{path} is not the configuration of a PEFT adapter.")

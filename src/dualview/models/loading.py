@@ -13,17 +13,16 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from dualview.anatomy.dispatch import Unsupported
 from dualview.anatomy.layers import dissect
 from dualview.io.collector import collector_paused
-from dualview.io.errors import UserError
+from dualview.io.errors import UserError, first_line
 from dualview.io.gguf.reading import read_gguf
 from dualview.models.amx_workaround import mind_amx
 from dualview.models.devices import BALANCED, pick_device, room_on_gpus
 from dualview.models.hub import Snapshot
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing import memory as packing_memory
-from dualview.models.packing.check import slow_because
+from dualview.models.packing.check import CANNOT_RUN, slow_because
 from dualview.models.reader import explained, from_conversion, locate, must_speak, quiet, snapshot
 from dualview.models.weights_hash import WeightsHash
 
@@ -141,8 +140,8 @@ def adopt(model: PreTrainedModel, tokenizer: Any, name: str, conversion: Path | 
     model.eval().requires_grad_(False)
     try:
         anatomy = dissect(model)
-    except Unsupported as error:
-        raise UserError(f"dualview cannot follow the attention of {name}: {error}.") from error
+    except CANNOT_RUN as error:  # an architecture's own code may raise any of them
+        raise UserError(f"dualview cannot follow the attention of {name}: {first_line(error)}.") from error
     lm = LanguageModel(name, model, tokenizer, anatomy)
     known = None if conversion is None else packing_memory.recall(conversion, lm)
     if known is not None:

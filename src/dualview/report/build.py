@@ -131,7 +131,7 @@ def _many(results: Iterable[Result], where: Path, figures: Path | None, title: s
 def _content(file: Path) -> dict[str, Any]:
     try:
         content: Any = jsonlib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read as JSON ({error}); give a result's JSON file.") from None
     if not isinstance(content, dict):
         raise UserError(f"{file} is not a dualview result: it holds no object; give a result's JSON file.")

@@ -337,7 +337,7 @@ def _parse(text: str, where: str) -> Task:
     theirs = f"Task file {where} is in lm-evaluation-harness's format; name it as --task lm-eval:{where}."
     try:
         document: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # or too long a number, or nested too deeply
         reason = " ".join(str(error).split())
         if lm_eval.FUNCTION in reason:
             raise UserError(theirs) from error

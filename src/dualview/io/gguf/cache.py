@@ -18,6 +18,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -131,11 +132,12 @@ def conversions() -> list[Conversion]:
 def clear() -> list[Conversion]:
     """Remove every entry; returns what was removed."""
     found = conversions()
-    if found:
+    if found or any(_leftovers()):
         try:
             with _locked():
                 for entry in found:
                     _remove(entry.path)
+                _remove_leftovers()
         except OSError as error:
             raise UserError(f"{_root()} cannot be cleared ({error}); check who may write there.") from error
     return found
@@ -229,8 +231,7 @@ def _content(path: Path) -> str:
 
 def _make(path: Path, sha256: str, dtype: str, folder: Path, limit: int) -> Path | None:
     """Convert the file into `folder`, with the lock held; None, with a warning, where there is no space for it."""
-    for leftover in (*_root().glob(".making-*"), *_root().glob(".removing-*")):  # of a killed process
-        shutil.rmtree(leftover, ignore_errors=True)
+    _remove_leftovers()
     if folder.exists():
         _log.warning("The cached conversion of %s is damaged (%s); it is made again.", path.name, _problem(folder))
         _remove(folder)
@@ -299,6 +300,17 @@ def _remove(folder: Path) -> None:
     aside = tempfile.TemporaryDirectory(dir=folder.parent, prefix=".removing-", ignore_cleanup_errors=True)
     with aside, suppress(FileNotFoundError):
         folder.replace(Path(aside.name) / "entry")
+
+
+def _leftovers() -> Iterator[Path]:
+    """What a killed process was making or removing, if the lock is held."""
+    yield from _root().glob(".making-*")
+    yield from _root().glob(".removing-*")
+
+
+def _remove_leftovers() -> None:
+    for leftover in _leftovers():
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _locked() -> AbstractContextManager[None]:
