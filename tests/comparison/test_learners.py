@@ -237,6 +237,7 @@ def test_the_result_is_typed_and_shown(result: dualview.Result, tmp_path: Path) 
     control = (learner.controls or {})["sim_aou"]
     assert row["value"] == learner.number("sim_aou.raw") and (row["floor_name"], row["floor"]) == control.highest_floor
     assert not frame.index.duplicated().any() and "learners.patch.rec2ftp.value" in frame.index
+    assert {"learners.patch.label_contrast.value", "accuracy.patch/ft_flipped_labels"} <= set(frame.index)
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(result_table(result))
     shown = loaded._repr_html_() or ""  # pyright: ignore[reportPrivateUsage]
@@ -245,6 +246,7 @@ def test_the_result_is_typed_and_shown(result: dualview.Result, tmp_path: Path) 
         assert learner.verdict.sentence in html.unescape(shown)
     for text in (console.export_text(), render(result)):
         assert "accuracy, adapter lora" in text and "rank 4 on 6 modules" in text
+        assert text.count("label contrast beyond the mean") >= 4  # of FT and of the three that have a twin
         assert result.learners["patch"].verdict.sentence in text.replace("\n", " ").replace("&#39;", "'")  # pyright: ignore
 
 
