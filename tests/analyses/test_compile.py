@@ -5,22 +5,27 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from dualview.analyses.compile import compile_patch
+from dualview.analyses.compile import _rows, best_patch, compile_patch
+from dualview.analyses.finetune import finetune_adapter
 from dualview.analyses.scores import divergence, score_setting
 from dualview.cli import main as cli
+from dualview.comparison.controls.settings import flipped_labels
+from dualview.comparison.prepare import prepare
 from dualview.duality.on_model.block_patches import BlockPatch, BlockPatches, LowRank
 from dualview.duality.on_model.feed_forward import feed_forwards
-from dualview.duality.on_model.shared_patch import load_patch, read_metadata, save_patch
+from dualview.duality.on_model.shared_patch import load_patch, load_twin, read_metadata, save_patch
 from dualview.io.errors import UserError
 from dualview.models.loading import adopt, load_model
 from dualview.models.scoring import PassPlan, ask
+from dualview.options import RunOptions
 from dualview.tasks.prompts import Query
 from equivalence import tiny
 
@@ -162,8 +167,88 @@ def test_a_file_without_its_tensors_is_told(tmp_path, compiled, lm):
     path = tmp_path / "torn.safetensors"
     header = {"schema": "dualview.patch/1", **read_metadata(compiled.path)}
     save_file({"x": torch.zeros(1)}, path, {"dualview": json.dumps(header)})
-    with pytest.raises(UserError, match="lacks a part of block 0"):
+    with pytest.raises(UserError, match="lacks a part of block 0;"):
         load_patch(path, lm)
+    own = {name: tensor for name, tensor in load_file(compiled.path).items() if "/" not in name}
+    save_file(own, path, {"dualview": json.dumps(header)})
+    assert torch.equal(
+        load_patch(path, lm).blocks[0].carrier.left, load_patch(compiled.path, lm).blocks[0].carrier.left
+    )
+    with pytest.raises(UserError, match="lacks a part of block 0 of its twin;"):
+        load_twin(path, lm)
+
+
+def same(one, two):
+    """Whether two patches have the same numbers."""
+    parts = [[(b.readers, b.carrier) for b in each.blocks] for each in (one, two)]
+    pairs = [(a, b) for own, other in zip(*parts, strict=True) for a, b in zip(own, other, strict=True)]
+    return all(torch.equal(a.left, b.left) and torch.equal(a.right, b.right) for a, b in pairs)
+
+
+def test_a_patch_goes_to_disk_and_back_with_its_twin_and_without(tmp_path, compiled, lm):
+    patch, twin = load_patch(compiled.path, lm), load_twin(compiled.path, lm)
+    header = read_metadata(compiled.path)
+    assert twin is not None and not same(patch, twin) and header["twin"] is True and header["no_twin"] is None
+    kept = {name: header[name] for name in ("weights_hash", "model")}
+    both = save_patch(tmp_path / "both", patch, lm, kept, twin)
+    assert same(load_patch(both, lm), patch) and same(load_twin(both, lm), twin)
+    alone = save_patch(tmp_path / "alone", patch, lm, kept)
+    assert same(load_patch(alone, lm), patch) and load_twin(alone, lm) is None
+    assert both.stat().st_size > 1.9 * alone.stat().st_size
+
+
+def test_the_twin_is_fitted_on_the_same_rows_with_the_same_ridge(tmp_path, place, lm):
+    """Rows that do not fit behind the flipped labels, which are longer here, are in neither fit."""
+    texts = {"demos": "the film was a", "queries": "a film"}
+    for name, text in texts.items():
+        tiny.write_rows(tmp_path / f"{name}.jsonl", [{"text": text, "label": 1}, {"text": f"{text} plot", "label": 1}])
+    given = {name: tmp_path / f"{name}.jsonl" for name in texts} | {"task": str(place / "tiny.yaml"), "lr": 0.01}
+    wide = prepare(RunOptions.make(model=str(place / "model"), dtype="float64", **given), lm)
+    own, flipped = len(wide.prompts.prefix), len(flipped_labels(wide).prefix)
+    assert flipped == own + 2  # Positive, and Mixed feelings
+    longest = max(query.longest for part in _rows(wide, 12) for query in part)
+    tight = replace(wide, options=replace(wide.options, max_context=own + longest))
+    assert flipped_labels(tight).shots_used == 2
+    kept = [query.longest for part in _rows(tight, 12) for query in part]
+    assert max(kept) == longest - 2
+    how = {**given, "max_context": own + longest, "fit_rows": 12, "baselines": False, "ridges": (0.1, 1.0, 10.0)}
+    found = compile_patch(out=tmp_path / "p", model=lm, **how)
+    patch, twin = load_patch(found.path, lm), load_twin(found.path, lm)
+    assert found.twin.why_not is None and twin is not None and found.fitted == len(kept) // 2
+    # What the first block's readers read does not depend on the demonstrations: it tells the rows.
+    assert torch.equal(patch.blocks[0].readers.right, twin.blocks[0].readers.right)
+
+
+def test_the_certificate_s_patch_is_the_one_that_is_written(tmp_path, place, lm):
+    given = {"task": str(place / "tiny.yaml"), "shots": 5, "lr": 0.05}
+    found = compile_patch(out=tmp_path / "p", model=lm, baselines=False, **given)
+    prepared = prepare(RunOptions.make(model=str(place / "model"), dtype="float64", **given), lm)
+    assert same(best_patch(prepared), load_patch(found.path, lm))
+
+
+def test_without_labels_to_flip_there_is_no_twin(tmp_path, place, lm, monkeypatch):
+    def no_other(_prepared):
+        raise UserError("A task with a single label has no other to flip it to.")
+
+    monkeypatch.setattr("dualview.analyses.scores.flipped_labels", no_other)
+    given = {"model": lm, "task": str(place / "tiny.yaml"), "shots": 3, "lr": 0.01}
+    patch = compile_patch(out=tmp_path / "p", fit_rows=4, baselines=False, **given)
+    peft = compile_patch(out=tmp_path / "peft", fit_rows=4, baselines=False, format="peft", **given)
+    tuned = finetune_adapter(out=tmp_path / "own", **given)
+    assert load_twin(patch.path, lm) is None and "single label" in read_metadata(patch.path)["no_twin"]
+    for found in (patch, peft, tuned):
+        assert "single label" in found.to_json()["twin"]["why_not"] and "! no twin of flipped labels" in shown(found)
+        assert not (found.path / "flipped_labels").exists()
+
+
+def test_a_twin_that_diverges_is_left_out(tmp_path, place, lm, monkeypatch):
+    from dualview.analyses import finetune
+
+    train = finetune.train
+    monkeypatch.setattr(finetune, "train", lambda *given: [replace(train(*given)[0], status="diverged")])
+    found = finetune_adapter(out=tmp_path / "own", model=lm, task=str(place / "tiny.yaml"), shots=3, lr=0.01)
+    assert found.path.is_dir() and not (found.path / "flipped_labels").exists()
+    assert "diverged at learning rate 0.01" in shown(found)
 
 
 def test_bad_settings_are_refused_before_the_work(place, lm):

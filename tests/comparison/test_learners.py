@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,22 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from rich.console import Console
+from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 import dualview
 from dualview.cli import main as cli
 from dualview.comparison.controls.training import CLOSE, update_size
+from dualview.duality.on_model.shared_patch import load_patch, load_twin
 from dualview.io.errors import UserError
+from dualview.learning.adapter_reading import load_adapter
 from dualview.models.language_model import LanguageModel
 from dualview.options import RunOptions
 from dualview.report.html.run import render
 from dualview.report.terminal import result_table
 from dualview.store.cell_key import Fingerprints, canonical
+from dualview.tasks.sampling import sample_demos
 from equivalence import tiny
 
 SMALL: dict[str, Any] = {"shots": 5, "n_queries": 12, "lr": 0.05, "device": "cpu", "dtype": "float64"}
@@ -99,9 +105,90 @@ def test_fine_tuning_as_an_adapter_gets_fine_tuning_s_numbers(result: dualview.R
     assert result.verdict is not None and own.verdict is not None
     for level in ("learning", "predictions", "representations", "attention"):
         assert own.verdict.levels[level].value == pytest.approx(result.verdict.levels[level].value, abs=1e-6)
-    assert own.kendall is None and own.label_contrast is None
-    labels = own.verdict.levels["labels"]
-    assert labels.outcome == "not testable" and "adapter own has no twin" in labels.clause
+    assert own.kendall is None
+
+
+def test_the_twin_gives_the_label_contrast_of_fine_tuning(result: dualview.Result) -> None:
+    """Its floors, too: they know of the heads' spans, and the twin is as large as it was trained."""
+    own, records = result.learners["adapter:own"], records_of(result)
+    for key in ("label_contrast.value", "label_contrast.specific", "label_contrast.log_odds.value"):
+        assert own.number(key) == pytest.approx(result.number(key), abs=1e-6), key
+    floors = [(each.controls or {})["label_contrast"].floors for each in (own, result)]
+    assert "head_span" in floors[0] and floors[0] == pytest.approx(floors[1], abs=1e-6)
+    assert own.verdict is not None and result.verdict is not None
+    levels = [each.verdict.levels["labels"] for each in (own, result)]
+    assert levels[0].clause == levels[1].clause.replace("FT", "adapter own")
+    fields = [records[name].off_contrast for name in ("adapter:own", "ft", "adapter:lora")]
+    assert fields[2] is None
+    np.testing.assert_allclose(fields[0], fields[1], atol=1e-6)  # pyright: ignore
+    lora = result.learners["adapter:lora"]
+    assert lora.label_contrast is None and lora.verdict is not None
+    clause = "adapter lora has no twin that learnt from flipped labels (train one and put it in its folder"
+    assert lora.verdict.levels["labels"].outcome == "not testable" and clause in lora.verdict.levels["labels"].clause
+
+
+@pytest.fixture(scope="module")
+def by_hand(place: Path) -> Path:
+    """The run's demonstrations with the next label each, typed into a file."""
+    rows = sample_demos(dualview.load_task(str(place / "tiny.yaml")), 1, 5)
+    after = {0: 1, 1: 2, 2: 0}
+    lines = [json.dumps({"text": row.fields["text"], "label": after[row.label]}) for row in rows]
+    (place / "by_hand.jsonl").write_text("\n".join(lines) + "\n")
+    return place / "by_hand.jsonl"
+
+
+def test_a_patch_s_twin_is_compiled_from_flipped_demonstrations(
+    place: Path, lm: LanguageModel, result: dualview.Result, by_hand: Path, tmp_path: Path
+) -> None:
+    ridge = json.loads(_header(place / "patch.safetensors"))["ridge"]
+    how: dict[str, Any] = {"fit_rows": 6, "baselines": False, "ridges": (ridge,), "out": tmp_path / "twin"}
+    given = {name: value for name, value in SMALL.items() if name != "shots"}
+    dualview.compile(model=lm, task=str(place / "tiny.yaml"), demos=by_hand, **how, **given)
+    prompts = dualview.build_prompts(str(place / "tiny.yaml"), lm, shots=5, n_queries=12)
+    asked = dualview.ask(lm, prompts, "zsl", patch=load_patch(tmp_path / "twin", lm)).settings[0]
+    twin = records_of(result)["patch/ft_flipped_labels"]
+    np.testing.assert_allclose(twin.log_probs, asked.log_probs, atol=1e-9)
+    np.testing.assert_allclose(twin.h, asked.h, atol=1e-9)  # pyright: ignore
+    adapter = records_of(result)["adapter:compiled/ft_flipped_labels"]
+    np.testing.assert_allclose(adapter.log_probs, asked.log_probs, atol=1e-5)
+    patch = result.learners["patch"]
+    assert patch.verdict is not None and patch.label_contrast is not None and patch.label_contrast.value is not None
+    assert "no twin" not in patch.verdict.sentence and "ft_flipped_labels" in (patch.controls or {})["sim_aou"].others
+
+
+def _header(path: Path) -> str:
+    with safe_open(path, framework="pt") as file:  # pyright: ignore
+        return file.metadata()["dualview"]
+
+
+def test_an_adapter_s_twin_is_trained_on_flipped_demonstrations(
+    place: Path, lm: LanguageModel, result: dualview.Result, by_hand: Path, tmp_path: Path
+) -> None:
+    given = {name: value for name, value in SMALL.items() if name != "shots"}
+    dualview.finetune(out=tmp_path / "twin", model=lm, task=str(place / "tiny.yaml"), demos=by_hand, **given)
+    prompts = dualview.build_prompts(str(place / "tiny.yaml"), lm, shots=5, n_queries=12)
+    asked = dualview.ask(lm, prompts, "zsl", patch=load_adapter(tmp_path / "twin", lm)).settings[0]
+    records = records_of(result)
+    for name in ("adapter:own/ft_flipped_labels", "ft_flipped_labels"):
+        np.testing.assert_allclose(records[name].log_probs, asked.log_probs, atol=1e-6)
+        np.testing.assert_allclose(records[name].h, asked.h, atol=1e-6)  # pyright: ignore
+
+
+def test_a_patch_without_a_twin_says_what_to_do(place: Path, lm: LanguageModel, tmp_path: Path) -> None:
+    """A file of an earlier version: its header does not know twins."""
+    with safe_open(place / "patch.safetensors", framework="pt") as file:  # pyright: ignore
+        tensors = {name: file.get_tensor(name) for name in file.keys() if "/" not in name}  # noqa: SIM118
+    header = {
+        key: value for key, value in json.loads(_header(place / "patch.safetensors")).items() if "twin" not in key
+    }
+    save_file(tensors, tmp_path / "old.safetensors", {"dualview": json.dumps(header)})
+    assert load_twin(tmp_path / "old.safetensors", lm) is None
+    found = dualview.run(model=lm, task=str(place / "tiny.yaml"), patch=tmp_path / "old.safetensors", **SMALL)
+    patch = found.learners["patch"]
+    assert patch.verdict is not None and patch.label_contrast is None
+    labels = patch.verdict.levels["labels"]
+    assert labels.outcome == "not testable"
+    assert labels.clause == "patch has no twin that learnt from flipped labels (compile it again)"
 
 
 def test_a_patch_and_the_same_patch_as_an_adapter(result: dualview.Result) -> None:
@@ -150,6 +237,7 @@ def test_the_result_is_typed_and_shown(result: dualview.Result, tmp_path: Path) 
     control = (learner.controls or {})["sim_aou"]
     assert row["value"] == learner.number("sim_aou.raw") and (row["floor_name"], row["floor"]) == control.highest_floor
     assert not frame.index.duplicated().any() and "learners.patch.rec2ftp.value" in frame.index
+    assert {"learners.patch.label_contrast.value", "accuracy.patch/ft_flipped_labels"} <= set(frame.index)
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(result_table(result))
     shown = loaded._repr_html_() or ""  # pyright: ignore[reportPrivateUsage]
@@ -158,6 +246,7 @@ def test_the_result_is_typed_and_shown(result: dualview.Result, tmp_path: Path) 
         assert learner.verdict.sentence in html.unescape(shown)
     for text in (console.export_text(), render(result)):
         assert "accuracy, adapter lora" in text and "rank 4 on 6 modules" in text
+        assert text.count("label contrast beyond the mean") >= 4  # of FT and of the three that have a twin
         assert result.learners["patch"].verdict.sentence in text.replace("\n", " ").replace("&#39;", "'")  # pyright: ignore
 
 
@@ -165,6 +254,7 @@ def test_one_adapter_and_no_controls(place: Path, lm: LanguageModel) -> None:
     given = {**SMALL, "controls": "none", "calibrate": True}
     found = dualview.run(model=lm, task=str(place / "tiny.yaml"), adapter=[place / "lora"], **given)
     assert list(found.learners) == ["adapter"] and found.learners["adapter"].verdict is None
+    assert set(found.records.settings) == {"zsl", "icl", "ft", "adapter"}  # pyright: ignore
     assert found.learners["adapter"].sim_aou.raw is not None
     assert found.calibrated is not None and "adapter" in found.calibrated.accuracy
     assert "learners" not in dualview.run(model=lm, task=str(place / "tiny.yaml"), **given).to_json()
@@ -217,6 +307,24 @@ def test_bad_adapters_leave_nothing_behind(
     assert not (tmp_path / "out").exists()
 
 
+def test_bad_twins_are_told_before_the_work(
+    place: Path, lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(place / "lora", tmp_path / "lora")
+    (tmp_path / "lora" / "flipped_labels").mkdir()
+    common = ["--adapter", tmp_path / "lora", "--task", place / "tiny.yaml", "--shots", 2, "--n-queries", 4]
+    said = call(monkeypatch, capsys, "run", "--model", tmp_path / "no-such-model", *common)
+    assert "flipped_labels: it has no adapter_config.json" in said
+    # Without controls no twin is asked, and none is looked at.
+    given = {**SMALL, "controls": "none", "adapter": [tmp_path / "lora"]}
+    found = dualview.run(model=lm, task=str(place / "tiny.yaml"), **given)
+    assert set(found.records.settings) == {"zsl", "icl", "ft", "adapter"}  # pyright: ignore
+    shutil.rmtree(tmp_path / "lora" / "flipped_labels")
+    shutil.copytree(place / "own", tmp_path / "lora" / "flipped_labels")
+    monkeypatch.setattr("dualview.comparison.run.ask", lambda *_given: pytest.fail("the work began"))
+    assert "is of another model" in call(monkeypatch, capsys, "run", "--model", place / "gpt2", *common)
+
+
 def test_what_finetune_and_compile_write(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,8 +339,10 @@ def test_what_finetune_and_compile_write(
         found = json.loads(capsys.readouterr().out)
         about = found if verb == "finetune" else found["adapter"]
         assert about["rank"] == more[-1] and 0 < about["error"] <= about["largest_error"]
-        model = PeftModel.from_pretrained(peft_base(place, "gpt2"), str(out))
-        assert model.peft_config["default"].r == more[-1]
+        assert found["twin"]["error"] > 0 and found["twin"]["rank"] == more[-1] and found["twin"]["why_not"] is None
+        for folder in (out, out / "flipped_labels"):
+            model = PeftModel.from_pretrained(peft_base(place, "gpt2"), str(folder))
+            assert model.peft_config["default"].r == more[-1]
         assert "holds an adapter already" in call(monkeypatch, capsys, verb, *common, *more, "--out", out)
     for more, sentence in (
         (["finetune", "--rank", 0], "rank of at least 1"),
@@ -257,3 +367,7 @@ def test_a_cell_s_key_follows_the_adapter_s_files(place: Path, tmp_path: Path) -
     config.write_text(before.replace('"lora_alpha": 8', '"lora_alpha": 9'))
     assert Fingerprints(auto="cpu").plan_key(options) not in keys
     config.write_text(before)
+    shutil.copytree(place / "own", place / "lora" / "flipped_labels")
+    assert Fingerprints(auto="cpu").plan_key(options) not in keys
+    shutil.rmtree(place / "lora" / "flipped_labels")
+    assert Fingerprints(auto="cpu").plan_key(options) == keys[0]

@@ -2,7 +2,8 @@
 
 `compile_patch` fits `duality.on_model.shared_patch` on rows of the selection split (half to fit, half to choose the
 ridge), writes the patch as safetensors, and scores it on the task's queries, which neither half contains, next to
-zero-shot, in-context, fine-tuning and a task vector.
+zero-shot, in-context, fine-tuning and a task vector. Its twin replaces the same demonstrations with flipped labels: the
+rows and the ridge are the patch's own, so that nothing but the labels makes them differ.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from dualview.analyses.scores import Scores, SettingScore, Written, ask_all, begin, score_setting
+from dualview.analyses.scores import (
+    Scores,
+    SettingScore,
+    Twin,
+    Written,
+    ask_all,
+    begin,
+    score_setting,
+    with_flipped_labels,
+)
 from dualview.comparison.finetuning import fine_tune
 from dualview.comparison.prepare import Prepared
 from dualview.duality.on_model.block_patches import Aims, BlockPatches
@@ -93,6 +103,7 @@ class Compiled(Written):
         table.caption = f"ridge {self.ridge:g}, fitted on {self.fitted} selection rows, {self.bytes / 2**20:.1f} MiB"
         if self.exported is not None:
             table.caption += f"\n{self.exported.line}"
+        table.caption += f"\n{self.twin.line}"
         if self.ft_status not in (None, "ok"):
             table.caption += (
                 f"\n! fine-tuning at rate {self.lr:g} {self.ft_status}: its row is not a baseline; give a smaller --lr"
@@ -124,6 +135,9 @@ def compile_patch(
 ) -> Compiled:
     """Fit a patch that replaces the demonstrations, write it to `out`, and score it on queries it has not seen.
 
+    The twin for `dualview run`, fitted with flipped labels, is written with it: to the same file, or for peft to the
+    folder `flipped_labels` in that of the adapter.
+
     format      patch: a safetensors file for `--patch`; peft: a folder with a LoRA adapter, for `--adapter` and PEFT
     rank        of the adapter: truncates it by its singular values; exact without
     fit_rows    selection rows to fit on; as many more choose the ridge
@@ -141,17 +155,21 @@ def compile_patch(
         must_be_linear(feed_forwards(prepared.lm), prepared.lm)
     work = _Work(prepared, fit_rows, progress)
     trials, trial, patch = work.fit(ridges)
+    flipped, why_not = with_flipped_labels(prepared, lambda twin: work.patch(twin, trial.ridge))
     clock.lap("fit")
-    exported = patch_as_adapter(patch, prepared.lm, rank) if format == "peft" else None
+    exported, twin = (
+        patch_as_adapter(each, prepared.lm, rank) if format == "peft" and each is not None else None
+        for each in (patch, flipped)
+    )
     settings, tuned, layer = work.score(patch if exported is None else exported.adapter, baselines)
     clock.lap("showings")
     # Written last, so that there is no patch without its scores.
-    metadata = _metadata(prepared, trial, len(work.fitted))
+    metadata = _metadata(prepared, trial, len(work.fitted), why_not)
 
     def save(place: Path) -> object:
         if exported is not None:
-            return save_adapter(place, exported.adapter, prepared.lm)
-        return save_patch(place, patch, prepared.lm, metadata)
+            return save_adapter(place, exported.adapter, prepared.lm, None if twin is None else twin.adapter)
+        return save_patch(place, patch, prepared.lm, metadata, flipped)
 
     (path,) = save_somewhere([Path(out)], save)
     compiled = Compiled.of(
@@ -168,6 +186,7 @@ def compile_patch(
         task_vector_layer=layer,
         bytes=(path if exported is None else path / WEIGHTS).stat().st_size,
         exported=exported,
+        twin=Twin(why_not, twin),
     )
     save_json(json, compiled.to_json())
     return compiled
@@ -197,11 +216,14 @@ def _check(out: Path, format: str, rank: int | None, fit_rows: int, ridges: Sequ
 
 
 def _rows(prepared: Prepared, fit_rows: int) -> tuple[tuple[Query, ...], tuple[Query, ...]]:
-    """Selection rows to fit on and others to choose on, in the split's order, without those too long."""
+    """Selection rows to fit on and others to choose on, in the split's order, without those too long behind the
+    demonstrations or behind those with flipped labels: the patch and its twin are fitted on the same rows."""
     rows = encode_queries(prepared.task, prepared.lm.tokenizer, selection_rows(prepared.task, 2 * fit_rows))
     room = prepared.lm.room(prepared.options.max_context)
     if room is not None:
-        rows = tuple(q for q in rows if len(prepared.prompts.prefix) + q.longest <= room)
+        flipped, _ = with_flipped_labels(prepared, lambda twin: len(twin.prompts.prefix))
+        longest = max(len(prepared.prompts.prefix), flipped or 0)
+        rows = tuple(q for q in rows if longest + q.longest <= room)
     half = min(fit_rows, len(rows) // 2)
     if half < 1:
         raise UserError(
@@ -219,10 +241,19 @@ class _Work:
         self.fitted, self.held_out = _rows(prepared, fit_rows)
         self.bare = prepared.prompts.zero_prefix
         self.places: tuple[FeedForward, ...] = feed_forwards(self.lm)
-        with progress.part("reading in-context states", len(self.fitted)) as advance, torch.no_grad():
+        self.aims = self.read(prepared)
+
+    def read(self, prepared: Prepared) -> tuple[Aims, ...]:
+        """What every block holds at the last tokens of the rows to fit on, behind these demonstrations."""
+        with self.progress.part("reading in-context states", len(self.fitted)) as advance, torch.no_grad():
             prefix = compute_prefix(self.lm, prepared.prompts.prefix, len(self.bare))
-            self.aims: tuple[Aims, ...] = in_context_aims(self.lm, self.places, self.fitted, prefix)
+            found = in_context_aims(self.lm, self.places, self.fitted, prefix)
             advance(len(self.fitted))
+        return found
+
+    def patch(self, prepared: Prepared, ridge: float) -> BlockPatches:
+        """The patch that replaces other demonstrations, on the same rows."""
+        return fit_patch(self.lm, self.places, self.fitted, self.bare, self.read(prepared), ridge)
 
     def fit(self, ridges: Sequence[float]) -> tuple[tuple[RidgeTrial, ...], RidgeTrial, BlockPatches]:
         """Each ridge on the held-out selection rows; the best of them, and its patch."""
@@ -271,7 +302,7 @@ class _Work:
         return vectors[int(np.argmax(found))]
 
 
-def _metadata(prepared: Prepared, trial: RidgeTrial, fitted: int) -> dict[str, Any]:
+def _metadata(prepared: Prepared, trial: RidgeTrial, fitted: int, no_twin: str | None) -> dict[str, Any]:
     prompts, lm = prepared.prompts, prepared.lm
     return {
         "weights_hash": lm.weights_hash,
@@ -285,5 +316,6 @@ def _metadata(prepared: Prepared, trial: RidgeTrial, fitted: int) -> dict[str, A
         "bos": prompts.bos,
         "ridge": trial.ridge,
         "fitted": fitted,
+        "no_twin": no_twin,
         "options": prepared.options.changed,
     }

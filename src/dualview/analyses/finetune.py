@@ -1,7 +1,8 @@
 """`dualview finetune`: train on demonstrations and write the update as a LoRA adapter, with its scores.
 
 The update of a projection is ΔW = Σ_t e_t x_tᵀ over the training tokens t, so an adapter of that rank is exact; a
-smaller `rank` keeps its largest singular values, and what is lost is stated.
+smaller `rank` keeps its largest singular values, and what is lost is stated. Its twin is trained in the same way on the
+same demonstrations with flipped labels, at the same rate: `dualview run --adapter` asks both.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Any
 
 from rich.table import Table
 
-from dualview.analyses.scores import Written, ask_all, begin, score_setting
-from dualview.comparison.finetuning import fine_tune
+from dualview.analyses.scores import Twin, Written, ask_all, begin, score_setting, with_flipped_labels
+from dualview.comparison.finetuning import fine_tune, recipe_of, training_of
+from dualview.comparison.prepare import Prepared
 from dualview.io.errors import UserError
 from dualview.io.json_files import Place, check_place, save_json
 from dualview.io.progress import Progress, Silent
 from dualview.learning.adapter_writing import Exported, deltas_as_adapter, must_hold_adapter, save_adapter
+from dualview.learning.finetune import train
 from dualview.models.language_model import LanguageModel
 from dualview.options import COMPARISON_ONLY, RunOptions, refuse_options
 
@@ -37,7 +40,7 @@ class FinetunedAdapter(Written):
 
     def table(self) -> Table:
         table = self.scores(f"fine-tuned on {self.shots_used} demonstrations, {self.n_queries} queries", _NAMES)
-        table.caption = f"learning rate {self.lr:g}; {self.exported.line}"
+        table.caption = f"learning rate {self.lr:g}; {self.exported.line}\n{self.twin.line}"
         return table
 
 
@@ -50,7 +53,8 @@ def finetune_adapter(
     progress: Progress | None = None,
     **options: Any,
 ) -> FinetunedAdapter:
-    """Fine-tune on the demonstrations and write the update to the folder `out` as a LoRA adapter.
+    """Fine-tune on the demonstrations and write the update to the folder `out` as a LoRA adapter, its twin to
+    `flipped_labels` in it.
 
     rank      keep so many singular values of every update; all of them (exact) if not given
     json      a file for the scores, or "-" for standard output
@@ -70,7 +74,7 @@ def finetune_adapter(
         raise UserError(
             f"Fine-tuning diverged at learning rate {tuned.lr:g}; nothing was written, give a smaller --lr."
         )
-    exported = deltas_as_adapter(tuned.patch, rank)
+    exported, twin = deltas_as_adapter(tuned.patch, rank), _twin(prepared, tuned.lr, rank)
     clock.lap("fine-tuning")
     prompts = prepared.prompts
     bare, queries = prompts.zero_prefix, prompts.queries
@@ -84,7 +88,7 @@ def finetune_adapter(
         found = {name: ask_all(prepared, queries, *how) for name, how in asked.items()}
         advance(1)
     clock.lap("asking")
-    save_adapter(place, exported.adapter, prepared.lm)
+    save_adapter(place, exported.adapter, prepared.lm, None if twin.exported is None else twin.exported.adapter)
     written = FinetunedAdapter.of(
         prepared,
         known,
@@ -93,7 +97,21 @@ def finetune_adapter(
         tokens=sum(len(sequence.ids) for sequence in prompts.training_sequences),
         lr=tuned.lr,
         exported=exported,
+        twin=twin,
         settings={name: score_setting(each, found["icl"], queries) for name, each in found.items()},
     )
     save_json(json, written.to_json())
     return written
+
+
+def _twin(prepared: Prepared, lr: float, rank: int | None) -> Twin:
+    """The same fine-tuning on flipped labels, as the control `ft_flipped_labels` of a run."""
+
+    def trained(flipped: Prepared) -> Exported:
+        [tuned] = train(flipped.lm, [training_of(flipped, flipped.prompts, lr)], recipe_of(flipped))
+        if tuned.status == "diverged":
+            raise UserError(f"Fine-tuning on flipped labels diverged at learning rate {lr:g}.")
+        return deltas_as_adapter(tuned.patch, rank)
+
+    made, why_not = with_flipped_labels(prepared, trained)
+    return Twin(why_not, made)

@@ -1,21 +1,28 @@
-"""What `compile` and `finetune` share: a change of weights that is written, and its scores next to other settings."""
+"""What `compile` and `finetune` share: a change of weights that is written, its twin, and its scores.
+
+The twin is the same change of weights, made from the same demonstrations with flipped labels: nothing else differs, so
+what the two do differently is what was learnt from the labels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 from rich.table import Table
 from scipy.special import log_softmax  # pyright: ignore[reportMissingTypeStubs]
 
+from dualview.comparison.controls.settings import flipped_labels
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.provenance import finished, provenance
 from dualview.io.clock import Clock
+from dualview.io.errors import UserError
 from dualview.io.progress import Progress
+from dualview.learning.adapter_writing import Exported
 from dualview.metrics.predictions import accuracy, predictions
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import PassPlan, Patch, ask
@@ -78,6 +85,36 @@ def ask_all(prepared: Prepared, queries: Sequence[Query], prefix: Sequence[int],
     return ask(prepared.lm, queries, how, patch).settings[0].log_probs
 
 
+Made = TypeVar("Made")
+
+
+def with_flipped_labels(prepared: Prepared, make: Callable[[Prepared], Made]) -> tuple[Made | None, str | None]:
+    """What is made from the demonstrations with flipped labels; None where that cannot be done, and why."""
+    try:
+        return make(replace(prepared, prompts=flipped_labels(prepared))), None
+    except UserError as error:
+        return None, str(error)
+
+
+@dataclass(frozen=True)
+class Twin:
+    """How the twin that is written with a change of weights went."""
+
+    why_not: str | None
+    """Why there is none: a task with a single label has no other to flip it to."""
+    exported: Exported | None
+    """As a LoRA adapter, if that is what is written."""
+
+    @property
+    def line(self) -> str:
+        if self.why_not is not None:
+            return f"! no twin of flipped labels, so `run` cannot judge the level labels: {self.why_not}"
+        return f"twin of flipped labels: {'in the same file' if self.exported is None else self.exported.line}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"why_not": self.why_not, **({} if self.exported is None else self.exported.to_json())}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Written:
     """A change of weights that was written, and its scores."""
@@ -90,6 +127,7 @@ class Written:
     lr: float | None
     settings: Mapping[str, SettingScore]
     provenance: Mapping[str, Any]
+    twin: Twin
 
     @classmethod
     def of(cls, prepared: Prepared, known: dict[str, Any], clock: Clock, **own: Any) -> Self:
@@ -108,6 +146,7 @@ class Written:
             "task": {"name": self.task, "shots": self.shots, "shots_used": self.shots_used},
             "n_queries": self.n_queries,
             "lr": self.lr,
+            "twin": self.twin.to_json(),
             "settings": {name: score.to_json() for name, score in self.settings.items()},
             "provenance": self.provenance,
         }

@@ -23,7 +23,7 @@ def compile_(
 ) -> None:
     """Turn demonstrations into a patch of the weights.
 
-    It is scored on queries that it has not seen.
+    It is scored on queries that it has not seen. Its twin, with flipped labels, is written with it.
     """
     from dualview.analyses.compile import compile_patch
 

@@ -22,7 +22,8 @@ def finetune(
 ) -> None:
     """Fine-tune on demonstrations and write a LoRA adapter.
 
-    It is exact at full rank; PEFT and `dualview run --adapter` read it.
+    It is exact at full rank; PEFT and `dualview run --adapter` read it. Its twin, with flipped labels, is written with
+    it.
     """
     from dualview.analyses.finetune import finetune_adapter
 

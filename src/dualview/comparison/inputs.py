@@ -48,10 +48,13 @@ def _must_be_readable(options: RunOptions) -> None:
                 raise UserError(f"Option --{name.replace('_', '-')}: there is no {path}; check the path.")
     if options.patch is not None or options.adapter:
         from dualview.duality.on_model.shared_patch import read_metadata  # here: they import all that a model needs
-        from dualview.learning.adapter_reading import read_config
+        from dualview.learning.adapter_reading import read_config, twin_folder
 
         for folder in options.adapter:
             read_config(folder)
+            twin = twin_folder(folder)
+            if twin is not None and options.controls != "none":
+                read_config(twin)
         if options.patch is not None:
             read_metadata(options.patch)
 

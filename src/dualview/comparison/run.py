@@ -15,7 +15,13 @@ from jaxtyping import Float, Int
 
 from dualview.comparison.assembly import assemble
 from dualview.comparison.controls.kendall import followed_taps, taps_of, token_scores, with_ceiling
-from dualview.comparison.controls.learners import Learner, adapters_report, learner_controls, load_learners
+from dualview.comparison.controls.learners import (
+    Learner,
+    adapters_report,
+    learner_controls,
+    load_learners,
+    load_twins,
+)
 from dualview.comparison.controls.sensitivity import norm_curve, order_report
 from dualview.comparison.controls.settings import RULE_CONTROLS, control_settings, control_trainings
 from dualview.comparison.controls.training import train_controls_steps, update_size
@@ -65,7 +71,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
         clock.lap(name)
         return found
 
-    learners = load_learners(options, lm)
+    learners, twins = load_learners(options, lm), load_twins(options, lm)
     watched = options.controls != "none"
     bare = replace(prepared.zero_shot, taps=taps_of(lm.anatomy) if watched else ())
     passes = {"zsl": asking("zsl", replace(bare, own=watched))}
@@ -77,7 +83,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
         learnt = learnt.spent()
     for name, given in learners.items():
         passes[name] = asking(name, prepared.zero_shot, given)
-    controlled = _controlled(prepared, learnt, learners, passes, progress) if watched else Controlled()
+    controlled = _controlled(prepared, learnt, learners, twins, passes, progress) if watched else Controlled()
     clock.lap("controls")
     settings = {**{name: asked.settings[0] for name, asked in passes.items()}, **controlled.settings}
     gold = np.array([query.gold for query in queries])
@@ -132,9 +138,10 @@ def off_heads(
     h = {name: setting.h for name, setting in settings.items() if setting.h is not None}
     if own is None or "zsl" not in h:
         return dict(settings)
-    judged = ["icl", "ft", *(name for name in settings if is_learner(name))]
-    changes = {name: (h[name], h["zsl"]) for name in judged if name in h}
-    flipped = {name: (h[name], h[other]) for name, other in FLIPPED.items() if {name, other} <= h.keys()}
+    learners = [name for name in settings if is_learner(name)]
+    changes = {name: (h[name], h["zsl"]) for name in ("icl", "ft", *learners) if name in h}
+    twins = {**FLIPPED, **{name: f"{name}/{FLIPPED['ft']}" for name in learners}}
+    flipped = {name: (h[name], h[other]) for name, other in twins.items() if {name, other} <= h.keys()}
     contrasts = {f"{name} contrast": each for name, each in flipped.items()}
     known = known_numbers(settings["zsl"].log_probs, gold, length)
     found = off_spans(lm, own, h["zsl"], {**changes, **contrasts}, gold, known)
@@ -182,6 +189,7 @@ def _controlled(
     prepared: Prepared,
     learnt: FineTuning,
     learners: Mapping[str, Learner],
+    twins: Mapping[str, Learner],
     passes: dict[str, Asked],
     progress: Progress,
 ) -> Controlled:
@@ -232,7 +240,7 @@ def _controlled(
         untrained=untrained,
     )
     untrained.clear()
-    made.settings.update(learner_controls(prepared, learners, passes, trained, progress))
+    made.settings.update(learner_controls(prepared, learners, twins, passes, trained, progress))
     report: dict[str, Any] = {}
     again = made.passes.get("icl_reordered")
     if tokens is not None and again is not None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from dualview.io.errors import UserError
-from dualview.learning.adapters import CONFIG, PREFIX, WEIGHTS, Adapter, LinearChange, Replacement
+from dualview.learning.adapters import CONFIG, PREFIX, TWIN, WEIGHTS, Adapter, LinearChange, Replacement
 from dualview.models.language_model import LanguageModel
 
 _UNSUPPORTED = {
@@ -58,6 +58,11 @@ def adapter_names(folders: tuple[Path, ...]) -> dict[str, Path]:
             name = f"{plain}-{number}"
         found[name] = folder
     return found
+
+
+def twin_folder(folder: Path) -> Path | None:
+    """Where an adapter's twin is, which learnt from flipped labels; None where it has none."""
+    return folder / TWIN if (folder / TWIN).exists() else None
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from dualview.anatomy.layers import Projection
 from dualview.io.atomic import must_be_writable, whole, write_json
 from dualview.io.errors import UserError
-from dualview.learning.adapters import CONFIG, PREFIX, WEIGHTS, Adapter, LinearChange
+from dualview.learning.adapters import CONFIG, PREFIX, TWIN, WEIGHTS, Adapter, LinearChange
 from dualview.learning.weight_patches import Deltas, Linearised
 from dualview.models.language_model import LanguageModel
 
@@ -57,15 +57,16 @@ class Exported:
 
 
 def must_hold_adapter(folder: Path, rank: int | None) -> None:
-    """Refuse, before the work, a place or a rank that no adapter can have."""
+    """Refuse, before the work, a place or a rank that no adapter and its twin can have."""
     if rank is not None and rank < 1:
         raise UserError(f"--rank is {rank}; a LoRA adapter has a rank of at least 1.")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; an adapter is written to a folder.")
-    for name in (CONFIG, WEIGHTS):
-        if (folder / name).exists():
-            raise UserError(f"{folder} holds an adapter already ({name}); choose another folder.")
-        must_be_writable(folder / name)
+    for place in (folder, folder / TWIN):
+        if place.exists() and not place.is_dir():
+            raise UserError(f"{place} is a file; an adapter is written to a folder.")
+        for name in (CONFIG, WEIGHTS):
+            if (place / name).exists():
+                raise UserError(f"{place} holds an adapter already ({name}); choose another folder.")
+            must_be_writable(place / name)
 
 
 def truncated(adapter: Adapter, rank: int | None) -> Exported:
@@ -104,13 +105,16 @@ def deltas_as_adapter(patch: object, rank: int | None) -> Exported:
     return truncated(Adapter(tuple(change(p, w[0], None if b is None else b[0]) for p, w, b in changes)), rank)
 
 
-def save_adapter(folder: Path, adapter: Adapter, lm: LanguageModel) -> Path:
+def save_adapter(folder: Path, adapter: Adapter, lm: LanguageModel, twin: Adapter | None = None) -> Path:
     """Write an adapter as PEFT reads it; its weights last, so that a folder with them is whole.
 
-    Factors of lower rank are padded with zeros: one rank, α = r, so the scale is 1.
+    Factors of lower rank are padded with zeros: one rank, α = r, so the scale is 1. The twin is an adapter in a folder
+    of its own, `flipped_labels` in this one.
     """
     from safetensors.torch import save_file
 
+    if twin is not None:
+        save_adapter(folder / TWIN, twin, lm)
     rank = max(each.rank for each in adapter.changes)
     biased = any(each.bias is not None for each in adapter.changes)
     tensors: dict[str, Tensor] = {}

@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from dualview.anatomy.hooks import hooked
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TWIN = "flipped_labels"
+"""Where the twin of given weights is, which learnt from the same demonstrations with flipped labels: a folder in that
+of an adapter, the first part of a tensor's name in a patch's file."""
 PREFIX = "base_model.model."
 
 

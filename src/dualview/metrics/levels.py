@@ -216,9 +216,11 @@ def similarity_level(metric: MetricControls, alpha: float) -> Level:
 def labels_level(records: Records, contrast: MetricControls, options: ControlOptions, alpha: float) -> Level:
     """The label contrast, where flipping the labels changes the answers of both settings."""
     if contrast.reason == NOT_RECORDED:
-        twin = "learner" not in records.meta or FLIPPED["ft"] in records.settings
-        why = "flipped labels were not run" if twin else "FT has no twin that learnt from flipped labels"
-        return Level("not testable", why)
+        learner = records.meta.get("learner")
+        if learner is None or FLIPPED["ft"] in records.settings:
+            return Level("not testable", "flipped labels were not run")
+        cure = "compile it again" if learner == "patch" else "train one and put it in its folder flipped_labels"
+        return Level("not testable", f"FT has no twin that learnt from flipped labels ({cure})")
     for name, flipped in FLIPPED.items():
         right = [correct(records[each].log_probs, records.gold).astype(np.float64) for each in (name, flipped)]
         found = paired_interval(*right, seed=options.seed, name=f"flipped/{name}", draws=options.draws)

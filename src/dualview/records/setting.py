@@ -75,7 +75,7 @@ class Setting:
     """h − h_zsl beyond what all queries share and outside the span of the heads' zero-shot outputs and h_zsl, per query
     and layer (`dualview.models.head_span`); kept of the settings that the verdict compares."""
     off_contrast: Float[np.ndarray, "query layer d_model"] | None = None
-    """The same of h less the h that flipped labels give; kept of icl and ft."""
+    """The same of h less the h that flipped labels give; kept of icl, ft, and what is judged as ft is."""
 
     def on_host(self) -> Setting:
         """The setting itself if it is all numpy's, else a copy that is."""

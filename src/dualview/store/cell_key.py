@@ -318,10 +318,11 @@ def identify(prepared: Prepared, hash_file: HashFile = sha256_of) -> CellIdentit
 
 
 def adapter_files(options: RunOptions) -> list[Path]:
-    """The files that decide what adapters do."""
-    return [
-        folder / name for folder in options.adapter for name in ("adapter_config.json", "adapter_model.safetensors")
-    ]
+    """The files that decide what adapters and their twins do."""
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    own = [folder / name for folder in options.adapter for name in names]
+    twins = [folder / "flipped_labels" / name for folder in options.adapter for name in names]
+    return [*own, *(path for path in twins if path.exists())]
 
 
 def _configuration(lm: LanguageModel) -> str:

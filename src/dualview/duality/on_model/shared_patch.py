@@ -35,7 +35,7 @@ from dualview.duality.on_model.query_packing import query_pack
 from dualview.io.atomic import whole
 from dualview.io.errors import UserError
 from dualview.learning.adapter_writing import Exported, truncated
-from dualview.learning.adapters import Adapter, LinearChange
+from dualview.learning.adapters import TWIN, Adapter, LinearChange
 from dualview.models.language_model import LanguageModel
 from dualview.models.prefix import Prefix
 from dualview.tasks.prompts import Query
@@ -98,32 +98,49 @@ def must_be_linear(places: Sequence[FeedForward], lm: LanguageModel) -> None:
 SCHEMA = "dualview.patch/1"
 
 
-def save_patch(path: Path, patch: BlockPatches, lm: LanguageModel, metadata: Mapping[str, Any]) -> Path:
-    """Write a patch as safetensors, whole or not at all; the metadata records what it was made from."""
+def save_patch(
+    path: Path,
+    patch: BlockPatches,
+    lm: LanguageModel,
+    metadata: Mapping[str, Any],
+    twin: BlockPatches | None = None,
+) -> Path:
+    """Write a patch as safetensors, whole or not at all; the metadata records what it was made from.
+
+    twin   the patch of the same demonstrations with flipped labels: in the same file, under `flipped_labels/`
+    """
     from safetensors.torch import save_file
 
     names = {module: name for name, module in lm.model.named_modules()}
-    tensors: dict[str, Tensor] = {}
-    for index, block in enumerate(patch.blocks):
-        parts: dict[str, LowRank | Tensor | None] = {"readers": block.readers, "carrier": block.carrier}
-        for part, delta in parts.items():
-            if isinstance(delta, LowRank):
-                tensors[f"{index}.{part}.left"], tensors[f"{index}.{part}.right"] = delta.left, delta.right
-            elif delta is not None:
-                tensors[f"{index}.{part}.vector"] = delta
-    header = {"schema": SCHEMA, "carriers": [names[block.place.carrier] for block in patch.blocks], **metadata}
+    tensors = _tensors(patch, "") | ({} if twin is None else _tensors(twin, f"{TWIN}/"))
+    carriers = [names[block.place.carrier] for block in patch.blocks]
+    header = {"schema": SCHEMA, "carriers": carriers, "twin": twin is not None, **metadata}
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with whole(path) as temporary:
         save_file(kept, temporary, {"dualview": json.dumps(header)})
     return path
 
 
+def _tensors(patch: BlockPatches, prefix: str) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for index, block in enumerate(patch.blocks):
+        parts: dict[str, LowRank | Tensor | None] = {"readers": block.readers, "carrier": block.carrier}
+        for part, delta in parts.items():
+            name = f"{prefix}{index}.{part}"
+            if isinstance(delta, LowRank):
+                tensors[f"{name}.left"], tensors[f"{name}.right"] = delta.left, delta.right
+            elif delta is not None:
+                tensors[f"{name}.vector"] = delta
+    return tensors
+
+
 def read_metadata(path: Path | str) -> dict[str, Any]:
     """The metadata of a patch file, without its tensors."""
-    return _open(Path(path))[0]
+    return _open(Path(path), None)[0]
 
 
-def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _open(path: Path, prefix: str | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The metadata, and the tensors whose names are this prefix and a name without a `/`; none without a prefix."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -131,7 +148,8 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with cast("Any", safe_open(path, framework="pt")) as file:
             header = json.loads((cast("dict[str, str]", file.metadata() or {})).get("dualview", "{}"))
-            tensors = {name: cast("Tensor", file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+            names = [name for name in file.keys() if name[: name.rfind("/") + 1] == prefix]  # noqa: SIM118
+            tensors = {name: cast("Tensor", file.get_tensor(name)) for name in names}
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is not a readable patch file ({error}); compile it again.") from None
     if not isinstance(header, dict) or cast("dict[str, Any]", header).get("schema") != SCHEMA:
@@ -141,8 +159,16 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def load_patch(path: Path | str, lm: LanguageModel) -> BlockPatches:
     """A compiled patch, ready for the model it was made for; any other model is refused."""
-    path = Path(path)
-    header, tensors = _open(path)
+    return _load(Path(path), lm, "")
+
+
+def load_twin(path: Path | str, lm: LanguageModel) -> BlockPatches | None:
+    """The patch's twin, which replaces the demonstrations with flipped labels; None where the file holds none."""
+    return _load(Path(path), lm, f"{TWIN}/") if read_metadata(path).get("twin") else None
+
+
+def _load(path: Path, lm: LanguageModel, prefix: str) -> BlockPatches:
+    header, tensors = _open(path, prefix)
     if header["weights_hash"] != lm.weights_hash:
         dtype = header.get("options", {}).get("dtype", "float32")
         raise UserError(
@@ -155,9 +181,10 @@ def load_patch(path: Path | str, lm: LanguageModel) -> BlockPatches:
         raise UserError(f"The patch {path} was made for other modules than {lm.name} has; compile it again.")
     blocks: list[BlockPatch] = []
     for index, place in enumerate(places):
-        readers, carrier = (_part(tensors, f"{index}.{part}", lm) for part in ("readers", "carrier"))
+        readers, carrier = (_part(tensors, f"{prefix}{index}.{part}", lm) for part in ("readers", "carrier"))
         if carrier is None or isinstance(readers, Tensor) or (readers is None) != (not place.readers):
-            raise UserError(f"The patch {path} lacks a part of block {index}; compile it again.")
+            of_twin = " of its twin" if prefix else ""
+            raise UserError(f"The patch {path} lacks a part of block {index}{of_twin}; compile it again.")
         blocks.append(BlockPatch(place, readers, carrier))
     return BlockPatches(tuple(blocks))
 
