@@ -29,9 +29,9 @@ History:
 11. The rotations also remove the two directions that ICL and FT share most, found on other queries. A similarity is
     contradicted only where every test made from the records says so, at the p that support needs. Over draws, the
     largest p of draws that are each supported will do, too. `detectable` counts the draws of controls.
-12. The directions that ICL and FT share most stay only where either has hardly anything else (3 % of its length instead
-    of 20). Predictions alone contradict nothing where the other levels were tested and show nothing. Over draws a level
-    needs half of them.
+12. The directions that ICL and FT share most stay only in blocks of queries where neither has a tenth of its length
+    left (before: in queries, a fifth). Predictions alone contradict nothing where the other levels were tested and show
+    nothing. Over draws a level needs half of them. Patches and adapters have a twin that learnt from flipped labels.
 """
 
 NUMERICS_VERSION = 12
