@@ -59,7 +59,8 @@ def certificate_tables(found: Certificate) -> list[TextTable]:
             doses,
             range(1, 5),
             "Dose: the share α of the in-context update in FT's, α û + √(1 − α²) of something else. The smallest from "
-            "which on at least 80 % are found; – where none is.",
+            "which on at least 80 % are found; – where none is. Overall also needs enough queries to show that both "
+            "learn.",
         ),
     ]
 
@@ -112,7 +113,8 @@ def page(found: Certificate) -> str:
         ),
         "Made-up records share everything but what is claimed: a mean direction, features of the query, shrinkage of "
         "the zero-shot output, a label bias, the same features in all layers, queries that are easier than others for "
-        "both (their predictions agree, and the level says so). `--seed` draws everything again; "
+        "both (their predictions agree, and the level says so), features that both read (they agree or disagree by "
+        "chance). `--seed` draws everything again; "
         "`--full` judges more. The verdict's own page is [Metrics](metrics.md).",
     ]
     return "\n\n".join(parts) + "\n"
