@@ -114,8 +114,8 @@ def page(found: Certificate) -> str:
         "Made-up records share everything but what is claimed: a mean direction, features of the query, shrinkage of "
         "the zero-shot output, a label bias, the same features in all layers, queries that are easier than others for "
         "both (their predictions agree, and the level says so), features that both read (they agree or disagree by "
-        "chance). `--seed` draws everything again; "
-        "`--full` judges more. The verdict's own page is [Metrics](metrics.md).",
+        "chance). `--seed` draws everything again; `--full` judges more. The verdict's own page is "
+        "[Metrics](metrics.md).",
     ]
     return "\n\n".join(parts) + "\n"
 
