@@ -62,8 +62,8 @@ def forest() -> Figure:
 
 def _edge(model: str) -> float:
     """How far the axis reaches on either side: what this model needs. A wider interval of few draws is cut."""
-    means = [claim.mean(model) for claim in CLAIMS]
-    return 1.05 * max(abs(mean.value) + (mean.half or 0) for mean in means if mean.n >= LEAST)
+    means = [mean for claim in CLAIMS if (mean := claim.mean(model)).n >= LEAST]
+    return 1.05 * max((abs(mean.value) + (mean.half or 0) for mean in means), default=1.0)
 
 
 def by_size() -> Figure:

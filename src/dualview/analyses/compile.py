@@ -165,13 +165,11 @@ def compile_patch(
     clock.lap("showings")
     # Written last, so that there is no patch without its scores.
     metadata = _metadata(prepared, trial, len(work.fitted), why_not)
-
-    def save(place: Path) -> object:
-        if exported is not None:
-            return save_adapter(place, exported.adapter, prepared.lm, None if twin is None else twin.adapter)
-        return save_patch(place, patch, prepared.lm, metadata, flipped)
-
-    (path,) = save_somewhere([Path(out)], save)
+    if exported is None:
+        (path,) = save_somewhere([Path(out)], lambda place: save_patch(place, patch, prepared.lm, metadata, flipped))
+    else:
+        adapters = exported.adapter, prepared.lm, None if twin is None else twin.adapter
+        (path,) = save_somewhere([Path(out)], lambda place: save_adapter(place, *adapters))
     compiled = Compiled.of(
         prepared,
         known,
