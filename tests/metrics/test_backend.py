@@ -116,6 +116,20 @@ def test_records_that_are_on_the_device(
     assert back.on_host() is back and given.on_host() is given
 
 
+@pytest.mark.parametrize("shape", [(40, 40), (1, 40, 40), (3, 5, 33, 33), (2, 8, 8)])
+def test_eigenvectors_are_numpys(shape: tuple[int, ...]) -> None:
+    random = np.random.default_rng(0).normal(size=shape)
+    matrices = random + random.swapaxes(-1, -2)
+    given: Any = torch.from_numpy(matrices).as_subclass(Elsewhere)
+    for found in (arrays.eigh(matrices), arrays.eigh(given)):
+        values, vectors = (np.asarray(torch.as_tensor(side).as_subclass(torch.Tensor)) for side in found)
+        assert values.shape == shape[:-1] and (np.diff(values) > 0).all()
+        np.testing.assert_allclose(vectors * values[..., None, :] @ vectors.swapaxes(-1, -2), matrices, atol=1e-12)
+        np.testing.assert_allclose(
+            vectors @ vectors.swapaxes(-1, -2), np.broadcast_to(np.eye(shape[-1]), shape), atol=1e-12
+        )
+
+
 def test_blocks_of_different_widths_are_one_chunk_on_a_device() -> None:
     dims = np.array([3, 3, 5, 5, 4])
     blocks = [np.array([0, 1]), np.array([2, 3]), np.array([4])]

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float
 
-from dualview.metrics.arrays import as_type, library, put_like
+from dualview.metrics.arrays import as_type, eigh, library, put_like
 from dualview.metrics.cosine import dot, norm, ratio, root
 from dualview.metrics.floors.covariates import covariates, orthonormal_rows
 from dualview.metrics.floors.updates import BlockVectors, Compared, inner_products, short
@@ -153,13 +153,13 @@ def most_shared(
     """
     xp, queries = library(x), int(x.shape[-2])
     rows = xp.concatenate((x, y), -2)
-    squares, vectors = xp.linalg.eigh(inner_products(rows, rows))
+    squares, vectors = eigh(inner_products(rows, rows))
     least = _ROUNDING * squares[..., -1:]
     size = root(xp.where(squares > least, squares, 0.0))
     scaled = vectors * size[..., None, :]
     product = scaled[..., :queries, :].swapaxes(-1, -2) @ scaled[..., queries:, :]
     symmetric = (product + product.swapaxes(-1, -2)) / 2
-    values, within = xp.linalg.eigh(symmetric @ symmetric)  # squared: the largest of either sign come last
+    values, within = eigh(symmetric @ symmetric)  # squared: the largest of either sign come last
     inverse = xp.where(size > 0, ratio(0 * size + 1, size), 0.0)
     directions = ((vectors * inverse[..., None, :]) @ within[..., -several:]).swapaxes(-1, -2) @ rows
     return xp.where((root(values[..., -several:]) > least)[..., None], directions, 0.0)
