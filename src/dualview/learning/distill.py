@@ -56,44 +56,38 @@ def distil_steps(
         raise UserError(f"Distillation's rate must be at least 0, not {training.rate:g}.")
     goal = _Goal.of(lm, recipe.rows, training.teacher)
     deltas = Deltas.zero(projections_of(lm, recipe), 1, torch.promote_types(lm.dtype, torch.float32))
-    groups: list[dict[str, Any]] = []
-    for projection, weight, bias in zip(deltas.projections, deltas.weights, deltas.biases, strict=True):
-        trained = [part.requires_grad_() for part in (weight, bias) if part is not None]
-        size = float(projection.weight().detach().float().square().mean().sqrt())
-        groups.append({"params": trained, "lr": training.rate * size})
-    parts: list[Tensor] = [part for group in groups for part in group["params"]]
-    for part in parts:
-        part.grad = torch.zeros_like(part)
-    optimiser = torch.optim.Adam(groups, betas=(0.9, 0.99), fused=True)
+    optimiser, rates, parts = _adam(lm, deltas, training.rate)
     batches = _steps(len(recipe.rows), DISTILLING_PASSES * recipe.epochs)
-    falling = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, total_iters=len(batches))
+    # Set once a loss is not finite, from when on the optimiser moves nothing; read at the end, so that no step waits.
+    stopped = torch.ones((), device=lm.device)
+    optimiser.found_inf = stopped  # pyright: ignore[reportAttributeAccessIssue]
 
-    def differentiate(shown: _ShownRows) -> Float[Tensor, ""]:
+    def step(shown: _ShownRows) -> Float[Tensor, ""]:
         with torch.enable_grad():
             loss = goal.loss(lm, shown, deltas)
         # In place: a recorded step writes to the same memory each time.
         torch._foreach_copy_([part.grad for part in parts], torch.autograd.grad(loss, parts))  # pyright: ignore
-        return loss.detach()
+        loss = loss.detach()
+        stopped.logical_or_(~torch.isfinite(loss))
+        optimiser.step()
+        return loss
 
     history: list[Float[Tensor, ""]] = []
-    # Set once a loss is not finite, from when on the optimiser moves nothing; read at the end, so that no step waits.
-    stopped = torch.zeros((), device=lm.device)
-    optimiser.found_inf = stopped  # pyright: ignore[reportAttributeAccessIssue]
     # A step of fewer rows (the last of a pass) has another shape than the recorded one.
     alike = [goal.uniform and len(rows) == len(batches[0]) for rows in batches]
-    recorded = record(differentiate, goal.shown(lm, batches[0], padded=True), sum(alike), lm)
+    recorded = record(step, goal.shown(lm, batches[0], padded=True), sum(alike), lm)
+    stopped.zero_()  # while a step was tried and recorded, nothing was to move
     yield  # others record theirs before the GPU has something to do: recording waits for it
     replayed = [recorded is not None and each for each in alike]
     # All at once: sending something to a GPU makes it wait.
     every = [goal.shown(lm, rows, padded=padded) for rows, padded in zip(batches, replayed, strict=True)]
+    first = rates.clone()
     with nullcontext() if recorded is None else recorded.running():
-        for shown, again in zip(every, replayed, strict=True):
+        for number, (shown, again) in enumerate(zip(every, replayed, strict=True)):
             with nullcontext() if recorded is None else recorded.turn():
-                loss = recorded.replay(shown) if recorded is not None and again else differentiate(shown)
+                torch.mul(first, 1 - number / len(every), out=rates)  # falls to 0
+                loss = recorded.replay(shown) if recorded is not None and again else step(shown)
                 history.append(loss.clone())
-                stopped.logical_or_(~torch.isfinite(loss))
-                optimiser.step()
-            falling.step()
             if progress is not None:
                 progress(1)
             yield
@@ -105,6 +99,27 @@ def distil_steps(
     wild = [number for number, loss in enumerate(losses) if not np.isfinite(loss)]
     taken = losses[: wild[0] + 1] if wild else losses
     return Tuned(training.rate, deltas, tuple(taken), "diverged" if wild else "ok")
+
+
+def _adam(
+    lm: LanguageModel, deltas: Deltas, rate: float
+) -> tuple[torch.optim.Adam, Float[Tensor, " projection"], list[Tensor]]:
+    """The optimiser of the changes, the rates that it reads from one tensor, and what it moves.
+
+    Each projection's rate is `rate` times the size of its weights.
+    """
+    on_gpu = lm.device.type == "cuda"
+    sizes = [float(p.weight().detach().float().square().mean().sqrt()) for p in deltas.projections]
+    exact = torch.float32 if on_gpu else torch.float64  # in which torch's fused kernels read a rate
+    rates = torch.tensor([rate * size for size in sizes], dtype=exact, device=lm.device)
+    groups: list[dict[str, Any]] = []
+    for number, (weight, bias) in enumerate(zip(deltas.weights, deltas.biases, strict=True)):
+        trained = [part.requires_grad_() for part in (weight, bias) if part is not None]
+        groups.append({"params": trained, "lr": rates[number]})
+    parts: list[Tensor] = [part for group in groups for part in group["params"]]
+    for part in parts:
+        part.grad = torch.zeros_like(part)
+    return torch.optim.Adam(groups, betas=(0.9, 0.99), fused=True, capturable=on_gpu), rates, parts
 
 
 def _steps(rows: int, passes: int) -> list[list[int]]:
