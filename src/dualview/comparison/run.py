@@ -23,13 +23,7 @@ from dualview.comparison.controls.learners import (
     load_twins,
 )
 from dualview.comparison.controls.sensitivity import norm_curve, order_report
-from dualview.comparison.controls.settings import (
-    RULE_CONTROLS,
-    context_runs,
-    control_settings,
-    control_trainings,
-    tuned_runs,
-)
+from dualview.comparison.controls.settings import RULE_CONTROLS, context_runs, control_settings, control_trainings
 from dualview.comparison.controls.training import train_controls_steps, update_size
 from dualview.comparison.controls.untrained import untrained_models_fit, untrained_runs
 from dualview.comparison.finetuning import FineTuning, fine_tune, recipe_of, train_grid_steps, training_of
@@ -221,11 +215,10 @@ def _controlled(
     grids = _grids(prepared, recipe, learnt) if full else {}
     together = full and untrained_models_fit(prepared.lm)
     untrained = untrained_runs(prepared, lr, recipe, size, together=together) if full else {}
-    under_way = context_runs(prepared, full=full)
+    contexts = context_runs(prepared, full=full)
     if have_room_together(prepared.lm):
-        under_way |= tuned_runs(prepared, training, wanted)
         models = untrained.values() if together else ()
-        in_turns([*grids.values(), training, *models, Run(one_by_one(list(under_way.values())))])
+        in_turns([*grids.values(), training, *models, Run(one_by_one(list(contexts.values())))])
     trained = training.result()
     del training  # it has the traces
     tokens = None
@@ -246,7 +239,7 @@ def _controlled(
         grid=(lambda rule: grids[rule].result()) if full else None,
         progress=progress,
         zsl=passes["zsl"],
-        under_way=under_way,
+        contexts=contexts,
         untrained=untrained,
     )
     untrained.clear()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from dualview.comparison.controls.settings import ORDER, PERMUTATIONS, reordered
+from dualview.comparison.controls.settings import PERMUTATIONS, reordered
 from dualview.comparison.prepare import Prepared
 from dualview.learning.recipe import Tuned
 from dualview.learning.selection import ask_each
@@ -36,7 +36,7 @@ def order_report(prepared: Prepared, tuned: Mapping[str, Tuned], passes: Mapping
         return {"permutations": 0, "queries": len(queries), "icl": None, "ft": None}
     widest = max(len(query.candidates) for query in queries)
     icl, ft = ([passes[name].settings[0].log_probs[: len(queries), :widest]] for name in ("icl", "ft"))
-    orders = [f"{ORDER}{i}" for i in range(1, PERMUTATIONS)]
+    orders = [f"order {i}" for i in range(1, PERMUTATIONS)]
     for name in orders:
         context = replace(prepared.in_context, prefix=reordered(prepared.prompts, name).prefix, record=False)
         icl.append(ask(lm, queries, context).settings[0].log_probs)

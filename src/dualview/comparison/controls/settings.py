@@ -8,7 +8,7 @@ the second draw of `icl_random_labels` is `icl_random_labels@2`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
@@ -28,8 +28,8 @@ from dualview.learning.selection import best, judge_rates
 from dualview.metrics.cosine import UNDEFINED_BELOW
 from dualview.metrics.floors.controls import base_name
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Asked, PassPlan, ask, ask_steps
-from dualview.models.turns import Run, Steps, finish, one_by_one
+from dualview.models.scoring import Asked, PassPlan, ask
+from dualview.models.turns import Run, Steps, finish
 from dualview.models.untrained import UNTRAINED_SEED
 from dualview.options import Labels
 from dualview.records import Setting
@@ -43,8 +43,6 @@ Grid = Callable[[Rule], Sequence[Tuned]]
 """Trains a rule at every learning rate of the grid."""
 PERMUTATIONS = 5
 """Orders of the demonstrations that order sensitivity compares, the prompt's own included."""
-ORDER = "order "
-"""How the trainings in those orders are called: none of them is a control by itself."""
 
 
 DRAWS = 5
@@ -68,7 +66,7 @@ def control_trainings(prepared: Prepared, lr: float, *, full: bool) -> dict[str,
         wanted[drawn("ft_random_labels", number)] = on(lambda n=number: _random_labels(prepared, n))
         wanted[drawn("ft_other_task", number)] = on(lambda n=number: _other_task(prepared, n))
     for number in range(1, PERMUTATIONS if descends else 1):
-        wanted[f"{ORDER}{number}"] = on(lambda n=number: reordered(prompts, f"{ORDER}{n}"))
+        wanted[f"order {number}"] = on(lambda n=number: reordered(prompts, f"order {n}"))
     return wanted
 
 
@@ -91,17 +89,6 @@ def context_runs(prepared: Prepared, *, full: bool) -> dict[str, Run[Asked]]:
             wanted[drawn("icl_other_task", n)] = lambda n=n: _other_task(prepared, n).prefix
             wanted[drawn("icl_random_text", n)] = lambda n=n: _random_text(prepared, n)
     return {name: Run(steps(name, prefix)) for name, prefix in wanted.items()}
-
-
-def tuned_runs(prepared: Prepared, training: Run[TrainedControls], names: Iterable[str]) -> dict[str, Run[Asked]]:
-    """The passes of the controls that are fine-tunings of the model itself, by name, when all of them are trained."""
-
-    def steps(name: str) -> Steps[Asked]:
-        yield from one_by_one([training])
-        patch, how = training.result().get(name).patch, replace(prepared.zero_shot, stay=True)
-        return (yield from ask_steps(prepared.lm, prepared.prompts.queries, how, patch))
-
-    return {name: Run(steps(name)) for name in names if not name.startswith(ORDER)}
 
 
 @dataclass(frozen=True)
@@ -127,17 +114,17 @@ def control_settings(
     grid: Grid | None,
     progress: Progress,
     zsl: Asked | None = None,
-    under_way: Mapping[str, Run[Asked]] | None = None,
+    contexts: Mapping[str, Run[Asked]] | None = None,
     untrained: Mapping[str, Run[TrainedModel]] = {},
 ) -> Controls:
     """Run the quick controls or, given a `grid`, all of them.
 
-    `sizes` are those of FT's and the learners' updates, `zsl` is the run's pass, `under_way` are `context_runs` and
-    perhaps `tuned_runs`, `untrained` are `untrained_runs`.
+    `sizes` are those of FT's and the learners' updates, `zsl` is the run's pass, `contexts` are `context_runs`,
+    `untrained` are `untrained_runs`.
     """
     found = Controls()
-    asked = dict(context_runs(prepared, full=grid is not None) if under_way is None else under_way)
-    for name, run in _controls(prepared, lr, recipe, trained, sizes, grid, found, zsl, asked, dict(untrained)):
+    contexts = dict(context_runs(prepared, full=grid is not None) if contexts is None else contexts)
+    for name, run in _controls(prepared, lr, recipe, trained, sizes, grid, found, zsl, contexts, dict(untrained)):
         with progress.part(f"control {name}", 1) as advance:
             try:
                 made = run()
@@ -163,18 +150,16 @@ def _controls(
     grid: Grid | None,
     found: Controls,
     zsl: Asked | None,
-    under_way: dict[str, Run[Asked]],
+    contexts: dict[str, Run[Asked]],
     untrained: dict[str, Run[TrainedModel]],
 ) -> Iterator[tuple[str, Control]]:
     lm, prompts, report = prepared.lm, prepared.prompts, found.trained
 
     def context(name: str) -> tuple[str, Control]:
-        return name, lambda: {"": under_way.pop(name).result()}
+        return name, lambda: {"": contexts.pop(name).result()}
 
     def patched(name: str, tuned: Tuned) -> dict[str, Asked]:
         report[name] = {"lr": tuned.lr, "status": tuned.status}
-        if name in under_way:
-            return {"": under_way.pop(name).result()}
         return {"": ask(lm, prompts.queries, replace(prepared.zero_shot, stay=True), tuned.patch)}
 
     def training(name: str) -> tuple[str, Control]:
