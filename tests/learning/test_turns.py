@@ -13,9 +13,9 @@ from dualview.learning.batch import Kept
 from dualview.learning.finetune import train, train_steps
 from dualview.learning.recipe import DISTILLING_RATE, Training, TrainingRecipe, Tuned
 from dualview.learning.training_step import Shown
+from dualview.learning.turns import Run, Steps, finish, finished, have_room_together, in_turns
 from dualview.learning.weight_patches import Deltas, Linearised, Parameters
 from dualview.models.scoring import PassPlan
-from dualview.models.turns import Run, Steps, finish, finished, have_room_together, in_turns
 from equivalence import cases
 from learning.stand_in import recording
 

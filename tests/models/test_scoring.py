@@ -10,11 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dualview.anatomy import kernels as attention
-from dualview.learning.recipe import TrainingRecipe, projections_of
-from dualview.learning.weight_patches import Deltas
-from dualview.models import scoring
-from dualview.models.scoring import TOP_K, PassPlan, ask, ask_steps
-from dualview.models.turns import Run, Steps, in_turns, one_by_one
+from dualview.models.scoring import TOP_K, PassPlan, ask
 from equivalence import cases, reference
 
 SLOW_AND_FAST = ["llama", "gpt2", "gptj", "lfm2-hybrid"]
@@ -117,29 +113,3 @@ def test_progress_counts_every_query() -> None:
 def test_scores_are_float64_whatever_the_model() -> None:
     got = ask(cases.lm("llama"), cases.QUERIES, PassPlan((), 0)).settings[0]
     assert got.log_probs.dtype == np.float64 and got.h is not None and got.h.dtype == np.float64
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_passes_in_turns_are_passes_one_after_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever others do with the model while a pass waits for a GPU: a patch of theirs, or gradients."""
-    lm = cases.lm(name)
-    how = PassPlan(cases.DEMOS, 1, batch_size=1)
-    deltas = Deltas.zero(projections_of(lm, TrainingRecipe()), 1, torch.float64)
-    for weight in deltas.weights:
-        weight += 0.05
-    plain, patched = (ask(lm, cases.QUERIES, how, patch).settings[0].log_probs for patch in (None, deltas))
-    assert not np.allclose(plain, patched, rtol=1e-3)
-    seen: list[bool] = []
-
-    def waits(_device: torch.device) -> Steps[None]:
-        for _ in range(3):
-            seen.append(torch.is_grad_enabled())
-            yield
-
-    monkeypatch.setattr(scoring, "reached", waits)
-    runs = [Run(ask_steps(lm, cases.QUERIES, how, patch)) for patch in (None, deltas, None)]
-    with torch.enable_grad():
-        in_turns([runs[0], Run(one_by_one(runs[1:]))])
-    found = [run.result().settings[0].log_probs for run in runs]
-    assert all(np.array_equal(x, y) for x, y in zip(found, (plain, patched, plain), strict=True))
-    assert len(seen) == 3 * 3 * len(cases.QUERIES) and all(seen)

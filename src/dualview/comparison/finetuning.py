@@ -25,7 +25,7 @@ from dualview.learning.recipe import (
 )
 from dualview.learning.selection import SelectionTrial, best, judge_rates
 from dualview.learning.traces import Follower, TrainingTrace
-from dualview.models.turns import Steps, finish
+from dualview.learning.turns import Steps, finish
 from dualview.tasks.prompts import PromptSet
 
 _TRACE_BYTES = 1 << 30

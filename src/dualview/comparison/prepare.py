@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from dualview.comparison.cache import PassCache, no_cache, recall
+from dualview.comparison.cache import PassCache, no_cache
 from dualview.comparison.inputs import encode, read_inputs
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress, Silent
@@ -15,8 +15,7 @@ from dualview.learning.selection import SelectionTrial, best
 from dualview.metrics.predictions import accuracy
 from dualview.models.language_model import LanguageModel
 from dualview.models.loading import load_model
-from dualview.models.scoring import Asked, PassPlan, ask, ask_steps
-from dualview.models.turns import Steps
+from dualview.models.scoring import PassPlan, ask
 from dualview.models.untrained import redrawn
 from dualview.options import SEEDS, SELECTION_ROWS, RunOptions
 from dualview.tasks.prompts import PromptSet, Query, encode_queries, resolve_bos
@@ -102,16 +101,6 @@ def _seed_trials(
         return trials
 
     return cache("seed trials", (tuple(drawn.values()), options.batch_size), tried)
-
-
-def cached_pass_steps(prepared: Prepared, name: str, lm: LanguageModel, how: PassPlan) -> Steps[Asked]:
-    """A pass that the next run takes again, where its queries and its plan are the same."""
-    queries, how = prepared.prompts.queries, replace(how, stay=True)
-    known = recall(prepared.cache, name, (how, queries))
-    if known is not None:
-        return known
-    made = yield from ask_steps(lm, queries, how)
-    return prepared.cache(name, (how, queries), lambda: made)
 
 
 def selection_queries(prepared: Prepared) -> tuple[Query, ...]:

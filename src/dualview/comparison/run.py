@@ -23,7 +23,7 @@ from dualview.comparison.controls.learners import (
     load_twins,
 )
 from dualview.comparison.controls.sensitivity import norm_curve, order_report
-from dualview.comparison.controls.settings import RULE_CONTROLS, context_runs, control_settings, control_trainings
+from dualview.comparison.controls.settings import RULE_CONTROLS, control_settings, control_trainings
 from dualview.comparison.controls.training import train_controls_steps, update_size
 from dualview.comparison.controls.untrained import untrained_models_fit, untrained_runs
 from dualview.comparison.finetuning import FineTuning, fine_tune, recipe_of, train_grid_steps, training_of
@@ -34,6 +34,7 @@ from dualview.io.clock import Clock
 from dualview.io.progress import Progress, Silent
 from dualview.learning.calibration import calibrated_accuracy
 from dualview.learning.recipe import Rule, Training, TrainingRecipe, Tuned
+from dualview.learning.turns import Run, finished, have_room_together, in_turns
 from dualview.metrics import recompute
 from dualview.metrics.floors.controls import base_name
 from dualview.metrics.floors.covariates import known_numbers
@@ -41,7 +42,6 @@ from dualview.metrics.label_contrast import FLIPPED
 from dualview.models.head_span import off_spans
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
-from dualview.models.turns import Run, finished, have_room_together, in_turns, one_by_one
 from dualview.options import RunOptions
 from dualview.records import Records, Setting, TokenScores
 from dualview.records.setting import is_learner
@@ -215,10 +215,8 @@ def _controlled(
     grids = _grids(prepared, recipe, learnt) if full else {}
     together = full and untrained_models_fit(prepared.lm)
     untrained = untrained_runs(prepared, lr, recipe, size, together=together) if full else {}
-    contexts = context_runs(prepared, full=full)
-    if have_room_together(prepared.lm):
-        models = untrained.values() if together else ()
-        in_turns([*grids.values(), training, *models, Run(one_by_one(list(contexts.values())))])
+    if full and have_room_together(prepared.lm):
+        in_turns([*grids.values(), training, *(untrained.values() if together else ())])
     trained = training.result()
     del training  # it has the traces
     tokens = None
@@ -239,7 +237,6 @@ def _controlled(
         grid=(lambda rule: grids[rule].result()) if full else None,
         progress=progress,
         zsl=passes["zsl"],
-        contexts=contexts,
         untrained=untrained,
     )
     untrained.clear()

@@ -17,10 +17,10 @@ from dualview.anatomy.layers import Projection
 from dualview.learning.captured_step import Recorded, record
 from dualview.learning.recipe import Training, TrainingRecipe, Tuned, projections_of, steps_of
 from dualview.learning.training_step import Shown, Tape, step_logits
+from dualview.learning.turns import Steps
 from dualview.learning.weight_patches import Deltas, Linearised
 from dualview.models.language_model import LanguageModel
 from dualview.models.probe import first_order
-from dualview.models.turns import Steps
 from dualview.tasks.prompts import TrainingSequence
 
 Made = tuple[Tape, Float[Tensor, " row"], list[Float[Tensor, "row token d_out"]]]

@@ -16,8 +16,8 @@ import torch
 
 from dualview.anatomy.dispatch import is_spread
 from dualview.io.errors import UserError, first_line
+from dualview.learning.turns import Steps
 from dualview.models.language_model import LanguageModel
-from dualview.models.turns import Steps
 
 
 class Fillable(Protocol):

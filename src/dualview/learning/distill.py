@@ -35,13 +35,13 @@ from dualview.learning.recipe import (
     Tuned,
     projections_of,
 )
+from dualview.learning.turns import Steps
 from dualview.learning.weight_patches import Deltas
 from dualview.models.language_model import LanguageModel
 from dualview.models.packing.rows import At, Pack, Tree, grow, pack
 from dualview.models.prefix import Prefix, as_row
 from dualview.models.probe import Packed, Whole
 from dualview.models.scoring import PassPlan, ask, candidate_scores, token_log_probs
-from dualview.models.turns import Steps
 from dualview.tasks.prompts import Query
 from dualview.tasks.task import shuffled
 

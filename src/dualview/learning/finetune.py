@@ -35,10 +35,10 @@ from dualview.learning.recipe import (
     steps_of,
 )
 from dualview.learning.training_step import Shown, step_logits
+from dualview.learning.turns import Steps, finish
 from dualview.learning.weight_patches import Deltas, Parameters
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Patch
-from dualview.models.turns import Steps, finish
 from dualview.tasks.prompts import TrainingSequence
 
 # What one batch may take besides the weights: logits of all rows and (layer-causal) layers together, and the changes of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,8 +12,7 @@ from dualview.learning.recipe import Status, Tuned
 from dualview.learning.weight_patches import Deltas
 from dualview.metrics.predictions import accuracy, predictions
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import PassPlan, Patch, ask_steps
-from dualview.models.turns import Steps, uninterrupted
+from dualview.models.scoring import PassPlan, ask
 from dualview.records import Setting
 from dualview.tasks.prompts import Query
 
@@ -55,21 +54,15 @@ def best(trials: Sequence[SelectionTrial]) -> int:
     return max(order, key=lambda i: -1.0 if trials[i].accuracy is None else (trials[i].accuracy or 0.0))
 
 
-def ask_each_steps(
+def ask_each(
     lm: LanguageModel, queries: Sequence[Query], how: PassPlan, tuned: Sequence[Tuned], advance: Advance | None = None
-) -> Steps[list[Setting]]:
+) -> list[Setting]:
     """The queries asked of each fine-tuned model: as rows of one batch, where there is room for them."""
     patches = [t.patch for t in tuned]
     deltas = [p for p in patches if isinstance(p, Deltas)]
-    found: list[Setting] = []
     if len(deltas) < len(patches):
-        parts: Iterable[Patch] = patches
-    else:  # side by side they are copied, which large ones have no room for
-        together = max(1, _COPY_BYTES // max(1, deltas[0].nbytes))
-        parts = (Deltas.side_by_side(deltas[start : start + together]) for start in range(0, len(deltas), together))
-    for part in parts:
-        found += (yield from ask_steps(lm, queries, how, part, advance)).settings
-    return found
-
-
-ask_each = uninterrupted(ask_each_steps)
+        return [ask(lm, queries, how, p, advance).settings[0] for p in patches]
+    # Side by side they are copied, which large ones have no room for.
+    together = max(1, _COPY_BYTES // max(1, deltas[0].nbytes))
+    parts = [deltas[start : start + together] for start in range(0, len(deltas), together)]
+    return [s for part in parts for s in ask(lm, queries, how, Deltas.side_by_side(part), advance).settings]

@@ -26,8 +26,8 @@ from dualview.learning.recipe import (
     projections_of,
     steps_of,
 )
+from dualview.learning.turns import Steps, finish
 from dualview.models.language_model import LanguageModel
-from dualview.models.turns import Steps, finish
 from dualview.tasks.prompts import TrainingSequence
 
 

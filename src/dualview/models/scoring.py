@@ -1,13 +1,13 @@
 """Asking a model queries: every candidate's log-probability, and the records, under one prefix and one set of weights.
 
-`ask` is the one way in, or `ask_steps`. It packs the queries and shares the prefix where the architecture allows it,
-and runs whole prompts one at a time where it does not; the results are the same.
+`ask` is the one way in. It packs the queries and shares the prefix where the architecture allows it, and runs whole
+prompts one at a time where it does not; the results are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +23,6 @@ from dualview.models.packing.rows import At, Pack, Tree, grow, plan
 from dualview.models.prefix import Causal, Prefix, as_row
 from dualview.models.probe import Layers, Packed, Trace, Whole, first_order, recording
 from dualview.models.staying import Members, Places, host
-from dualview.models.turns import Steps, finish, reached
 from dualview.records import Setting
 from dualview.tasks.prompts import Query
 
@@ -94,48 +93,21 @@ def ask(
     progress: Callable[[int], None] | None = None,
 ) -> Asked:
     """Score every candidate of every query after the prefix, and record what `how` asks for."""
-    return finish(ask_steps(lm, queries, how, patch, progress))
-
-
-def ask_steps(
-    lm: LanguageModel,
-    queries: Sequence[Query],
-    how: PassPlan,
-    patch: Patch | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Steps[Asked]:
-    """`ask`, to be advanced in turns with others: it yields while a GPU is at work.
-
-    The patch is not applied then, and gradients are as they were, so others may use the model meanwhile.
-    """
     trees = [grow(query, how.at) for query in queries]
     sink = _Sink(lm, queries, trees, how, 1 if patch is None else patch.rows)
-    if lm.shares_prefix(len(how.prefix), max((len(tree.ids) for tree in trees), default=0), how.shift):
-        yield from _ask_packed_steps(lm, trees, how, sink, patch, progress)
-    else:
-        with _patched(patch):
+    with torch.no_grad(), nullcontext() if patch is None else patch.applied():
+        if lm.shares_prefix(len(how.prefix), max((len(tree.ids) for tree in trees), default=0), how.shift):
+            _ask_packed(lm, trees, how, sink, progress)
+        else:
             _ask_whole(lm, queries, how, sink, progress)
     return sink.done()
 
 
-@contextmanager
-def _patched(patch: Patch | None) -> Generator[None]:
-    """Without gradients, at the patch's weights."""
-    with torch.no_grad(), nullcontext() if patch is None else patch.applied():
-        yield
-
-
-def _ask_packed_steps(
-    lm: LanguageModel,
-    trees: list[Tree],
-    how: PassPlan,
-    sink: _Sink,
-    patch: Patch | None,
-    progress: Callable[[int], None] | None,
-) -> Steps[None]:
+def _ask_packed(
+    lm: LanguageModel, trees: list[Tree], how: PassPlan, sink: _Sink, progress: Callable[[int], None] | None
+) -> None:
     rows = sink.rows
-    with _patched(patch):
-        prefix = compute_prefix(lm, how.prefix, how.special, rows)
+    prefix = compute_prefix(lm, how.prefix, how.special, rows)
     # Rows of a patch are further batch rows of the same pass, so they share its budget.
     tokens = max(1, _TOKENS.get(lm.device.type, 2048) // rows)
     reads = max(1, _LOGIT_BYTES // (4 * lm.vocab * rows))
@@ -143,12 +115,10 @@ def _ask_packed_steps(
         pack = host_pack.to(lm.device)
         trace = sink.trace(*pack.own.shape)
         strategy = Packed(pack, prefix, shift=how.shift, trace=trace)
-        with _patched(patch), recording(lm.anatomy, pack.record, trace, how.taps):
+        with recording(lm.anatomy, pack.record, trace, how.taps):
             ids = pack.ids[None].expand(rows, -1)
             logits = run_forward(lm.model, strategy, ids, strategy.positions[None].expand(rows, -1), pack.read)
-        yield from reached(lm.device)
-        with torch.no_grad():
-            sink.add(pack, logits, trace)
+        sink.add(pack, logits, trace)
         if progress is not None:
             progress(len(pack.members))
 

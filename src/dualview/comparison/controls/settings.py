@@ -19,17 +19,17 @@ from dualview.comparison.controls.training import Scalable, TrainedControls, as_
 from dualview.comparison.controls.untrained import UNTRAINED_DRAWS, TrainedModel, drawn
 from dualview.comparison.finetuning import training_of
 from dualview.comparison.inputs import make_prompts
-from dualview.comparison.prepare import Prepared, cached_pass_steps, selection_queries
+from dualview.comparison.prepare import Prepared, selection_queries
 from dualview.io.errors import UserError
 from dualview.io.progress import Progress
 from dualview.learning.finetune import finetune
 from dualview.learning.recipe import Rule, Training, TrainingRecipe, Tuned
 from dualview.learning.selection import best, judge_rates
+from dualview.learning.turns import Run
 from dualview.metrics.cosine import UNDEFINED_BELOW
 from dualview.metrics.floors.controls import base_name
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Asked, PassPlan, ask
-from dualview.models.turns import Run, Steps, finish
 from dualview.models.untrained import UNTRAINED_SEED
 from dualview.options import Labels
 from dualview.records import Setting
@@ -70,27 +70,6 @@ def control_trainings(prepared: Prepared, lr: float, *, full: bool) -> dict[str,
     return wanted
 
 
-def context_runs(prepared: Prepared, *, full: bool) -> dict[str, Run[Asked]]:
-    """Every control that is another context at the base weights, by name: no learning rate or rule decides it."""
-    prompts = prepared.prompts
-
-    def steps(name: str, prefix: Callable[[], tuple[int, ...]]) -> Steps[Asked]:
-        how = replace(prepared.in_context, prefix=prefix(), demo_logits=name == "icl_reordered")
-        return (yield from cached_pass_steps(prepared, name, prepared.lm, how))
-
-    wanted: dict[str, Callable[[], tuple[int, ...]]] = {
-        "icl_reordered": lambda: reordered(prompts, REORDERED).prefix,
-        "icl_flipped_labels": lambda: flipped_labels(prepared).prefix,
-    }
-    if full:
-        wanted["icl_other_demos"] = lambda: _other_demos(prepared).prefix
-        for n in range(DRAWS):
-            wanted[drawn("icl_random_labels", n)] = lambda n=n: _random_labels(prepared, n).prefix
-            wanted[drawn("icl_other_task", n)] = lambda n=n: _other_task(prepared, n).prefix
-            wanted[drawn("icl_random_text", n)] = lambda n=n: _random_text(prepared, n)
-    return {name: Run(steps(name, prefix)) for name, prefix in wanted.items()}
-
-
 @dataclass(frozen=True)
 class Controls:
     """What the controls gave."""
@@ -114,17 +93,14 @@ def control_settings(
     grid: Grid | None,
     progress: Progress,
     zsl: Asked | None = None,
-    contexts: Mapping[str, Run[Asked]] | None = None,
     untrained: Mapping[str, Run[TrainedModel]] = {},
 ) -> Controls:
     """Run the quick controls or, given a `grid`, all of them.
 
-    `sizes` are those of FT's and the learners' updates, `zsl` is the run's pass, `contexts` are `context_runs`,
-    `untrained` are `untrained_runs`.
+    `sizes` are those of FT's and the learners' updates, `zsl` is the run's pass, `untrained` are `untrained_runs`.
     """
     found = Controls()
-    contexts = dict(context_runs(prepared, full=grid is not None) if contexts is None else contexts)
-    for name, run in _controls(prepared, lr, recipe, trained, sizes, grid, found, zsl, contexts, dict(untrained)):
+    for name, run in _controls(prepared, lr, recipe, trained, sizes, grid, found, zsl, dict(untrained)):
         with progress.part(f"control {name}", 1) as advance:
             try:
                 made = run()
@@ -150,13 +126,16 @@ def _controls(
     grid: Grid | None,
     found: Controls,
     zsl: Asked | None,
-    contexts: dict[str, Run[Asked]],
     untrained: dict[str, Run[TrainedModel]],
 ) -> Iterator[tuple[str, Control]]:
     lm, prompts, report = prepared.lm, prepared.prompts, found.trained
 
-    def context(name: str) -> tuple[str, Control]:
-        return name, lambda: {"": contexts.pop(name).result()}
+    def untouched(name: str, how: Callable[[], PassPlan]) -> tuple[str, Control]:
+        """A pass at the base weights: no learning rate or rule decides it."""
+        return name, lambda: {"": _cached_pass(prepared, name, lm, how())}
+
+    def context(name: str, prefix: Callable[[], tuple[int, ...]], *, demo_logits: bool = False) -> tuple[str, Control]:
+        return untouched(name, lambda: replace(prepared.in_context, prefix=prefix(), demo_logits=demo_logits))
 
     def patched(name: str, tuned: Tuned) -> dict[str, Asked]:
         report[name] = {"lr": tuned.lr, "status": tuned.status}
@@ -172,22 +151,23 @@ def _controls(
 
     # Zero-shot at the query's in-context position: how far the position alone changes the output.
     shift = len(prompts.prefix) - len(prompts.zero_prefix)
-    yield context("icl_reordered")
+    yield context("icl_reordered", lambda: reordered(prompts, REORDERED).prefix, demo_logits=True)
     moved = replace(prepared.zero_shot, shift=shift)
     if zsl is not None and _stays(lm, prompts.queries, moved, zsl):
         yield "zsl_shifted", lambda: {"": zsl}
     else:
-        yield "zsl_shifted", lambda: {"": finish(cached_pass_steps(prepared, "zsl_shifted", lm, moved))}
-    yield context("icl_flipped_labels")
+        yield untouched("zsl_shifted", lambda: moved)
+    yield context("icl_flipped_labels", lambda: flipped_labels(prepared).prefix)
     yield training("ft_flipped_labels")
     if grid is None:
         return
-    yield context("icl_other_demos")
+    yield context("icl_other_demos", lambda: _other_demos(prepared).prefix)
     for n in range(DRAWS):
-        for name in ("icl_random_labels", "icl_other_task", "icl_random_text"):
-            yield context(drawn(name, n))
-        for name in ("ft_random_labels", "ft_other_task"):
-            yield training(drawn(name, n))
+        yield context(drawn("icl_random_labels", n), lambda n=n: _random_labels(prepared, n).prefix)
+        yield context(drawn("icl_other_task", n), lambda n=n: _other_task(prepared, n).prefix)
+        yield context(drawn("icl_random_text", n), lambda n=n: _random_text(prepared, n))
+        yield training(drawn("ft_random_labels", n))
+        yield training(drawn("ft_other_task", n))
     if "ft_sign_flipped" in trained.tuned:
         yield training("ft_sign_flipped")
     if recipe.params != "all":
@@ -347,9 +327,20 @@ def _untrained(
     """The whole comparison with untrained weights."""
     queries, lm, tuned = prepared.prompts.queries, model.lm, model.trained.get(name)
     found.trained[name] = model.trained.report(name)
+    zsl = _cached_pass(prepared, f"{name}_zsl", lm, prepared.zero_shot)
     for learner, size in sizes.items():
         if learner != "ft":
-            zsl, patch = model.passes["_zsl"].settings[0], cast("Scalable", tuned.patch)
-            sized = as_large(prepared, lm, zsl, patch, size)
-            found.settings[f"{learner}/{name}_ft"] = ask(lm, queries, prepared.zero_shot, sized).settings[0]
-    return dict(model.passes)
+            patch = as_large(prepared, lm, zsl.settings[0], cast("Scalable", tuned.patch), size)
+            found.settings[f"{learner}/{name}_ft"] = ask(lm, queries, prepared.zero_shot, patch).settings[0]
+    return {
+        "_zsl": zsl,
+        "_icl": _cached_pass(prepared, f"{name}_icl", lm, prepared.in_context),
+        "_ft": ask(lm, queries, replace(prepared.zero_shot, stay=True), tuned.patch),
+    }
+
+
+def _cached_pass(prepared: Prepared, name: str, lm: LanguageModel, how: PassPlan) -> Asked:
+    """A pass that the next run takes again, where its queries and its plan are the same."""
+    queries = prepared.prompts.queries
+    how = replace(how, stay=True)
+    return prepared.cache(name, (how, queries), lambda: ask(lm, queries, how))

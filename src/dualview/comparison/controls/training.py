@@ -20,13 +20,13 @@ from dualview.io.progress import Advance, Progress
 from dualview.learning.batch import Kept
 from dualview.learning.finetune import train_steps
 from dualview.learning.recipe import Training, TrainingRecipe, Tuned, step_count
-from dualview.learning.selection import ask_each_steps
+from dualview.learning.selection import ask_each
 from dualview.learning.traces import TrainingTrace, train_followed_steps
+from dualview.learning.turns import Steps, have_room_together, uninterrupted
 from dualview.metrics.cosine import overall_mean
 from dualview.metrics.sim_aou import relative_update_norm
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Patch, ask, ask_steps
-from dualview.models.turns import Steps, have_room_together, uninterrupted
+from dualview.models.scoring import Patch, ask
 from dualview.records import Setting
 
 SIZED_ON = 64
@@ -135,12 +135,12 @@ def _corrected(
 ) -> Steps[dict[str, float]]:
     """Train again, at corrected rates, what is not as large as `size`; each one's size over it in the end."""
     queries = prepared.prompts.queries[:SIZED_ON]
-    base = (yield from ask_steps(lm, queries, prepared.zero_shot)).settings[0]
+    base = ask(lm, queries, prepared.zero_shot).settings[0]
     found: dict[str, float] = {}
     open_ = list(names)
     # An update is nearly linear in its rate, so a round or two is enough; the rest is for models where it is not.
     for round_ in range(_ROUNDS):
-        asked = yield from ask_each_steps(lm, queries, prepared.zero_shot, [tuned[name] for name in open_])
+        asked = ask_each(lm, queries, prepared.zero_shot, [tuned[name] for name in open_])
         for name, setting in zip(open_, asked, strict=True):
             found[name] = update_size(base, setting) / size
         open_ = [name for name in open_ if not 1 / CLOSE <= found[name] <= CLOSE]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from dualview.comparison.controls.training import TrainedControls, train_controls_steps
 from dualview.comparison.finetuning import training_of
-from dualview.comparison.prepare import Prepared, cached_pass_steps
+from dualview.comparison.prepare import Prepared
 from dualview.io.progress import Silent
 from dualview.learning.recipe import TrainingRecipe
+from dualview.learning.turns import Run, Steps, have_room_together
 from dualview.models.language_model import LanguageModel
-from dualview.models.scoring import Asked, ask_steps
-from dualview.models.turns import Run, Steps, have_room_together
 from dualview.models.untrained import UNTRAINED_SEED, duplicate, untrained, with_trained_embeddings
 
 UNTRAINED_DRAWS = 3
@@ -31,8 +30,6 @@ class TrainedModel:
 
     lm: LanguageModel
     trained: TrainedControls
-    passes: Mapping[str, Asked]
-    """`_zsl`, `_icl` and `_ft`: what the queries get."""
 
 
 def untrained_models_fit(lm: LanguageModel) -> bool:
@@ -53,13 +50,7 @@ def untrained_runs(
         lm = make()
         wanted = {name: lambda: training_of(prepared, prepared.prompts, lr)}
         made = yield from train_controls_steps(prepared, wanted, recipe, Silent(), sized=[name], size=size, lm=lm)
-        passes = {
-            "_zsl": (yield from cached_pass_steps(prepared, f"{name}_zsl", lm, prepared.zero_shot)),
-            "_icl": (yield from cached_pass_steps(prepared, f"{name}_icl", lm, prepared.in_context)),
-        }
-        how = replace(prepared.zero_shot, stay=True)
-        passes["_ft"] = yield from ask_steps(lm, prepared.prompts.queries, how, made.get(name).patch)
-        return TrainedModel(lm, made, passes)
+        return TrainedModel(lm, made)
 
     models = _models(prepared.lm, together=together)
     return {name: Run(steps(name, make)) for name, make in models.items()}

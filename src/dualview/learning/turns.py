@@ -1,9 +1,9 @@
-"""Trainings and passes that are advanced in turns, so that a GPU has several of them to work on at once.
+"""Trainings that are advanced in turns, so that a GPU has several of them to work on at once.
 
 A training of a small model is thousands of small kernels one after another, most of which leave most of a GPU idle.
 Written as a generator that yields whenever it has handed a step over, it can be advanced next to others: each has a
-stream of its own (`captured_step`), and nothing waits for the GPU until all have been handed over. Passes over many
-queries fill the GPU meanwhile. Python runs one turn at a time, so hooks and patches of one are never seen by another.
+stream of its own (`captured_step`), and nothing waits for the GPU until all have been handed over. Python runs one turn
+at a time, so hooks and patches of one training are never seen by another.
 """
 
 from __future__ import annotations
@@ -80,23 +80,6 @@ def uninterrupted(work: Callable[P, Steps[T]]) -> Callable[P, T]:
         return finish(work(*args, **kwargs))
 
     return done
-
-
-def one_by_one(runs: Sequence[Run[Any]]) -> Steps[None]:
-    """All of them, each finished before the next begins: what they hold is not held all at once."""
-    for run in runs:
-        while run.advance():
-            yield
-
-
-def reached(device: torch.device) -> Steps[None]:
-    """Yields until a GPU has done what it was handed so far, so that reading a result does not hold up the others."""
-    if device.type != "cuda":
-        return
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    while not event.query():
-        yield
 
 
 def in_turns(runs: Sequence[Run[Any]]) -> None:
