@@ -75,7 +75,7 @@ def test_the_order_for_a_lease_is_of_cells_of_the_study() -> None:
     cells = {cell for stage in second.stages(study, ALL) for grid in stage.grids for cell in Spec.make(grid).cells()}
     asked = [(s, cell) for s in second.stages(lease, ALL) for grid in s.grids for cell in Spec.make(grid).cells()]
     own = {cell for _, cell in asked}
-    assert len(own) == len(asked) == 65 and own <= cells
+    assert len(own) == len(asked) == 70 and own <= cells
     found = pd.read_parquet(second.COLLECTED / "cells.parquet")
     found = found[(found["labels"] == "natural") & (found["verdict_learning"] == "supported")]
     for model, arms in (("qwen2.5-coder-1.5b", "natural"), ("qwen2.5-coder-0.5b", "small")):
