@@ -8,11 +8,12 @@ them changes what both predict.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pandas as pd
 from aggregate import RESULTS, TASKS, Mean, at_norm, over, result_file
+from collect import numerics
 from layout import grid
 
 SECOND = RESULTS / "second"
@@ -30,14 +31,31 @@ def table(name: str) -> pd.DataFrame:
     return result_file(SECOND / f"{name}.parquet")
 
 
-def draws(labels: str | None = "natural") -> pd.DataFrame:
-    """The cells with controls at the chosen rate, of the all-token loss."""
+def draws(labels: str | None = "natural", *, full: bool = False) -> pd.DataFrame:
+    """The cells with controls (`full`: with all of them) at the chosen rate, of the all-token loss: each draw once."""
     cells = table("cells")
     cells = cells[(cells["controls"] != "none") & (cells["lr_asked"] == "auto") & (cells["protocol"] == "modern")]
     cells = cells[(cells["ft_rule"] == "sgd") & (cells["ft_loss"] == "all") & (cells["epochs"] == 1)]
-    # Where a draw was run with full and with quick controls, it counts once, with the former.
-    cells = cells.sort_values("controls").drop_duplicates(["model", "task", "labels", "seed"]).sort_index()
+    cells = once(cells[cells["controls"] == "full"] if full else cells, ["model", "task", "labels", "seed"])
     return cells if labels is None else cells[cells["labels"] == labels]
+
+
+def once(cells: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Of cells that are alike in these columns: one of the latest version of dualview's numbers, where there is one; of
+    those, and of older ones, one with full controls; of those the newest."""
+    version = numerics(cells)
+    rank = cells.assign(old=version < numerics(table("cells")).max(), age=-version)
+    order = rank.sort_values(["old", "controls", "age"], kind="stable").index
+    return cells.loc[order].drop_duplicates(names).sort_index()
+
+
+def versions(cells: pd.DataFrame) -> str:
+    """The versions of dualview's numbers that some cells are of."""
+    counts = numerics(cells).value_counts().sort_index(ascending=False)
+    if len(counts) == 1:
+        return f"version {counts.index[0]}"
+    listed = [f"{version} ({count})" for version, count in counts.items()]
+    return f"versions {', '.join(listed[:-1])} and {listed[-1]}"
 
 
 def models() -> list[str]:
@@ -102,10 +120,12 @@ class Claim:
     anchor: str = ""
     of_all: bool = False
     """Whether it is about every draw, learnt or not."""
+    full: bool = False
+    """Whether only cells with full controls have its number."""
 
     def cells(self, model: str) -> pd.DataFrame:
         """The draws on which it can be tested."""
-        cells = draws()
+        cells = draws(full=self.full)
         cells = cells[cells["model"] == model]
         if self.of_all:
             return cells
@@ -120,8 +140,7 @@ class Claim:
         if model not in models():
             return "not run"
         found = self.mean(model)
-        cells = self.cells(model)
-        if found.n == 0 and len(cells) and not (cells["controls"] == "full").any():
+        if self.full and not len(self.cells(model)) and len(replace(self, full=False).cells(model)):
             return "not run"
         if found.n < LEAST or found.half is None:
             return "not testable"
@@ -205,6 +224,7 @@ CLAIMS = (
         "raw SimAOU, layer-causal less plain, at equal size",
         layer_causal_gain,
         anchor="layer-causal-and-untrained",
+        full=True,
     ),
     Claim(
         "trained weights are more similar than untrained ones",
@@ -212,6 +232,7 @@ CLAIMS = (
         "raw SimAOU, less that of untrained weights at FT's size",
         lambda c: c["sim_aou_raw"] - floor(c, "sim_aou", UNTRAINED),
         anchor="layer-causal-and-untrained",
+        full=True,
     ),
     Claim(
         "ICL depends more on the demonstrations' order than FT",
@@ -219,6 +240,7 @@ CLAIMS = (
         "standard deviation of a label's probability over orders, ICL less FT",
         lambda c: c["order_sensitivity_icl"] - c["order_sensitivity_ft"],
         anchor="order",
+        full=True,
     ),
 )
 
@@ -237,15 +259,17 @@ def claims() -> str:
         )
     size = SIZES[largest]
     shown = grid(["claim", *SIZES.values(), "measured by", f"{size}", f"verdicts, {size}"], rows)
-    return f"{shown}\n\n{_note(size)}\n\n{source()}"
+    return f"{shown}\n\n{_note(size, CLAIMS[0].cells(largest))}\n\n{source()}"
 
 
-def _note(size: str) -> str:
+def _note(size: str, learnt: pd.DataFrame) -> str:
+    full = (learnt["controls"] == "full").sum()
     return (
         f"Natural label words, all-token loss, chosen rate, 32 demonstrations. {size}: mean ± half of the 95 % "
         "interval (Student) over draws in which ICL and FT both learn (accuracy: over all), their number in brackets. "
         "Floors are those that every draw has: random and other queries' updates, the direction that all queries "
-        "share, shrinking heads, rotations. Layer-causal descent, untrained weights and orders need full controls. "
+        "share, shrinking heads, rotations. Layer-causal descent, untrained weights and orders need full controls "
+        f"({full} of the {len(learnt)} draws where both learn, which are of {versions(learnt)} of dualview's numbers). "
         f"**Yes**: above 0 by that interval, small if under {SMALL}; **no**: below 0, or within ±{NEGLIGIBLE}; not "
         f"testable: fewer than {LEAST} such draws; not run: none of them has the control. Verdicts: draws in which "
         "dualview's own verdict supports the level, each by itself, against every control that was run."

@@ -129,7 +129,7 @@ def by_update_size() -> Figure:
     from dualview.report.figures.style import BLACK, GREY, dress, look, new_figure, small_print
 
     curves, floors = table("curves"), table("controls").query("metric == 'sim_aou'")
-    cells = draws()
+    cells = draws(full=True)
     run = [model for model in models() if cells[cells["model"] == model]["key"].isin(curves["key"]).any()]
     made = new_figure(7.2, 3.0)
     panels: Sequence[Axes] = np.atleast_1d(made.subplots(1, max(1, len(run)), sharey=True))

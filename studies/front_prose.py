@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 import second
 from aggregate import TASKS, Mean, over
-from collect import numerics
-from front import CLAIMS, SIZES, UNTRAINED, Claim, draws, floor, models, source, table
+from front import CLAIMS, NO_FLOOR, SIZES, UNTRAINED, Claim, draws, floor, models, once, source, table, versions
 from layout import grid
 
 from dualview.store.cell_key import asked_id
 from dualview.sweep.spec import Spec
 
-_FULL = tuple(claim for claim in CLAIMS if claim.anchor in ("layer-causal-and-untrained", "order"))
+_FULL = tuple(claim for claim in CLAIMS if claim.full)
 """The claims that need full controls."""
 
 
@@ -33,18 +32,21 @@ def answer() -> str:
     alike = said["predictions"].startswith("**yes")
     inside = [said[level] == "**yes**" for level in ("representations", "labels")]  # not merely a small one
     word = "Yes" if alike and all(inside) else "Partly" if alike or any(inside) else "No"
-    moves = "change the same answers in the same way" if alike else "do not clearly change the same answers"
+    moves = "tend to change the same answers in the same way" if alike else "do not clearly change the same answers"
     holds = (learnt["verdict_predictions"] == "supported").sum()
     smaller = draws()[draws()["model"] != model]
+    above = over(learnt["label_contrast"] - floor(learnt, "label_contrast"))
     return (
-        f"**{word}.** Where the {SIZES[model]} model learns both ways ({len(learnt)} of {len(natural)} lists of "
-        f"demonstrations), ICL and FT {moves}: query by query the two changes correlate at {agree}, in {holds} of "
-        f"{len(learnt)} lists beyond what the controls explain. "
-        f"{'Inside the model they are alike too' if all(inside) else 'Inside the model little of it is shared'}: their "
-        f"changes of attention's output have a cosine of {value}, of which {beyond.show(3)} is more than unrelated "
-        f"updates have{_untrained_clause(model)}, and what the labels teach has a cosine of {contrast}. "
-        f"Elsewhere there is little to compare, since both learn in {_both(smaller)} lists with the smaller models and "
-        f"in {_both(abstract_cells())} trainings with meaningless label words."
+        f"**{word}.** Where the {SIZES[model]} model learns a task from the prompt and by fine-tuning too "
+        f"({len(learnt)} of {len(natural)} lists of demonstrations), ICL and FT {moves}: query by query, their changes "
+        f"of the answer's log-odds correlate at {agree}, in {holds} of {len(learnt)} lists more than the controls "
+        "explain. "
+        f"{'Inside the model they are alike too' if all(inside) else 'Inside the model they share little'}: their "
+        f"changes of attention's output have a cosine of {value}, {beyond.show(3)} more than unrelated updates "
+        f"reach{_untrained_clause(model)}, and what the labels teach them has a cosine of {contrast}, {above.show(3)} "
+        "more than its controls. Elsewhere the question can hardly be asked, since both learn in only "
+        f"{_both(smaller)} lists with the smaller models, and in {_both(abstract_cells())} trainings with meaningless "
+        "label words."
     )
 
 
@@ -63,11 +65,9 @@ def limits() -> str:
     """What the numbers rest on: draws, tasks, full controls, versions."""
     cells, model = table("cells"), models()[-1]
     largest = draws()[draws()["model"] == model]
-    full = largest[largest["controls"] == "full"]
-    both = full[full["verdict_learning"] == "supported"]
+    full = draws(full=True)[draws(full=True)["model"] == model]
+    both, learnt = (part[part["verdict_learning"] == "supported"] for part in (full, largest))
     lower = (full["sim_aou_raw"] < floor(full, "sim_aou", UNTRAINED)).sum()
-    versions = numerics(cells).value_counts().sort_index(ascending=False)
-    kinds = ", ".join(f"{count} of version {version}" for version, count in versions.items())
     lines = [
         f"Few tasks and few draws: {len(largest)} draws of {largest['task'].nunique()} tasks for the {SIZES[model]} "
         f"model with natural label words, {len(cells)} cells in all (see [what was run](#what-was-run)). Intervals "
@@ -77,8 +77,10 @@ def limits() -> str:
         f"{lower} of these {len(full)}, untrained weights (all, or all but the embeddings) are more similar than the "
         "trained ones, at updates of equal size. The [appendix](appendix.md) has such controls for a model of 135 "
         "million parameters, by the verdict of the first edition.",
-        f"Cells by the version of dualview's numbers: {kinds}. Floors and verdicts are of their version; "
-        "`src/dualview/comparison/numerics.py` says what changed.",
+        f"By version of dualview's numbers, all cells are of {versions(cells)}, and the draws on which the "
+        f"{SIZES[model]} model's claims rest of {versions(learnt)}. Floors and verdicts are of their version. A draw "
+        "that was run more than once counts once: the latest version before older ones, then full controls before "
+        "quick ones. `src/dualview/comparison/numerics.py` says what changed.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
@@ -106,12 +108,18 @@ def full_controls() -> str:
     """The claims that need full controls, over all draws that have them, learnt or not."""
     rows = []
     for model in models():
-        cells = draws()[(draws()["model"] == model) & (draws()["controls"] == "full")]
+        cells = draws(full=True)[draws(full=True)["model"] == model]
         if len(cells):
-            means = (over(each.measure(cells)) for each in _FULL)
+            means = (over(values) for values in (_above_all(cells), *(each.measure(cells) for each in _FULL)))
             rows.append([SIZES[model], f"{len(cells)}, {cells['task'].nunique()}", *map(_with_count, means)])
-    shown = grid(["size", "draws, tasks", *(each.measured for each in _FULL)], rows)
+    above = "raw SimAOU, less the highest of all floors"
+    shown = grid(["size", "draws, tasks", above, *(each.measured for each in _FULL)], rows)
     return f"{shown}\n\nAll draws with full controls, whether or not both learn.\n\n{source()}"
+
+
+def _above_all(cells: pd.DataFrame) -> pd.Series:
+    """Raw SimAOU, less every floor that full controls have."""
+    return cells["sim_aou_raw"] - floor(cells, "sim_aou", set(table("controls")["name"]) - {NO_FLOOR})
 
 
 def _with_count(found: Mean) -> str:
@@ -122,7 +130,7 @@ def ceiling() -> str:
     """How similar a change of K and V that imitates the in-context model is."""
     rows = table("controls")
     rows = rows[(rows["name"] == "ft_distilled") & (rows["metric"] == "sim_aou")]
-    cells = draws()[draws()["model"] == models()[-1]]
+    cells = draws(full=True)[draws(full=True)["model"] == models()[-1]]
     found = over(cells["key"].map(rows.set_index("key")["value"]))
     return (
         f"A change of K and V could carry far more: trained to reproduce the in-context model's outputs, it reaches a "
@@ -131,11 +139,11 @@ def ceiling() -> str:
 
 
 def abstract_cells() -> pd.DataFrame:
-    """Meaningless label words: every list and training once, with full controls where it has them."""
+    """Meaningless label words: every list and training once."""
     cells = table("cells")
     cells = cells[(cells["labels"] == "abstract") & (cells["controls"] != "none") & (cells["ft_rule"] == "sgd")]
     names = ["model", "task", "seed", "ft_loss", "epochs", "lr_asked"]
-    return cells[cells["protocol"] == "modern"].sort_values("controls").drop_duplicates(names)
+    return once(cells[cells["protocol"] == "modern"], names)
 
 
 def abstract() -> str:

@@ -3,12 +3,14 @@
     python studies/second.py STORE --minutes 9
 
 computes cells in the order of the file, arm by arm, model by model, seed by seed, and stops before a cell that might
-not finish in time. The same command continues. `--plan` only says what is done and what is left; `--arms`, `--models`,
-`--seeds` and `--tasks` choose a part; `--collect` adds the store's cells to `results/second/*.parquet`. `--file
-studies/lease.yaml` has the same cells in the order for ten minutes of a GPU. Only `--collect` needs DuckDB.
+not finish in time. The same command continues. `--workers 4` computes in four processes on one store, each with its own
+model. `--plan` only says what is done and what is left; `--arms`, `--models`, `--seeds` and `--tasks` choose a part;
+`--collect` adds the store's cells to `results/second/*.parquet`. `--file studies/lease.yaml` has the same cells in the
+order for a short time on a GPU. Only `--collect` needs DuckDB.
 
-An arm is options of `dualview run`, and of its own `tasks`, `seeds` (or one `seed`), `match` (see `matches`) and
-`learnt`: only those of its tasks on which the same options with other controls found that both settings learn.
+An arm is options of `dualview run`, and of its own `models`, `tasks`, `seeds` (or one `seed`), `match` (see `matches`),
+`learnt`: only those of its tasks on which the same options with other controls found that both settings learn, and
+`seconds`: what a cell is expected to take before one of its kind was timed.
 """
 
 from __future__ import annotations
@@ -16,9 +18,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,41 +27,18 @@ import pandas as pd
 import yaml
 from aggregate import RESULTS, result_file
 from collect import TABLES, collected, merged
+from pieces import ALL_DONE, LEFT, Piece, Stage, together
 
+from dualview.io.assets import named_model
 from dualview.io.atomic import whole
 from dualview.io.errors import UserError
-from dualview.io.progress import Advance
 from dualview.options import RunOptions, seeds_in
 from dualview.store import Store
-from dualview.sweep.engine import Local
 from dualview.sweep.runner import sweep
 from dualview.sweep.spec import Spec
 
 FILE = Path(__file__).with_suffix(".yaml")
 COLLECTED = RESULTS / "second"
-_MARGIN = 1.3
-"""A cell may take this many times as long as the longest one before it."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One arm on one model with one draw: what is swept together, and finished before the next begins."""
-
-    arm: str
-    model: str
-    seed: str
-    grids: tuple[dict[str, Any], ...]
-    """One for each group of tasks."""
-    match: float | None
-    """Where the rates and epochs are those at which fine-tuning is this near to in-context accuracy."""
-    learnt: bool
-    """Where only tasks count on which both settings are known to learn."""
-
-    @property
-    def kind(self) -> tuple[str, ...]:
-        """What decides how long a cell takes, the task apart."""
-        options = self.grids[0] if self.grids else {}
-        return (self.model, *(str(options.get(name)) for name in ("controls", "ft_rule", "epochs", "protocol")))
 
 
 def read_study(path: Path = FILE) -> dict[str, Any]:
@@ -81,14 +59,15 @@ def stages(study: Mapping[str, Any], chosen: argparse.Namespace) -> Iterator[Sta
         own = dict(study["arms"][arm])
         match, fixed = own.pop("match", None), own.pop("seed", None)
         learnt, only = own.pop("learnt", False), own.pop("tasks", None)
+        models, seconds = own.pop("models", study["models"]), own.pop("seconds", None)
         drawn = [fixed] if fixed is not None else seeds_in(str(own.pop("seeds", study["seeds"])))
         seeds = [seed for seed in drawn if not chosen.seeds or fixed is not None or seed in seeds_in(chosen.seeds)]
-        for model in _among("models", chosen.models, study["models"]):
+        for model in (each for each in _among("models", chosen.models, study["models"]) if each in models):
             for seed in seeds:
                 made = {**own, "model": model, "seed": seed, "device": chosen.device}
                 groups = [{**group, "task": _kept(group["task"], only, chosen.tasks)} for group in study["tasks"]]
                 grids = tuple({**made, **group} for group in groups if group["task"])
-                yield Stage(arm, model, str(seed), grids, match, learnt)
+                yield Stage(arm, model, str(seed), grids, match, learnt, seconds)
 
 
 def _among(what: str, chosen: str | None, known: Sequence[str] | Mapping[str, Any]) -> list[str]:
@@ -161,79 +140,42 @@ def matches(cells: pd.DataFrame, within: float) -> pd.DataFrame:
     return near.sort_values(["epochs", "apart", "lr"]).drop_duplicates(["task", "labels", "ft_loss"])
 
 
-@dataclass
-class Pace:
-    """Progress of a sweep that interrupts it, between two cells, when the next one might not finish in time."""
-
-    deadline: float
-    longest: dict[tuple[str, ...], float] = field(default_factory=dict[tuple[str, ...], float])
-    """Seconds of the longest cell of each kind."""
-    kind: tuple[str, ...] = ()
-    interrupted: bool = False
-    """Whether it was the time that stopped a sweep, not the user."""
-
-    def out_of_time(self) -> bool:
-        """A first cell of its kind is expected to take as long as the longest of any."""
-        expected = self.longest.get(self.kind, max(self.longest.values(), default=0.0))
-        return time.monotonic() + _MARGIN * expected >= self.deadline
-
-    @contextmanager
-    def part(self, description: str, total: int) -> Generator[Advance]:
-        before = time.monotonic()
-
-        def advance(_steps: int) -> None:
-            nonlocal before
-            now = time.monotonic()
-            self.longest[self.kind] = max(self.longest.get(self.kind, 0.0), now - before)
-            before = now
-            if self.out_of_time():
-                self.interrupted = True
-                raise KeyboardInterrupt
-
-        yield advance
-
-
 def run(study: Mapping[str, Any], store: Path, chosen: argparse.Namespace) -> bool:
     """Compute until the time is over; whether everything is done."""
-    pace, engine = Pace(time.monotonic() + 60 * chosen.minutes), Local()
-    failed, left = 0, False
-    for stage in stages(study, chosen):
-        pace.kind = stage.kind
-        for grid in list(grids_of(stage, store)):
-            if pace.out_of_time():  # a later stage may have shorter cells
-                left = True
-                continue
-            summary = sweep(grid, store, engine=engine, say=_quiet_when_done, progress=pace)
-            failed += len(summary.failed)
-            if summary.computed or summary.failed:
-                print(f"{stage.arm}, {stage.model}, seed {stage.seed}: {summary}", flush=True)
-            if summary.stopped and not pace.interrupted:
-                return False
-            left = left or summary.stopped
-            pace.interrupted = False
-    return not failed and not left
+    missing = missing_models(study, chosen)
+    asked = [stage for stage in stages(study, chosen) if stage.model not in missing]
+    deadline = time.monotonic() + chosen.until - time.time()
+    return Piece(store, grids_of, deadline, chosen.threads).compute(asked)
 
 
-def _quiet_when_done(line: str) -> None:
-    if line.startswith("failed"):
-        print(line, file=sys.stderr, flush=True)
+def missing_models(study: Mapping[str, Any], chosen: argparse.Namespace) -> dict[str, str]:
+    """The chosen models that have to be fetched by name and are not here, each with a sentence."""
+    missing: dict[str, str] = {}
+    for model in dict.fromkeys(stage.model for stage in stages(study, chosen)):
+        try:
+            named_model(model)
+        except UserError as error:
+            missing[model] = str(error)
+    return missing
 
 
 def plan(study: Mapping[str, Any], store: Path, chosen: argparse.Namespace) -> str:
     """Cells, finished cells and seconds of a cell, by arm and model."""
     counts: dict[tuple[str, str], list[int]] = {}
+    missing = missing_models(study, chosen)
     for stage in stages(study, chosen):
         count = counts.setdefault((stage.arm, stage.model), [0, 0])
         for grid in grids_of(stage, store):
             count[0] += len(Spec.make(grid).cells())
-            count[1] += sweep(grid, store, dry_run=True).done_before if store.exists() else 0
-    lines = [f"{'arm':<14}{'model':<22}{'cells':>6}{'done':>6}"]
-    lines += [f"{arm:<14}{model:<22}{cells:>6}{done:>6}" for (arm, model), (cells, done) in counts.items()]
+            known = store.exists() and stage.model not in missing
+            count[1] += sweep(grid, store, dry_run=True).done_before if known else 0
+    lines = [f"{'arm':<16}{'model':<22}{'cells':>6}{'done':>6}"]
+    lines += [f"{arm:<16}{model:<22}{cells:>6}{done:>6}" for (arm, model), (cells, done) in counts.items()]
     total, done = (sum(count[at] for count in counts.values()) for at in (0, 1))
     return "\n".join(
         [
             *lines,
-            f"{'':<36}{total:>6}{done:>6}",
+            f"{'':<38}{total:>6}{done:>6}",
             "an arm with `match` or `learnt` has a cell where earlier cells say so",
         ]
     )
@@ -268,6 +210,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     for name in ("arms", "models", "seeds", "tasks"):
         parser.add_argument(f"--{name}", help="only these, with commas" + (" or 1:5" if name == "seeds" else ""))
+    parser.add_argument("--workers", type=int, default=1, help="processes that compute at the same time")
+    parser.add_argument("--threads", type=int, help="processor threads of each; by default shared out among workers")
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # of a worker: when the piece ends
     parser.add_argument("--plan", action="store_true")
     parser.add_argument("--collect", action="store_true")
     chosen = parser.parse_args(given)
@@ -278,12 +223,27 @@ def main(given: Sequence[str] | None = None) -> int:
         elif chosen.collect:
             collect(study, chosen.store)
         else:
-            done = run(study, chosen.store, chosen)
-            print("all done" if done else "not all is done: the same command continues")
+            return piece(study, chosen, sys.argv[1:] if given is None else given)
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+def piece(study: Mapping[str, Any], chosen: argparse.Namespace, given: Sequence[str]) -> int:
+    """Compute what fits the time, here or in several processes; the exit status."""
+    if chosen.until is not None:
+        return ALL_DONE if run(study, chosen.store, chosen) else LEFT
+    chosen.until = time.time() + 60 * chosen.minutes
+    missing = missing_models(study, chosen)
+    if chosen.workers > 1:
+        done = together(given, chosen.store, chosen.workers, chosen.until, chosen.threads)
+    else:
+        done = run(study, chosen.store, chosen)
+    print("all done" if done and not missing else "not all is done: the same command continues", flush=True)
+    for sentence in missing.values():  # last: what could be computed was
+        print(sentence, file=sys.stderr)
+    return 2 if missing else 0
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def test_what_is_left_counts_the_cells_that_are_there() -> None:
     assert f"| `draws` | {len(quick)} of 55 |" in front_prose.left()
     versions = cells["code"].str.extract(r"numerics (\d+)")[0].value_counts()
     for version, count in versions.items():
-        assert f"{count} of version {version}" in front_prose.limits()
+        assert f"{version} ({count})" in front_prose.limits() or f"of version {version}, and" in front_prose.limits()
 
 
 def test_the_claims_are_those_of_the_cells() -> None:
@@ -80,7 +80,10 @@ def test_the_claims_are_those_of_the_cells() -> None:
     cells, controls = (pd.read_parquet(folder / f"{name}.parquet") for name in ("cells", "controls"))
     own = cells[(cells["model"] == "qwen2.5-coder-1.5b") & (cells["labels"] == "natural") & (cells["ft_loss"] == "all")]
     own = own[(own["controls"] != "none") & (own["ft_rule"] == "sgd") & (own["verdict_learning"] == "supported")]
-    own = own.sort_values("controls").drop_duplicates(["task", "seed"])  # with full controls, where it has both
+    own = own.assign(version=own["code"].str.extract(r"numerics (\d+)")[0].astype(int))
+    newest = cells["code"].str.extract(r"numerics (\d+)")[0].astype(int).max()
+    own = own.assign(old=own["version"] < newest, version=-own["version"]).sort_values(["old", "controls", "version"])
+    own = own.drop_duplicates(["task", "seed"])  # each draw once
     claimed = {claim.level: claim for claim in front.CLAIMS if claim.level}
     excess = []
     for row in own.itertuples():

@@ -70,18 +70,25 @@ def test_a_match_has_the_fewest_epochs_then_the_nearest_accuracy() -> None:
 
 
 def test_the_order_for_a_lease_is_of_cells_of_the_study() -> None:
-    """And what was found before chooses the first: the draws in which both settings learn."""
+    """And what was found before chooses the first: the draws in which both settings learn, with full controls."""
     study, lease = (yaml.safe_load((second.FILE.parent / name).read_text()) for name in ("second.yaml", "lease.yaml"))
     cells = {cell for stage in second.stages(study, ALL) for grid in stage.grids for cell in Spec.make(grid).cells()}
     asked = [(s, cell) for s in second.stages(lease, ALL) for grid in s.grids for cell in Spec.make(grid).cells()]
     own = {cell for _, cell in asked}
-    assert len(own) == len(asked) == 64 and own <= cells
+    assert len(own) == len(asked) == 70 and own <= cells
     found = pd.read_parquet(second.COLLECTED / "cells.parquet")
-    found = found[(found["model"] == "qwen2.5-coder-1.5b") & (found["labels"] == "natural")]
-    learnt = found[found["verdict_learning"] == "supported"]
-    first = {(str(cell.task), str(cell.seed)) for stage, cell in asked if stage.arm.startswith("draws")}
-    assert first == set(zip(learnt["task"], learnt["seed"].astype(str), strict=True))
-    assert all(stage.learnt == (cell.labels == "abstract" and cell.controls == "full") for stage, cell in asked)
+    found = found[(found["labels"] == "natural") & (found["verdict_learning"] == "supported")]
+    for model, arms in (("qwen2.5-coder-1.5b", "natural"), ("qwen2.5-coder-0.5b", "small")):
+        learnt = found[found["model"] == model]
+        full = [(str(cell.task), str(cell.seed)) for stage, cell in asked if stage.arm.startswith(arms)]
+        assert set(full) == set(zip(learnt["task"], learnt["seed"].astype(str), strict=True))
+        assert arms == "small" or len({task for task, _ in full[:6]}) == 6  # one draw of each task before further ones
+    assert [stage.arm for stage, _ in asked[:8]] == [*["natural_1"] * 3, *(f"natural_{n}" for n in (2, 3, 5))] + [
+        "abstract_known"
+    ] * 2
+    looked = {cell.task for stage, cell in asked if stage.arm.startswith("look")}
+    assert looked == {cell.task for stage, cell in asked if stage.learnt}
+    assert all(stage.seconds for stage, _ in asked)
 
 
 def test_tasks_on_which_both_learn_are_those_of_the_same_options() -> None:
