@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +90,28 @@ def test_many_queries_are_taken_in_equal_parts(monkeypatch: pytest.MonkeyPatch) 
     for part in (slice(0, 3), slice(3, 6)):
         alone = off_spans(lm, own[part], base[part], {"icl": (shown[part], base[part])})["icl"]
         np.testing.assert_allclose(found[part], alone, atol=1e-12)
+
+
+@pytest.mark.parametrize("elements", [1 << 26, 1])  # where there is room for layers side by side, and where not
+def test_layers_side_by_side_are_those_one_after_another(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = cases.lm("llama")
+    zsl, icl = (ask(lm, SOME, PassPlan(p, 1, own=True)) for p in ((cases.BOS,), cases.DEMOS))
+    base, shown, own, before = zsl.settings[0].h, icl.settings[0].h, zsl.own, torch.get_num_threads()
+    assert base is not None and shown is not None and own is not None
+    used: list[int] = []
+    pools = lambda count, **options: used.append(count) or ThreadPoolExecutor(count, **options)  # noqa: E731
+    monkeypatch.setattr("dualview.models.head_span.ThreadPoolExecutor", pools)
+    monkeypatch.setattr("dualview.models.head_span._ELEMENTS", elements)
+    found: list[np.ndarray] = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(off_spans(lm, own, base, {"icl": (shown, base)})["icl"])
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert used == ([1, 2] if elements > 1 else [1, 1])
+    np.testing.assert_allclose(*found, atol=1e-12)
 
 
 def test_an_output_that_does_not_read_heads_gives_none() -> None:

@@ -26,9 +26,11 @@ exist for one layer at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -156,6 +158,7 @@ def off_spans(
     found = _empty(lm, own, zsl, list(changes))
     label = np.zeros(len(zsl)) if gold is None else gold
     classes = [np.flatnonzero(label == each) for each in np.unique(label)]
+    widest = max(layer.heads * layer.d_model for layer in layers)
 
     def fill(number: int) -> None:
         by_head = layers[number].output_by_head()
@@ -177,12 +180,33 @@ def off_spans(
             for into, kept in zip(found.values(), left, strict=True):
                 _write(into, (*at, slice(d_model)), kept)
 
-    fill(0)  # alone: torch sets its linear algebra up on a GPU at first use, which two threads must not do at once
-    # On a GPU most of the time goes into copying what is not there, which threads share; each has spans of its own,
-    # the largest arrays of a whole run. On a processor torch has threads of its own.
-    with ThreadPoolExecutor(2 if lm.device.type == "cuda" and not is_away(own) else 1) as pool:
-        list(pool.map(fill, range(1, len(layers))))
+    # Each thread has spans of its own, the largest arrays of a whole run.
+    numbers = range(len(layers))
+    if lm.device.type == "cuda":
+        fill(0)  # alone: torch sets its linear algebra up at first use, which two threads must not do at once
+        numbers = numbers[1:]
+        # Most of the time goes into copying what is not there, which threads share.
+        threads = nullcontext(ThreadPoolExecutor(1 if is_away(own) else 2))
+    else:
+        most = max((each.size for each in classes), default=1) * widest
+        threads = _of_one_each(max(1, min(torch.get_num_threads(), _ELEMENTS // most)))
+    with threads as pool, pool:
+        list(pool.map(fill, numbers))
     return found
+
+
+@contextmanager
+def _of_one_each(count: int) -> Generator[ThreadPoolExecutor]:
+    """So many threads that divide no product among further ones; a single one may.
+
+    Products are small here and there are thousands one after another. Where other programs have the cores, too, torch's
+    threads wait longer for each other at the end of each than they take for it.
+    """
+    before = torch.get_num_threads()
+    try:
+        yield ThreadPoolExecutor(count, initializer=partial(torch.set_num_threads, 1 if count > 1 else before))
+    finally:
+        torch.set_num_threads(before)
 
 
 def _empty(lm: LanguageModel, own: np.ndarray, zsl: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
