@@ -150,3 +150,28 @@ def test_other_numbers_and_narrow_models_are_left_alone(
     with onednn_products.onednn_products(layer, torch.float32, CPU), torch.no_grad():
         layer(x)
     assert not taken
+
+
+def test_a_gradient_by_onednn_is_that_of_float32_products(taken: list[tuple[int, ...]]) -> None:
+    """Of linear and GPT-2's layers; a weight that asks for a gradient of its own keeps torch's products."""
+    draw = torch.Generator().manual_seed(0)
+    x, weight, pull = (torch.randn(*shape, generator=draw) for shape in ((2, 7, 12), (9, 12), (2, 7, 9)))
+    bias = torch.randn(9, generator=draw)
+    layer = nn.Linear(12, 9)
+    products = (
+        lambda x: nn.functional.linear(x, weight),
+        lambda x: nn.functional.linear(x, weight, bias),
+        lambda x: torch.addmm(bias, x.flatten(0, 1), weight.mT.contiguous()).view(2, 7, 9),
+    )
+    for made in products:
+        given = x.clone().requires_grad_()
+        with onednn_products.onednn_gradients(layer, torch.float32, CPU):
+            found = made(given)
+            [gradient] = torch.autograd.grad(found, [given], pull)
+        assert len(taken) == 2  # there and back
+        taken.clear()
+        torch.testing.assert_close(found.detach(), made(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gradient, pull @ weight, rtol=1e-5, atol=1e-5)
+    with onednn_products.onednn_gradients(layer, torch.float32, CPU):
+        layer(x).sum().backward()
+    assert not taken and layer.weight.grad is not None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import zoo
+from dualview.io.errors import UserError
 from dualview.learning import finetune as module
-from dualview.learning.finetune import finetune
-from dualview.learning.recipe import TrainingRecipe
-from dualview.learning.traces import TrainingTrace, trace_training
+from dualview.learning import traces as traces_module
+from dualview.learning.finetune import finetune, train
+from dualview.learning.recipe import Training, TrainingRecipe
+from dualview.learning.traces import Follower, TrainingTrace, trace_training
 from dualview.learning.weight_patches import Deltas
 from dualview.models.loading import adopt
 from equivalence import cases, reference, training
@@ -93,6 +96,57 @@ def test_taps_are_as_they_were_during_training(params) -> None:
         assert cases.worst(tapped, right) < cases.EXACT
     for tapped, right in zip(still.tapped, queries_while_training("llama", params, 0.0), strict=True):
         assert cases.worst(tapped, right) < cases.EXACT
+
+
+@pytest.mark.parametrize("tokens", [1, 14, 1000])  # each alone, two together, all together
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("llama", TrainingRecipe()),
+        ("llama", TrainingRecipe("qkv", loss="label", epochs=2)),
+        ("gpt2", TrainingRecipe(rule="layer-causal")),
+        ("falcon-groups", TrainingRecipe(rule="linearised")),
+        ("mixtral", TrainingRecipe()),
+        ("lfm2-hybrid", TrainingRecipe()),  # on the slow path nothing is padded
+    ],
+)
+def test_at_a_rate_of_0_it_is_what_a_training_that_stays_where_it_is_leaves(
+    name: str, recipe: TrainingRecipe, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = cases.lm(name)
+    taps, training = lm.anatomy.projections(("q",)), Training([*cases.SEQUENCES, cases.SEQUENCES[0]], 0.0)
+    follower = Follower(lm, [training], recipe, [0], taps)
+    [tuned] = train(lm, [training], recipe, watch=follower.watch)
+    [wanted] = follower.traces([tuned], [0])
+    monkeypatch.setattr(traces_module, "_TOKENS", tokens)
+    advanced: list[int] = []
+    [found] = trace_training(lm, training.sequences, [0.0], recipe, taps, advanced.append)
+    assert sum(advanced) == len(tuned.losses) == len(found.tuned.losses)
+    assert (found.tuned.lr, found.tuned.status, type(found.tuned.patch)) == (0.0, "ok", type(tuned.patch))
+    assert cases.worst(found.tuned.losses, tuned.losses) < 1e-9
+    assert [f.projection.name for f in found.factors] == [f.projection.name for f in wanted.factors]
+    for side in ("step", "demo", "position"):
+        assert torch.equal(getattr(found.tokens, side), getattr(wanted.tokens, side))
+    for a, b in zip(found.factors, wanted.factors, strict=True):
+        assert cases.worst(a.inputs, b.inputs) < 1e-9
+        assert cases.worst(a.errors, b.errors) < 1e-9
+    for a, b in zip(found.tapped, wanted.tapped, strict=True):
+        assert cases.worst(a, b) < 1e-9
+
+
+def test_mistakes_are_told_at_a_rate_of_0_as_well() -> None:
+    lm = cases.lm("llama")
+    for recipe, what in ((TrainingRecipe(epochs=0), "--epochs"), (TrainingRecipe(rule="distilled"), "no dual form")):
+        with pytest.raises(UserError, match=what):
+            trace_training(lm, cases.SEQUENCES, [0.0], recipe)
+
+
+def test_losses_that_are_not_finite_are_told_at_a_rate_of_0() -> None:
+    lm = adopt(zoo.make("llama", dtype=torch.float32), None, "llama")
+    with torch.no_grad():
+        lm.model.get_output_embeddings().weight.fill_(torch.inf)
+    [trace] = trace_training(lm, cases.SEQUENCES, [0.0], TrainingRecipe())
+    assert trace.tuned.status == "diverged" and not any(np.isfinite(trace.tuned.losses))
 
 
 def test_rates_too_many_for_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:

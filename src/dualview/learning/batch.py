@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from dualview.anatomy.layers import Projection
 from dualview.learning.captured_step import Recorded, record
 from dualview.learning.recipe import Training, TrainingRecipe, Tuned, projections_of, steps_of
-from dualview.learning.training_step import Shown, Tape, step_logits
+from dualview.learning.training_step import Shown, Tape, differentiated, finite, step_logits
 from dualview.learning.turns import Steps
 from dualview.learning.weight_patches import Deltas, Linearised
 from dualview.models.language_model import LanguageModel
@@ -152,7 +152,7 @@ class Batch:
         """
         tape, losses, signals = self._descend(shown, at_base=rows is not None)
         each = slice(None) if rows is None else rows
-        self.alive &= _finite(losses, signals)[each]
+        self.alive &= finite(losses, signals)[each]
         moving = self.alive & shown.moving
         for (index, x, _), g in zip(tape.calls, signals, strict=True):
             # e_t = −lr · g_t, the error signals; a diverged row stops moving, its neighbours in the batch go on
@@ -168,9 +168,7 @@ class Batch:
         lm, rule, deltas = self.lm, self.recipe.rule, self.deltas
         tape = Tape(deltas.projections, None if at_base or rule == "linearised" else deltas, self.taps)
         if at_base or rule != "linearised":
-            with torch.enable_grad(), tape.running():
-                losses = shown.losses(step_logits(lm, shown, rule))
-            return tape, losses.detach(), tape.signals(losses.sum())
+            return tape, *differentiated(lm, shown, rule, tape)
         # The gradient at the base weights, along what the loss of the first-order expansion asks of the logits there.
         with torch.no_grad(), Linearised(deltas.projections, deltas.weights, deltas.biases).applied():
             expanded = first_order(step_logits(lm, shown, rule))
@@ -180,12 +178,6 @@ class Batch:
             with tape.running():
                 logits = step_logits(lm, shown, rule)
         return tape, losses.detach(), tape.signals((logits * pull).sum())
-
-
-def _finite(losses: Float[Tensor, " row"], signals: Sequence[Float[Tensor, "row token d_out"]]) -> Bool[Tensor, " row"]:
-    """Which rows have a finite loss and finite error signals."""
-    sums = torch.stack([g.sum((1, 2), dtype=losses.dtype).to(losses.device) for g in signals])
-    return torch.isfinite(losses) & torch.isfinite(sums).all(0)
 
 
 class Kept:

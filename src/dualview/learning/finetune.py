@@ -82,11 +82,7 @@ def train_steps(
     kept: Kept | None = None,
 ) -> Steps[list[Tuned]]:
     """`train`, to be advanced in turns with others; with `kept`, what is shown the same again is not recorded again."""
-    for training in trainings:
-        if not math.isfinite(training.rate):
-            raise UserError(f"The learning rate must be a finite number, not {training.rate}.")
-    if recipe.epochs < 1:
-        raise UserError(f"--epochs must be at least 1, not {recipe.epochs}.")
+    check_trainings(trainings, recipe)
     wide = differentiable(lm, recipe)
     tuned: list[Tuned] = []
     if recipe.rule == "distilled":
@@ -108,6 +104,15 @@ def train_steps(
     return tuned if wide is lm else moved_to(tuned, lm)
 
 
+def check_trainings(trainings: Sequence[Training], recipe: TrainingRecipe) -> None:
+    """That there is something to do, and at a rate that is a number."""
+    for training in trainings:
+        if not math.isfinite(training.rate):
+            raise UserError(f"The learning rate must be a finite number, not {training.rate}.")
+    if recipe.epochs < 1:
+        raise UserError(f"--epochs must be at least 1, not {recipe.epochs}.")
+
+
 def moved_to(tuned: Sequence[Tuned], lm: LanguageModel) -> list[Tuned]:
     """What was trained on a copy of the model, for the model itself."""
     return [replace(t, patch=_moved(t.patch, lm)) for t in tuned]
@@ -116,12 +121,9 @@ def moved_to(tuned: Sequence[Tuned], lm: LanguageModel) -> list[Tuned]:
 def batches(lm: LanguageModel, trainings: Sequence[Training], recipe: TrainingRecipe) -> list[Sequence[Training]]:
     """The trainings, in order, in batches that fit in memory."""
     longest = max(len(sequence.ids) for training in trainings for sequence in training.sequences)
-    layers = len(lm.anatomy.blocks) if recipe.rule == "layer-causal" else 1
     delta = sum(4 * p.d_out * p.d_in for p in projections_of(lm, recipe))
     weights = sum(p.numel() * p.element_size() for p in lm.model.parameters())
-    logits = 4 * lm.vocab * longest * layers
-    by_logits = _LOGIT_BYTES.get(lm.device.type, _LOGIT_BYTES["cpu"]) // logits
-    room = min(by_logits, max(_DELTA_BYTES, weights // 4) // max(1, delta))
+    room = min(rows_of_logits(lm, longest, recipe), max(_DELTA_BYTES, weights // 4) // max(1, delta))
     # Where positions are scaled by the length of what is read, padding would change a shorter row.
     mixed = lm.shares_prefix(0, longest)
     found: list[list[Training]] = []
@@ -132,6 +134,12 @@ def batches(lm: LanguageModel, trainings: Sequence[Training], recipe: TrainingRe
         else:
             found.append([training])
     return list(found)
+
+
+def rows_of_logits(lm: LanguageModel, longest: int, recipe: TrainingRecipe) -> int:
+    """How many sequences of this length have room for their logits in one step; 0 if not even one has."""
+    layers = len(lm.anatomy.blocks) if recipe.rule == "layer-causal" else 1
+    return _LOGIT_BYTES.get(lm.device.type, _LOGIT_BYTES["cpu"]) // (4 * lm.vocab * longest * layers)
 
 
 def _train_batch(

@@ -179,6 +179,21 @@ def step_logits(lm: LanguageModel, shown: Shown, rule: Rule) -> Float[Tensor, "l
     return logits.unflatten(0, (-1, rows))
 
 
+def differentiated(
+    lm: LanguageModel, shown: Shown, rule: Rule, tape: Tape
+) -> tuple[Float[Tensor, " row"], list[Float[Tensor, "row token d_out"]]]:
+    """Every row's loss, and the error signals of the projections that the tape watches."""
+    with torch.enable_grad(), tape.running():
+        losses = shown.losses(step_logits(lm, shown, rule))
+    return losses.detach(), tape.signals(losses.sum())
+
+
+def finite(losses: Float[Tensor, " row"], signals: Sequence[Float[Tensor, "row token d_out"]]) -> Bool[Tensor, " row"]:
+    """Which rows have a finite loss and finite error signals."""
+    sums = torch.stack([g.sum((1, 2), dtype=losses.dtype).to(losses.device) for g in signals])
+    return torch.isfinite(losses) & torch.isfinite(sums).all(0)
+
+
 @contextmanager
 def _layer_causal(lm: LanguageModel) -> Generator[None]:
     outputs: list[Tensor] = []
