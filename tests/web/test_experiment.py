@@ -457,7 +457,7 @@ def test_attention_tells_of_every_step_and_layer_and_can_be_left(
     answer(State.model_validate(given), model_cache, emit)
     steps, layers, rates = 6, 3, 2
     assert parts[-1]["done"] == parts[-1]["total"] == 1 + rates * (steps + layers)
-    assert len(parts) == 2 + steps + rates * layers  # both rates are trained in one batch
+    assert len(parts) == 2 + rates * (steps + layers)
     for leave in (1, 5, 14):
         parts.clear()
         with pytest.raises(Cancelled):

@@ -149,12 +149,12 @@ def _still_steps(
             found, signals = differentiated(lm, shown, recipe.rule, tape)
         rows = {sequence: row for row, sequence in enumerate(group)}
         taken = [(number, rows[sequence]) for number, sequence in enumerate(steps) if sequence in rows]
-        for number, row in taken:
-            follower.keep(number, tape, signals, [row])
         losses.update(zip(group, found, strict=True))
         well.append(finite(found, signals).all())
-        if progress is not None:
-            progress(len(taken))
+        for number, row in taken:
+            follower.keep(number, tape, signals, [row])
+            if progress is not None:
+                progress(1)
         yield
     # Read once, at the end: reading a number makes a GPU wait.
     before = tuple(torch.stack([losses[sequence] for sequence in steps]).tolist())
