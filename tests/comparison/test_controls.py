@@ -21,14 +21,14 @@ from dualview.comparison.controls.settings import (
     flipped_labels,
     reordered,
 )
-from dualview.comparison.controls.training import CLOSE, train_controls, update_size
+from dualview.comparison.controls.training import CLOSE, train_controls, unsteady, update_size
 from dualview.comparison.finetuning import fine_tune
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.seeds import compare_seeds, parse_seeds
 from dualview.io.errors import UserError
 from dualview.io.progress import Silent
 from dualview.learning.finetune import finetune, train
-from dualview.learning.recipe import Training, TrainingRecipe
+from dualview.learning.recipe import LetGo, Training, TrainingRecipe, Tuned
 from dualview.learning.traces import TrainingTrace, trace_training
 from dualview.learning.weight_patches import Deltas
 from dualview.metrics.kendall import Kendall
@@ -518,3 +518,32 @@ def test_seeds_are_judged_together(lm: LanguageModel, task: Path) -> None:
     several = dualview.run(model=lm, task=str(task), shots=4, n_queries=12, lr=LR, seeds="1:3")
     assert several.verdict is not None and several.verdict.unit == "3 draws"
     assert set(several.verdict.levels) == {"learning", "predictions", "representations", "attention", "labels"}
+
+
+def test_a_training_whose_loss_jumps_is_warned_of(
+    lm: LanguageModel, task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dualview.comparison.controls.training._STEADY", 1.1)  # the tiny model's losses are bounded
+    options: dict[str, Any] = {"shots": 5, "n_queries": 12}
+    steady, jumps = (dualview.run(model=lm, task=str(task), lr=lr, **options).to_json() for lr in (LR, 50.0))
+    assert not any("unstable" in warning for warning in steady["warnings"])
+    assert jumps["ft"]["status"] == "ok" and max(jumps["ft"]["losses"]) > max(steady["ft"]["losses"])
+    [warning] = [warning for warning in jumps["warnings"] if warning.startswith("ft is unstable at learning rate 50")]
+    assert "depends on rounding" in warning
+
+
+def test_only_jumps_in_what_the_untouched_model_reads_as_well_are_warned_of() -> None:
+    still = Tuned(0.0, LetGo(), (4.0, 2.0, 6.0))
+
+    def after(*losses: float, lr: float = 0.1) -> Tuned:
+        return Tuned(lr, LetGo(), losses)
+
+    names = ("ft", "ft_flipped_labels", "ft_random_labels@2")
+    for name in names:
+        assert unsteady({name: after(4.0, 2.9, 8.9)}, still) == []
+        [told] = unsteady({name: after(4.0, 3.1, 12.0)}, still)
+        assert told.startswith(f"{name} is unstable at learning rate 0.1: its loss is 3.1 at step 2") and "2." in told
+    # These read other texts, other orders or climb the loss; what diverged is told of elsewhere.
+    for name in ("ft_other_task", "order 1", "ft_sign_flipped"):
+        assert unsteady({name: after(9.0, 9.0, 9.0)}, still) == []
+    assert unsteady({"ft": replace(after(9.0, 9.0, 9.0), status="diverged")}, still) == []

@@ -24,7 +24,7 @@ from dualview.comparison.controls.learners import (
 )
 from dualview.comparison.controls.sensitivity import norm_curve, order_report
 from dualview.comparison.controls.settings import RULE_CONTROLS, control_settings, control_trainings
-from dualview.comparison.controls.training import train_controls_steps, update_size
+from dualview.comparison.controls.training import train_controls_steps, unsteady, update_size
 from dualview.comparison.controls.untrained import untrained_models_fit, untrained_runs
 from dualview.comparison.finetuning import FineTuning, fine_tune, recipe_of, train_grid_steps, training_of
 from dualview.comparison.prepare import Prepared, prepare, selection_queries
@@ -98,6 +98,7 @@ def measure(prepared: Prepared, *, progress: Progress | None = None, clock: Cloc
     measured = recompute.measure(records, threads=torch.get_num_threads(), device=device)
     clock.lap("metrics")
     found: dict[str, Any] = {**measured.to_json(), **controlled.report}
+    found["warnings"] = [*controlled.warnings, *found["warnings"]]
     if options.adapter:
         found["adapters"] = adapters_report(options, learners)
     if options.calibrate:
@@ -165,6 +166,7 @@ class Controlled:
     settings: dict[str, Setting] = field(default_factory=dict[str, Setting])
     report: dict[str, Any] = field(default_factory=dict[str, Any])
     token_scores: TokenScores | None = None
+    warnings: list[str] = field(default_factory=list[str])
 
 
 def _followed(prepared: Prepared, learnt: FineTuning) -> dict[str, Training]:
@@ -219,8 +221,10 @@ def _controlled(
         in_turns([*grids.values(), training, *(untrained.values() if together else ())])
     trained = training.result()
     del training  # it has the traces
-    tokens = None
+    tokens, warnings = None, list[str]()
     if taps is not None:
+        if recipe.loss == "all":
+            warnings = unsteady({"ft": learnt.tuned, **trained.tuned}, trained.traces["ft_lr0"].tuned)
         with progress.part("attention to training tokens", 1) as advance:
             traces = [*(learnt.kept or [trained.traces["ft"]]), trained.traces["ft_lr0"]]
             tokens = token_scores(prepared.lm, prepared.prompts, recipe, traces, passes)
@@ -248,7 +252,7 @@ def _controlled(
     report["controls_skipped"], report["controls_trained"] = made.skipped, made.trained
     if full:
         report |= _sensitivity(prepared, trained.tuned, grids, passes, progress)
-    return Controlled(made.settings, report, tokens)
+    return Controlled(made.settings, report, tokens, warnings)
 
 
 def _sensitivity(

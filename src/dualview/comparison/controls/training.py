@@ -24,6 +24,7 @@ from dualview.learning.selection import ask_each
 from dualview.learning.traces import TrainingTrace, train_followed_steps
 from dualview.learning.turns import Steps, have_room_together, uninterrupted
 from dualview.metrics.cosine import overall_mean
+from dualview.metrics.floors.controls import base_name
 from dualview.metrics.sim_aou import relative_update_norm
 from dualview.models.language_model import LanguageModel
 from dualview.models.scoring import Patch, ask
@@ -34,6 +35,8 @@ SIZED_ON = 64
 CLOSE = 1.1
 """Sizes within this factor count as equal."""
 _ROUNDS, _LARGEST_CORRECTION = 4, 30.0
+_STEADY = 1.5
+"""How many times the untouched model's a loss may be: training lowers it, unless a step was too long."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,27 @@ def _corrected(
         again = [replace(trainings[name], rate=tuned[name].lr * _correction(found[name])) for name in open_]
         made = yield from train_steps(lm, again, recipe, kept=kept)
         tuned.update(zip(open_, made, strict=True))
+    return found
+
+
+def unsteady(trained: Mapping[str, Tuned], still: Tuned) -> list[str]:
+    """A warning for each training on the run's own texts, of which rounding may decide where it ends.
+
+    Where steps are too long for the curvature, the loss jumps and a difference in the last digit grows a millionfold:
+    the same training ends elsewhere on another processor. `still` is the training at a rate of 0, whose losses are the
+    untouched model's. Of texts alone: a wrong label costs a text little, but is all of the loss of labels.
+    """
+    found: list[str] = []
+    for name, tuned in trained.items():
+        own_texts = base_name(name) in ("ft", "ft_flipped_labels", "ft_random_labels")
+        steps = zip(tuned.losses, still.losses, strict=True) if own_texts and tuned.status == "ok" else ()
+        jumps = [(step, *losses) for step, losses in enumerate(steps, 1) if losses[0] > _STEADY * losses[1]]
+        if jumps:
+            step, loss, before = jumps[0]
+            found.append(
+                f"{name} is unstable at learning rate {tuned.lr:g}: its loss is {loss:.3g} at step {step}, "
+                f"the untouched model's {before:.3g}. Where it ends depends on rounding; give a smaller --lr."
+            )
     return found
 
 
