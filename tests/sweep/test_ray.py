@@ -55,14 +55,24 @@ def ray_start(folder: Path, name: str, *options: str) -> subprocess.Popen[bytes]
     return process
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Generator[str]:
-    """The address of a cluster of two nodes with one processor each."""
-    # Unix sockets need a short path; a token of our own keeps others on this machine out, and out of our home.
-    folder = Path(tempfile.mkdtemp(prefix="dv"))
-    address = f"127.0.0.1:{free_port()}"
+@pytest.fixture(scope="module", autouse=True)
+def token() -> Generator[None]:
+    """Ray asks for a token of our own, which keeps others on this machine out, and out of our home.
+
+    For every test here: Ray keeps what it found when it was first imported, in whichever test that was.
+    """
     before = dict(os.environ)
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), RAY_USAGE_STATS_ENABLED="0")
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def cluster(token: None) -> Generator[str]:
+    """The address of a cluster of two nodes with one processor each."""
+    folder = Path(tempfile.mkdtemp(prefix="dv"))  # Unix sockets need a short path
+    address = f"127.0.0.1:{free_port()}"
     nodes: list[subprocess.Popen[bytes]] = []
     try:
         first = (
@@ -82,8 +92,6 @@ def cluster() -> Generator[str]:
                 node.wait(20)
             except subprocess.TimeoutExpired:
                 os.killpg(node.pid, signal.SIGKILL)
-        os.environ.clear()
-        os.environ.update(before)
         shutil.rmtree(folder, ignore_errors=True)
 
 
