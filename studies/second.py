@@ -5,8 +5,8 @@
 computes cells in the order of the file, arm by arm, model by model, seed by seed, and stops before a cell that might
 not finish in time. The same command continues. `--workers 4` computes in four processes on one store, each with its own
 model. `--plan` only says what is done and what is left; `--arms`, `--models`, `--seeds` and `--tasks` choose a part;
-`--collect` adds the store's cells to `results/second/*.parquet`. `--file studies/lease.yaml` has the same cells in the
-order for a short time on a GPU. Only `--collect` needs DuckDB.
+`--collect` adds the store's cells to `results/second/*.parquet`. `--file studies/priority.yaml` has the same cells in
+the order for a short time on a GPU. Only `--collect` needs DuckDB.
 
 An arm is options of `dualview run`, and of its own `models`, `tasks`, `seeds` (or one `seed`), `match` (see `matches`),
 `learnt`: only those of its tasks on which the same options with other controls found that both settings learn, and

@@ -69,11 +69,13 @@ def test_a_match_has_the_fewest_epochs_then_the_nearest_accuracy() -> None:
     assert {(row.task, row.epochs, row.lr) for row in found.itertuples()} == {("mr", 2, 0.03), ("cb", 1, 0.01)}
 
 
-def test_the_order_for_a_lease_is_of_cells_of_the_study() -> None:
+def test_the_order_for_a_short_time_is_of_cells_of_the_study() -> None:
     """And what was found before chooses the first: the draws in which both settings learn, with full controls."""
-    study, lease = (yaml.safe_load((second.FILE.parent / name).read_text()) for name in ("second.yaml", "lease.yaml"))
+    study, short = (
+        yaml.safe_load(second.FILE.with_name(f"{name}.yaml").read_text()) for name in ("second", "priority")
+    )
     cells = {cell for stage in second.stages(study, ALL) for grid in stage.grids for cell in Spec.make(grid).cells()}
-    asked = [(s, cell) for s in second.stages(lease, ALL) for grid in s.grids for cell in Spec.make(grid).cells()]
+    asked = [(s, cell) for s in second.stages(short, ALL) for grid in s.grids for cell in Spec.make(grid).cells()]
     own = {cell for _, cell in asked}
     assert len(own) == len(asked) == 70 and own <= cells
     found = pd.read_parquet(second.COLLECTED / "cells.parquet")
