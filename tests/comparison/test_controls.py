@@ -543,6 +543,7 @@ def test_only_jumps_in_what_the_untouched_model_reads_as_well_are_warned_of() ->
         assert unsteady({name: after(4.0, 2.9, 8.9)}, still) == []
         [told] = unsteady({name: after(4.0, 3.1, 12.0)}, still)
         assert told.startswith(f"{name} is unstable at learning rate 0.1: its loss is 3.1 at step 2") and "2." in told
+        assert unsteady({name: after(4.0, 2.9)}, still) == []  # fewer demonstrations fit
     # These read other texts, other orders or climb the loss; what diverged is told of elsewhere.
     for name in ("ft_other_task", "order 1", "ft_sign_flipped"):
         assert unsteady({name: after(9.0, 9.0, 9.0)}, still) == []

@@ -15,11 +15,8 @@ from docs.blocks import ROOT, blocks_of, run_block
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
 SAMPLES = {
     "run --out out --save-records": (README, "fine-tuning: kv at lr 0.03"),
-    "run --shots 16 --n-queries 60 --lr 0.01 --out first --save-records": (
-        TUTORIAL,
-        "embedded on movie: 16 demonstrations (seed 1), 60",
-    ),
-    "run --shots 8 --n-queries 40 --lr 0.01 --seeds 1:3 --out seeds": (TUTORIAL, "fine-tuning: kv at lr 0.01"),
+    "run --shots 16 --n-queries 60 --lr 0.01 --out first --save-records": (TUTORIAL, "fine-tuning: kv at lr 0.01, 16"),
+    "run --shots 8 --n-queries 40 --lr 0.01 --seeds 1:3 --out seeds": (TUTORIAL, "fine-tuning: kv at lr 0.01, 8 steps"),
     "run --task my-task.yaml --shots 8 --lr 0.01 --out mine": (TUTORIAL, "Not testable for this list"),
 }
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+(?:e-?\d+)?")

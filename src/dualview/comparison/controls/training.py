@@ -165,7 +165,8 @@ def unsteady(trained: Mapping[str, Tuned], still: Tuned) -> list[str]:
     found: list[str] = []
     for name, tuned in trained.items():
         own_texts = base_name(name) in ("ft", "ft_flipped_labels", "ft_random_labels")
-        steps = zip(tuned.losses, still.losses, strict=True) if own_texts and tuned.status == "ok" else ()
+        # Not strict: where other labels are longer, fewer demonstrations may fit, and the last are dropped.
+        steps = zip(tuned.losses, still.losses, strict=False) if own_texts and tuned.status == "ok" else ()
         jumps = [(step, *losses) for step, losses in enumerate(steps, 1) if losses[0] > _STEADY * losses[1]]
         if jumps:
             step, loss, before = jumps[0]
