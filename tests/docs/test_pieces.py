@@ -71,7 +71,7 @@ def test_a_cell_that_another_process_holds_is_passed_over_and_then_looked_at_fir
     monkeypatch.setattr(second, "where_both_learn", learnt)
     given = [str(store), "--file", str(study), "--device", "cpu"]
     assert second.main([*given, "--minutes", "0", "--arms", "first"]) == 0 and order == []
-    assert second.main([*given, "--minutes", "0.02", "--arms", "first"]) == 0 and order == [0.02]
+    assert second.main([*given, "--minutes", "0.1", "--arms", "first"]) == 0 and order == [0.02]
     assert capsys.readouterr().out.endswith("not all is done: the same command continues\n")  # it is the other's
     assert second.main(given) == 0 and order == [0.02, 0.03, 0.04, 0.01, 0.5, 0.05]
     assert capsys.readouterr().out.endswith("all done\n")
@@ -100,7 +100,7 @@ def test_what_fails_is_tried_once_and_a_missing_model_loses_nothing(
         lock = opened.lock(Spec.make(grid).cells()[1])  # so that its stage is gone through again
     assert lock is not None
     given = [str(store), "--file", str(study), "--device", "cpu"]
-    assert second.main([*given, "--minutes", "0.05"]) == 2 and tried == [0.01, 0.03, 0.04]
+    assert second.main([*given, "--minutes", "0.15"]) == 2 and tried == [0.01, 0.03, 0.04]
     lock.release()
     told = capsys.readouterr()
     assert told.out.endswith("not all is done: the same command continues\n")
