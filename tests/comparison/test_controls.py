@@ -21,7 +21,7 @@ from dualview.comparison.controls.settings import (
     flipped_labels,
     reordered,
 )
-from dualview.comparison.controls.training import CLOSE, train_controls, unsteady, update_size
+from dualview.comparison.controls.training import CLOSE, next_rate, train_controls, unsteady, update_size
 from dualview.comparison.finetuning import fine_tune
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.seeds import compare_seeds, parse_seeds
@@ -130,8 +130,8 @@ def test_controls_trained_in_turns_are_those_trained_one_by_one(
     for side in ("floors", "ceilings", "others"):
         there, here = (flat(result["controls"]["sim_aou"][side]) for result in (full, found))
         assert here == pytest.approx(there, rel=1e-3, abs=1e-4, nan_ok=True)
-    # FT, the controls, four grids, all parameters and six untrained models.
-    assert len(made) == 13
+    # FT, the controls and the few of them that are corrected, four grids, all parameters and six untrained models.
+    assert len(made) == 14
 
 
 def flat(value: Any, name: str = "") -> dict[str, float]:
@@ -444,6 +444,31 @@ def test_a_control_is_trained_until_it_is_as_large(prepared: Prepared) -> None:
         assert 1 / CLOSE <= made.sizes[name] <= CLOSE
     left = train_controls(prepared, wanted, TrainingRecipe(), Silent())
     assert (left.get("down").lr, left.get("up").lr) == (1e-4, -0.3) and not left.sizes
+
+
+@pytest.mark.parametrize("power", [0.4, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("start", [0.004, 0.3, 20.0])
+def test_a_size_that_is_a_power_of_the_rate_is_found_in_the_third_try(power: float, start: float) -> None:
+    def size(rate: float) -> float:
+        return (rate / 0.7) ** power
+
+    tried = [(start, size(start))]
+    for _ in range(2):
+        rate = next_rate(tried)
+        tried.append((rate, size(rate)))
+    limited = abs(np.log(tried[0][1])) > np.log(30)  # by more than 30 times at once
+    assert tried[-1][1] == pytest.approx(1.0, rel=1e-9) or limited
+
+
+def test_rates_that_gave_no_size_are_left() -> None:
+    diverged = float("inf")
+    assert next_rate([(0.3, diverged)]) == pytest.approx(0.01)
+    assert next_rate([(0.3, diverged), (0.01, 0.2), (0.05, diverged)]) == pytest.approx((0.01 * 0.05) ** 0.5)
+    assert next_rate([(-0.01, 0.2), (-0.05, diverged)]) == pytest.approx(-((0.01 * 0.05) ** 0.5))
+    assert next_rate([(0.1, 1e-9)]) == pytest.approx(3.0)  # never more than 30 times
+    assert next_rate([(0.1, 0.5), (0.2, 0.500001)]) == pytest.approx(
+        0.2 * 2**4, rel=1e-3
+    )  # flat: at most the fourth power
 
 
 def test_a_control_that_cannot_be_made_says_why(prepared: Prepared) -> None:

@@ -92,6 +92,17 @@ def test_what_is_repeated_is_not_recorded_again(rule: Any, monkeypatch: pytest.M
     assert kept.rows(lm, BATCH, replace(recipe, epochs=2)) is None
 
 
+def test_a_large_batch_is_not_repeated_for_a_few_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, recipe, kept = cases.lm("llama"), TrainingRecipe(), Kept()
+    large, few = [*BATCH, *BATCH], [replace(BATCH[0], rate=0.05)]
+    right = train(lm, few, recipe)
+    made = recording(monkeypatch)
+    finish(train_steps(lm, large, recipe, kept=kept))
+    assert kept.rows(lm, large[:3], recipe) is not None and kept.rows(lm, few, recipe) is None
+    same(finish(train_steps(lm, few, recipe, kept=kept)), right)
+    assert len(made) == 2 and kept.rows(lm, few, recipe) == [0], "the smaller batch is kept instead"
+
+
 def test_without_a_recorded_step_nothing_is_kept() -> None:
     lm, kept = cases.lm("llama"), Kept()
     same(finish(train_steps(lm, BATCH, kept=kept)), train(lm, BATCH))

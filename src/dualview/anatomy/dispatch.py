@@ -25,6 +25,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dualview.anatomy import legacy_attention
+from dualview.anatomy.fused_layers import fused_layers
 from dualview.anatomy.hooks import hooked
 from dualview.anatomy.kernels import Rule
 from dualview.anatomy.onednn_products import onednn_products
@@ -260,6 +261,7 @@ def run_forward(
         engaged(model, strategy, native=native) as turn,
         _reading(head, keep),
         faster(model, model.dtype, ids.device),
+        fused_layers(model, ids.device),
         _without_cudnn(native and ids.is_cuda),
     ):
         logits: Tensor = model(**arguments).logits

@@ -16,7 +16,7 @@ from torch import Tensor
 from dualview.anatomy.layers import Projection
 from dualview.learning.captured_step import Recorded, record
 from dualview.learning.recipe import Training, TrainingRecipe, Tuned, projections_of, steps_of
-from dualview.learning.training_step import Shown, Tape, differentiated, finite, step_logits
+from dualview.learning.training_step import Shown, Tape, differentiated, finite, stacked, step_logits
 from dualview.learning.turns import Steps
 from dualview.learning.weight_patches import Deltas, Linearised
 from dualview.models.language_model import LanguageModel
@@ -25,6 +25,8 @@ from dualview.tasks.prompts import TrainingSequence
 
 Made = tuple[Tape, Float[Tensor, " row"], list[Float[Tensor, "row token d_out"]]]
 """What a step leaves: the tape, the losses before it, and every projection's error signals."""
+_FEW = 3
+"""A batch of more than so many times the rows is not used for them."""
 _Shown = tuple[list[TrainingSequence], list[bool]]
 """What each row is shown at a step, and which rows it moves."""
 
@@ -152,16 +154,19 @@ class Batch:
         """
         tape, losses, signals = self._descend(shown, at_base=rows is not None)
         each = slice(None) if rows is None else rows
-        self.alive &= finite(losses, signals)[each]
+        stacks = stacked(signals)
+        self.alive &= finite(losses, [stack for _, stack in stacks])[each]
         moving = self.alive & shown.moving
-        for (index, x, _), g in zip(tape.calls, signals, strict=True):
+        for numbers, stack in stacks:
             # e_t = −lr · g_t, the error signals; a diverged row stops moving, its neighbours in the batch go on
-            e = -self.lr.to(g.device)[:, None, None] * g[each].to(self.exact)
-            e = torch.where(moving.to(g.device)[:, None, None], e, 0.0)
-            self.deltas.weights[index].baddbmm_(e.mT, x[each].to(self.exact))
-            bias = self.deltas.biases[index]
-            if bias is not None:
-                bias.add_(e.sum(1))
+            errors = -self.lr.to(stack.device)[:, None, None] * stack[:, each].to(self.exact)
+            errors = torch.where(moving.to(stack.device)[:, None, None], errors, 0.0)
+            for number, e in zip(numbers, errors, strict=True):
+                index, x, _ = tape.calls[number]
+                self.deltas.weights[index].baddbmm_(e.mT, x[each].to(self.exact))
+                bias = self.deltas.biases[index]
+                if bias is not None:
+                    bias.add_(e.sum(1))
         return tape, losses, signals
 
     def _descend(self, shown: Shown, *, at_base: bool) -> Made:
@@ -194,9 +199,14 @@ class Kept:
         self._batch = batch if batch.recorded is not None else self._batch
 
     def rows(self, lm: LanguageModel, trainings: Sequence[Training], recipe: TrainingRecipe) -> list[int] | None:
-        """For each training a row of the kept batch that is shown the same; None where it does not serve them all."""
+        """For each training a row of the kept batch that is shown the same; None where it does not serve them all.
+
+        Nor does it serve a few: rows that stay still take as long as others, longer than recording a smaller batch.
+        """
         batch, found = self._batch, list[int]()
         if batch is None or batch.lm is not lm or batch.recipe != recipe:
+            return None
+        if len(trainings) * _FEW < len(batch.sequences):
             return None
         for training in trainings:
             free = (r for r, own in enumerate(batch.sequences) if own == training.sequences and r not in found)

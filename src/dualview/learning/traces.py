@@ -150,7 +150,7 @@ def _still_steps(
         rows = {sequence: row for row, sequence in enumerate(group)}
         taken = [(number, rows[sequence]) for number, sequence in enumerate(steps) if sequence in rows]
         losses.update(zip(group, found, strict=True))
-        well.append(finite(found, signals).all())
+        well.append(finite(found, [g[None] for g in signals]).all())
         for number, row in taken:
             follower.keep(number, tape, signals, [row])
             if progress is not None:

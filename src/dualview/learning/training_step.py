@@ -22,6 +22,8 @@ from dualview.models.prefix import Causal
 from dualview.models.probe import Tap, Whole, tapping
 from dualview.tasks.prompts import TrainingSequence
 
+_STACK_BYTES = 1 << 26
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -188,9 +190,29 @@ def differentiated(
     return losses.detach(), tape.signals(losses.sum())
 
 
-def finite(losses: Float[Tensor, " row"], signals: Sequence[Float[Tensor, "row token d_out"]]) -> Bool[Tensor, " row"]:
+def stacked(
+    signals: Sequence[Float[Tensor, "row token d_out"]],
+) -> list[tuple[list[int], Float[Tensor, "call row token d_out"]]]:
+    """The error signals of several calls in one tensor each, with their numbers: one kernel instead of many small ones.
+
+    Those of one shape and device, as far as a tensor of them stays small: a copy of all would be felt.
+    """
+    found: list[list[int]] = []
+    open_: dict[tuple[torch.Size, torch.device], list[int]] = {}
+    for number, g in enumerate(signals):
+        group = open_.get((g.shape, g.device))
+        if group is None or (len(group) + 1) * g.nbytes > _STACK_BYTES:
+            group = open_[(g.shape, g.device)] = []
+            found.append(group)
+        group.append(number)
+    return [(at, torch.stack([signals[i] for i in at]) if len(at) > 1 else signals[at[0]][None]) for at in found]
+
+
+def finite(
+    losses: Float[Tensor, " row"], signals: Sequence[Float[Tensor, "call row token d_out"]]
+) -> Bool[Tensor, " row"]:
     """Which rows have a finite loss and finite error signals."""
-    sums = torch.stack([g.sum((1, 2), dtype=losses.dtype).to(losses.device) for g in signals])
+    sums = torch.stack([g.sum((0, 2, 3), dtype=losses.dtype).to(losses.device) for g in signals])
     return torch.isfinite(losses) & torch.isfinite(sums).all(0)
 
 

@@ -123,7 +123,9 @@ class _Spans:
         unit = span.div_(length).masked_fill_(~(length > 0), 0.0)
         gram = unit @ unit.mT
         one = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        vectors = torch.linalg.solve_triangular(torch.linalg.cholesky(gram + _RIDGE * one), unit, upper=False)
+        root = torch.linalg.cholesky(gram + _RIDGE * one)
+        # The inverse of a small matrix and a product: solving for vectors this long takes several times as long.
+        vectors = torch.linalg.solve_triangular(root, one.expand_as(root), upper=False) @ unit
         return cls(vectors, 2 * one - vectors @ vectors.mT)
 
     def outside(self, h: Float[Tensor, "setting query d_model"]) -> Float[Tensor, "setting query d_model"]:

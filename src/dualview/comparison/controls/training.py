@@ -35,6 +35,8 @@ SIZED_ON = 64
 CLOSE = 1.1
 """Sizes within this factor count as equal."""
 _ROUNDS, _LARGEST_CORRECTION = 4, 30.0
+_POWERS = (0.25, 4.0)
+"""Between what an update's size may grow as a power of its rate; outside, it is noise or a training that ran away."""
 _STEADY = 1.5
 """How many times the untouched model's a loss may be: training lowers it, unless a step was too long."""
 
@@ -141,15 +143,16 @@ def _corrected(
     base = ask(lm, queries, prepared.zero_shot).settings[0]
     found: dict[str, float] = {}
     open_ = list(names)
-    # An update is nearly linear in its rate, so a round or two is enough; the rest is for models where it is not.
+    tried: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for round_ in range(_ROUNDS):
         asked = ask_each(lm, queries, prepared.zero_shot, [tuned[name] for name in open_])
         for name, setting in zip(open_, asked, strict=True):
             found[name] = update_size(base, setting) / size
+            tried[name].append((tuned[name].lr, found[name]))
         open_ = [name for name in open_ if not 1 / CLOSE <= found[name] <= CLOSE]
         if not open_ or round_ == _ROUNDS - 1:
             break
-        again = [replace(trainings[name], rate=tuned[name].lr * _correction(found[name])) for name in open_]
+        again = [replace(trainings[name], rate=next_rate(tried[name])) for name in open_]
         made = yield from train_steps(lm, again, recipe, kept=kept)
         tuned.update(zip(open_, made, strict=True))
     return found
@@ -186,12 +189,15 @@ class Scalable(Patch, Protocol):
 def as_large(prepared: Prepared, lm: LanguageModel, zsl: Setting, patch: Scalable, size: float) -> Scalable:
     """A change of weights, scaled until its update is as large as `size` on the first queries."""
     queries = prepared.prompts.queries[:SIZED_ON]
+    made, factor, tried = patch, 1.0, list[tuple[float, float]]()
     for _ in range(_ROUNDS if size > 0 else 0):
-        found = update_size(zsl, ask(lm, queries, prepared.zero_shot, patch).settings[0]) / size
+        found = update_size(zsl, ask(lm, queries, prepared.zero_shot, made).settings[0]) / size
         if 1 / CLOSE <= found <= CLOSE:
             break
-        patch = patch.scaled(_correction(found))
-    return patch
+        tried.append((factor, found))
+        factor = next_rate(tried)
+        made = patch.scaled(factor)
+    return made
 
 
 def update_size(zsl: Setting, setting: Setting) -> float:
@@ -202,9 +208,20 @@ def update_size(zsl: Setting, setting: Setting) -> float:
     return found if np.isfinite(found) else float("inf")
 
 
-def _correction(size_over_wanted: float) -> float:
-    """What to multiply the rate, or the change, by: an update grows about as its rate does."""
-    if not np.isfinite(size_over_wanted) or size_over_wanted <= 0:
-        # A diverged training has no size; a much smaller rate is the only way back.
-        return 1 / _LARGEST_CORRECTION
-    return float(np.clip(1 / size_over_wanted, 1 / _LARGEST_CORRECTION, _LARGEST_CORRECTION))
+def next_rate(tried: Sequence[tuple[float, float]]) -> float:
+    """The rate to try next, from those that were tried and the sizes over the wanted one that they gave.
+
+    An update grows as a power of its rate, log size = p · log rate + c, with p near 1 while it is small. p is read off
+    the last two rates that gave a size.
+    """
+    rate, size = tried[-1]
+    known = [(r, s) for r, s in tried if np.isfinite(s) and s > 0]
+    if not known:  # a diverged training has no size; a much smaller rate is the only way back
+        return rate / _LARGEST_CORRECTION
+    if known[-1] != (rate, size):
+        return float(np.sign(rate) * np.sqrt(rate * known[-1][0]))
+    power = 1.0
+    if len(known) > 1:
+        (rate_before, size_before), _ = known[-2:]
+        power = float(np.clip(np.log(size / size_before) / np.log(rate / rate_before), *_POWERS))
+    return rate * float(np.clip(size ** (-1 / power), 1 / _LARGEST_CORRECTION, _LARGEST_CORRECTION))
