@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 
 
-def write_tiny_llama(path: Path, seed: int = 0) -> dict[str, np.ndarray]:
-    """A one-layer Llama in GGUF (2 heads, 1 K/V head, 32 wide heads) and the Hugging Face weights it must become."""
+def write_tiny_llama(path: Path, seed: int = 0, tied: bool = True) -> dict[str, np.ndarray]:
+    """A one-layer Llama in GGUF (2 heads, 1 K/V head, 32 wide heads) and the Hugging Face weights it must become.
+
+    A GGUF model is tied when it has no weights of its own for the output.
+    """
     gguf: Any = importlib.import_module("gguf")
     d_model, d_head, heads, d_ff = 64, 32, 2, 96
     letters = [chr(code) for code in range(33, 127)]
@@ -61,6 +64,8 @@ def write_tiny_llama(path: Path, seed: int = 0) -> dict[str, np.ndarray]:
     add("blk.0.ffn_gate.weight", "model.layers.0.mlp.gate_proj.weight", (d_ff, d_model))
     add("blk.0.ffn_up.weight", "model.layers.0.mlp.up_proj.weight", (d_ff, d_model))
     add("blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj.weight", (d_model, d_ff))
+    if not tied:
+        add("output.weight", "lm_head.weight", (len(vocabulary), d_model))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
