@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import threadpoolctl
 import torch
 from torch.utils._pytree import tree_leaves
 
 from close import assert_same_json
-from dualview.metrics import arrays
+from dualview.metrics import arrays, recompute
 from dualview.metrics.floors.rotations import block_chunks
 from dualview.metrics.recompute import measure
 from dualview.records import Records, Setting, TokenScores
@@ -52,6 +54,28 @@ def wanted() -> dict[str, Any]:
 
 def test_torch_gives_numpys_numbers(wanted: dict[str, Any]) -> None:
     assert_same_json(measure(synthetic(), device="cpu").to_json(), wanted)
+
+
+def test_products_divided_among_threads_give_the_same(wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recompute, "one_thread_each", nullcontext)
+    assert_same_json(measure(synthetic()).to_json(), wanted)
+
+
+def test_no_product_is_divided_while_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counts() -> list[int]:
+        return [one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]
+
+    seen: list[list[int]] = []
+
+    def watched(records: Records) -> bool:
+        seen.append(counts())
+        return has_controls(records)
+
+    has_controls, before = recompute.has_controls, counts()
+    monkeypatch.setattr(recompute, "has_controls", watched)
+    measure(synthetic())
+    assert seen == [[1] * len(before)]
+    assert counts() == before
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dualview.io.json_files import Place, check_place, save_json
+from dualview.metrics._blas import one_thread_each
 from dualview.metrics.agreement import Agreement
 from dualview.metrics.arrays import Backend
 from dualview.metrics.floors.controls import ControlOptions, MetricControls, record_tables
@@ -34,6 +35,11 @@ def measure(records: Records, *, threads: int = 1, device: object = None) -> Mea
 
     device   torch's device to compute on, in double precision; None for numpy on the CPU
     """
+    with one_thread_each():
+        return _measured(records, threads, device)
+
+
+def _measured(records: Records, threads: int, device: object) -> Measured:
     backend, controlled = Backend(device), has_controls(records)
     tables = record_tables(records, backend) if controlled else plain_tables(records, backend)
     metrics = compute_metrics(records, tables)
@@ -42,7 +48,7 @@ def measure(records: Records, *, threads: int = 1, device: object = None) -> Mea
         found |= _with_controls(records, tables, metrics.agreement, threads, backend)
     if records.learners:
         views = {name: records.judged_as_ft(name) for name in records.learners}
-        found["learners"] = {name: measure(view, threads=threads, device=device) for name, view in views.items()}
+        found["learners"] = {name: _measured(view, threads, device) for name, view in views.items()}
     return Measured.model_validate(found)
 
 
