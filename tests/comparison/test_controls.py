@@ -14,6 +14,7 @@ import dualview
 import zoo
 from close import assert_alike
 from dualview.comparison import finetuning
+from dualview.comparison.controls import training
 from dualview.comparison.controls.kendall import followed_taps, taps_of, token_scores, with_ceiling
 from dualview.comparison.controls.settings import (
     _random_labels,  # pyright: ignore[reportPrivateUsage]
@@ -21,7 +22,7 @@ from dualview.comparison.controls.settings import (
     flipped_labels,
     reordered,
 )
-from dualview.comparison.controls.training import CLOSE, next_rate, train_controls, unsteady, update_size
+from dualview.comparison.controls.training import CLOSE, nearest, next_rate, train_controls, unsteady, update_size
 from dualview.comparison.finetuning import fine_tune
 from dualview.comparison.prepare import Prepared, prepare
 from dualview.comparison.seeds import compare_seeds, parse_seeds
@@ -458,6 +459,32 @@ def test_a_size_that_is_a_power_of_the_rate_is_found_in_the_third_try(power: flo
         tried.append((rate, size(rate)))
     limited = abs(np.log(tried[0][1])) > np.log(30)  # by more than 30 times at once
     assert tried[-1][1] == pytest.approx(1.0, rel=1e-9) or limited
+
+
+def test_where_a_training_runs_away_the_nearest_before_counts() -> None:
+    def size(rate: float) -> float:
+        return rate / 0.7 if rate < 0.6 else 3.0 + rate  # never near 1
+
+    tried = [(0.1, size(0.1))]
+    while len(tried) < 8:
+        rate = next_rate(tried)
+        assert tried[0][0] < rate < 1.0
+        tried.append((rate, size(rate)))
+    assert nearest(tried)[1] == max(s for _, s in tried if s < 1) > 0.8
+    assert nearest([(0.1, float("inf")), (0.2, 4.0), (0.3, 0.0), (0.05, 0.5)]) == (0.05, 0.5)
+
+
+def test_the_nearest_of_the_rounds_is_reported(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = iter([0.02, 0.5, 0.9])
+    monkeypatch.setattr(training, "next_rate", lambda _tried: next(rates))
+    wanted = {"ft_other_task": lambda: Training(prepared.prompts.training_sequences, 1e-3)}
+    zsl = ask(prepared.lm, prepared.prompts.queries, prepared.zero_shot).settings[0]
+    [tuned] = finetune(prepared.lm, prepared.prompts.training_sequences, [0.03])
+    size = update_size(zsl, ask(prepared.lm, prepared.prompts.queries, prepared.zero_shot, tuned.patch).settings[0])
+    made = train_controls(prepared, wanted, TrainingRecipe(), Silent(), sized=["ft_other_task"], size=size)
+    found = made.get("ft_other_task")
+    after = ask(prepared.lm, prepared.prompts.queries, prepared.zero_shot, found.patch).settings[0]
+    assert found.lr == 0.02 and made.sizes["ft_other_task"] == pytest.approx(update_size(zsl, after) / size, rel=1e-6)
 
 
 def test_rates_that_gave_no_size_are_left() -> None:

@@ -34,6 +34,8 @@ History:
     nothing. Over draws a level needs half of them. Patches and adapters have a twin that learnt from flipped labels.
 13. The size of a control that is trained or scaled to FT's follows a power of its rate, not the rate itself: more of
     them get there within four rounds.
+14. Of these rounds the nearest counts, not the last, and between a rate that gave too little and one that gave too much
+    the next lies between them.
 """
 
-NUMERICS_VERSION = 13
+NUMERICS_VERSION = 14

@@ -141,21 +141,21 @@ def _corrected(
     """Train again, at corrected rates, what is not as large as `size`; each one's size over it in the end."""
     queries = prepared.prompts.queries[:SIZED_ON]
     base = ask(lm, queries, prepared.zero_shot).settings[0]
-    found: dict[str, float] = {}
-    open_ = list(names)
+    latest, open_ = {name: tuned[name] for name in names}, list(names)
     tried: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for round_ in range(_ROUNDS):
-        asked = ask_each(lm, queries, prepared.zero_shot, [tuned[name] for name in open_])
+        asked = ask_each(lm, queries, prepared.zero_shot, [latest[name] for name in open_])
         for name, setting in zip(open_, asked, strict=True):
-            found[name] = update_size(base, setting) / size
-            tried[name].append((tuned[name].lr, found[name]))
-        open_ = [name for name in open_ if not 1 / CLOSE <= found[name] <= CLOSE]
+            tried[name].append((latest[name].lr, update_size(base, setting) / size))
+            if nearest(tried[name]) == tried[name][-1]:
+                tuned[name] = latest[name]
+        open_ = [name for name in open_ if not is_close(tried[name][-1][1])]
         if not open_ or round_ == _ROUNDS - 1:
             break
         again = [replace(trainings[name], rate=next_rate(tried[name])) for name in open_]
         made = yield from train_steps(lm, again, recipe, kept=kept)
-        tuned.update(zip(open_, made, strict=True))
-    return found
+        latest = dict(zip(open_, made, strict=True))
+    return {name: nearest(tried[name])[1] for name in names}
 
 
 def unsteady(trained: Mapping[str, Tuned], still: Tuned) -> list[str]:
@@ -189,15 +189,16 @@ class Scalable(Patch, Protocol):
 def as_large(prepared: Prepared, lm: LanguageModel, zsl: Setting, patch: Scalable, size: float) -> Scalable:
     """A change of weights, scaled until its update is as large as `size` on the first queries."""
     queries = prepared.prompts.queries[:SIZED_ON]
-    made, factor, tried = patch, 1.0, list[tuple[float, float]]()
+    tried = list[tuple[float, float]]()
+    made, factor = patch, 1.0
     for _ in range(_ROUNDS if size > 0 else 0):
         found = update_size(zsl, ask(lm, queries, prepared.zero_shot, made).settings[0]) / size
-        if 1 / CLOSE <= found <= CLOSE:
-            break
+        if is_close(found):
+            return made
         tried.append((factor, found))
         factor = next_rate(tried)
         made = patch.scaled(factor)
-    return made
+    return patch.scaled(nearest(tried)[0]) if tried else patch
 
 
 def update_size(zsl: Setting, setting: Setting) -> float:
@@ -208,20 +209,39 @@ def update_size(zsl: Setting, setting: Setting) -> float:
     return found if np.isfinite(found) else float("inf")
 
 
+def is_close(size: float) -> bool:
+    """Whether an update's size over the wanted one counts as equal."""
+    return 1 / CLOSE <= size <= CLOSE
+
+
+def nearest(tried: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Of rates and the sizes over the wanted one that they gave: where the size is nearest, as a factor."""
+    return min(tried, key=lambda each: abs(np.log(each[1])) if each[1] > 0 else float("inf"))
+
+
 def next_rate(tried: Sequence[tuple[float, float]]) -> float:
     """The rate to try next, from those that were tried and the sizes over the wanted one that they gave.
 
-    An update grows as a power of its rate, log size = p · log rate + c, with p near 1 while it is small. p is read off
-    the last two rates that gave a size.
+    An update grows as a power of its rate, log size = p · log rate + c, with p near 1 while it is small: the line
+    through a rate that gave too little and one that gave too much, or through the last two. A training that ran away
+    has no size, or a far larger one.
     """
-    rate, size = tried[-1]
-    known = [(r, s) for r, s in tried if np.isfinite(s) and s > 0]
-    if not known:  # a diverged training has no size; a much smaller rate is the only way back
-        return rate / _LARGEST_CORRECTION
-    if known[-1] != (rate, size):
-        return float(np.sign(rate) * np.sqrt(rate * known[-1][0]))
+    less, more = [each for each in tried if 0 < each[1] < 1], [each for each in tried if each[1] >= 1]
+    if less and more:
+        (low, little), (high, much) = max(less, key=_rate), min(more, key=_rate)
+        if abs(low) < abs(high):
+            share = np.log(little) / np.log(little / much) if np.isfinite(much) else 0.5
+            return float(low * (high / low) ** share)
+    known = [each for each in tried if 0 < each[1] < float("inf")]
+    if not known:  # a much smaller rate is the only way back
+        return tried[-1][0] / _LARGEST_CORRECTION
+    rate, size = known[-1]
     power = 1.0
     if len(known) > 1:
-        (rate_before, size_before), _ = known[-2:]
+        rate_before, size_before = known[-2]
         power = float(np.clip(np.log(size / size_before) / np.log(rate / rate_before), *_POWERS))
     return rate * float(np.clip(size ** (-1 / power), 1 / _LARGEST_CORRECTION, _LARGEST_CORRECTION))
+
+
+def _rate(tried: tuple[float, float]) -> float:
+    return abs(tried[0])
