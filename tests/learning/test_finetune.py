@@ -17,9 +17,10 @@ from close import assert_close
 from dualview.io.errors import UserError
 from dualview.learning import finetune as module
 from dualview.learning import recipe as recipe_module
+from dualview.learning import training_step
 from dualview.learning.batch import Step, Watch
 from dualview.learning.finetune import finetune, train
-from dualview.learning.recipe import Training, TrainingRecipe, steps_of
+from dualview.learning.recipe import Rule, Training, TrainingRecipe, steps_of
 from dualview.learning.weight_patches import Deltas, Parameters
 from dualview.models.loading import adopt
 from dualview.models.scoring import PassPlan, ask
@@ -248,3 +249,29 @@ def test_progress_counts_every_step_of_every_rate() -> None:
     seen: list[int] = []
     finetune(cases.lm("gpt2"), cases.SEQUENCES, RATES, TrainingRecipe(epochs=2), seen.append)
     assert sum(seen) == len(RATES) * len(cases.SEQUENCES) * 2
+
+
+def test_error_signals_of_one_shape_are_handled_together() -> None:
+    draw = torch.Generator().manual_seed(0)
+    signals = [torch.randn(2, 3, width, generator=draw) for width in (4, 5, 4, 4)]
+    together = training_step.stacked(signals)
+    assert [numbers for numbers, _ in together] == [[0, 2, 3], [1]]
+    for numbers, stack in together:
+        assert all(torch.equal(own, signals[number]) for number, own in zip(numbers, stack, strict=True))
+    signals[2][1, 0, 0] = float("inf")
+    stacks = [stack for _, stack in training_step.stacked(signals)]
+    assert training_step.finite(torch.zeros(2), stacks).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("rule", ["sgd", "layer-causal"])
+def test_large_error_signals_are_handled_one_by_one(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, recipe = cases.lm("qwen2-bias"), TrainingRecipe(rule=rule)
+    trainings = [Training(cases.SEQUENCES, rate) for rate in (0.01, 1e300, 0.05)]
+    together = train(lm, trainings, recipe)
+    monkeypatch.setattr(training_step, "_STACK_BYTES", 0)
+    apart = train(lm, trainings, recipe)
+    for one, other in zip(together, apart, strict=True):
+        assert one.status == other.status
+        if one.status == "ok":
+            same_deltas(deltas(one.patch), deltas(other.patch))
+    assert [tuned.status for tuned in apart] == ["ok", "diverged", "ok"]

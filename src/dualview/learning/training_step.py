@@ -22,7 +22,7 @@ from dualview.models.prefix import Causal
 from dualview.models.probe import Tap, Whole, tapping
 from dualview.tasks.prompts import TrainingSequence
 
-_STACK_BYTES = 1 << 26
+_STACK_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -193,19 +193,14 @@ def differentiated(
 def stacked(
     signals: Sequence[Float[Tensor, "row token d_out"]],
 ) -> list[tuple[list[int], Float[Tensor, "call row token d_out"]]]:
-    """The error signals of several calls in one tensor each, with their numbers: one kernel instead of many small ones.
-
-    Those of one shape and device, as far as a tensor of them stays small: a copy of all would be felt.
-    """
-    found: list[list[int]] = []
-    open_: dict[tuple[torch.Size, torch.device], list[int]] = {}
+    """The error signals of the calls of one shape in one tensor, with their numbers: one kernel instead of many small
+    ones. Each by itself where they are large, since their copies would be, too."""
+    if sum(g.nbytes for g in signals) > _STACK_BYTES:
+        return [([number], g[None]) for number, g in enumerate(signals)]
+    alike: dict[tuple[torch.Size, torch.device], list[int]] = {}
     for number, g in enumerate(signals):
-        group = open_.get((g.shape, g.device))
-        if group is None or (len(group) + 1) * g.nbytes > _STACK_BYTES:
-            group = open_[(g.shape, g.device)] = []
-            found.append(group)
-        group.append(number)
-    return [(at, torch.stack([signals[i] for i in at]) if len(at) > 1 else signals[at[0]][None]) for at in found]
+        alike.setdefault((g.shape, g.device), []).append(number)
+    return [(numbers, torch.stack([signals[number] for number in numbers])) for numbers in alike.values()]
 
 
 def finite(

@@ -189,16 +189,15 @@ class Scalable(Patch, Protocol):
 def as_large(prepared: Prepared, lm: LanguageModel, zsl: Setting, patch: Scalable, size: float) -> Scalable:
     """A change of weights, scaled until its update is as large as `size` on the first queries."""
     queries = prepared.prompts.queries[:SIZED_ON]
-    tried = list[tuple[float, float]]()
-    made, factor = patch, 1.0
+    factor, tried = 1.0, list[tuple[float, float]]()
     for _ in range(_ROUNDS if size > 0 else 0):
-        found = update_size(zsl, ask(lm, queries, prepared.zero_shot, made).settings[0]) / size
-        if is_close(found):
-            return made
-        tried.append((factor, found))
+        made = ask(lm, queries, prepared.zero_shot, patch.scaled(factor) if tried else patch)
+        tried.append((factor, update_size(zsl, made.settings[0]) / size))
+        if is_close(tried[-1][1]):
+            break
         factor = next_rate(tried)
-        made = patch.scaled(factor)
-    return patch.scaled(nearest(tried)[0]) if tried else patch
+    best = nearest(tried)[0] if tried else 1.0
+    return patch if best == 1.0 else patch.scaled(best)
 
 
 def update_size(zsl: Setting, setting: Setting) -> float:
