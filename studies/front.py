@@ -148,6 +148,9 @@ class Claim:
             return "**no**"
         if not found.above_zero:
             return "unclear"
+        held, tried = self.with_every_control(model)
+        if tried >= LEAST and 2 * held < tried:
+            return "**no** with every control"
         return "**yes**" if found.value >= SMALL else "**yes**, small"
 
     def verdicts(self, model: str) -> str:
@@ -155,7 +158,17 @@ class Claim:
         cells = self.cells(model)
         if self.level is None or not len(cells):
             return ""
-        return f"{(cells[f'verdict_{self.level}'] == 'supported').sum()} of {len(cells)}"
+        held, tried = self.with_every_control(model)
+        every = f"; {held} of {tried} with every control" if tried else ""
+        return f"{(cells[f'verdict_{self.level}'] == 'supported').sum()} of {len(cells)}{every}"
+
+    def with_every_control(self, model: str) -> tuple[int, int]:
+        """Of the draws that have every control: in how many the verdict supports the level, and how many there are."""
+        cells = self.cells(model)
+        if self.level is None or not len(cells):
+            return 0, 0
+        full = cells[cells["controls"] == "full"]
+        return int((full[f"verdict_{self.level}"] == "supported").sum()), len(full)
 
 
 CLAIMS = (
@@ -272,7 +285,9 @@ def _note(size: str, learnt: pd.DataFrame) -> str:
         f"({full} of the {len(learnt)} draws where both learn, which are of {versions(learnt)} of dualview's numbers). "
         f"**Yes**: above 0 by that interval, small if under {SMALL}; **no**: below 0, or within ±{NEGLIGIBLE}; not "
         f"testable: fewer than {LEAST} such draws; not run: none of them has the control. Verdicts: draws in which "
-        "dualview's own verdict supports the level, each by itself, against every control that was run."
+        "dualview's own verdict supports the level, each by itself, against every control that was run. **No** with "
+        f"every control: above 0, but of the draws with every control, {LEAST} at least, fewer than half are "
+        "supported, since untrained weights, random labels or another task's demonstrations reach as much."
     )
 
 

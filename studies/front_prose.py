@@ -43,15 +43,24 @@ def answer() -> str:
         "explain. "
         f"{'Inside the model they are alike too' if all(inside) else 'Inside the model they share little'}: their "
         f"changes of attention's output have a cosine of {value}, {beyond.show(3)} more than unrelated updates "
-        f"reach{_untrained_clause(model)}, and what the labels teach them has a cosine of {contrast}, {above.show(3)} "
-        "more than its controls. Elsewhere the question can hardly be asked, since both learn in only "
-        f"{_both(smaller)} lists with the smaller models, and in {_both(abstract_cells())} trainings with meaningless "
-        "label words."
+        f"reach{_every_control_clause(model)}{_untrained_clause(model)}, and what the labels teach them has a cosine "
+        f"of {contrast}, {above.show(3)} more than its controls. Elsewhere the question can hardly be asked, since "
+        f"both learn in only {_both(smaller)} lists with the smaller models, and in {_both(abstract_cells())} "
+        "trainings with meaningless label words."
     )
 
 
 def _both(cells: pd.DataFrame) -> str:
     return f"{(cells['verdict_learning'] == 'supported').sum()} of {len(cells)}"
+
+
+def _every_control_clause(model: str) -> str:
+    """In how many lists the representations hold against every control, where some have them all."""
+    claim = next(claim for claim in CLAIMS if claim.level == "representations")
+    held, tried = claim.with_every_control(model)
+    but = "and" if 2 * held >= tried else "but"
+    count = held or "none"
+    return f", {but} more than every control in {count} of the {tried} lists that have them all" if tried else ""
 
 
 def _untrained_clause(model: str) -> str:
@@ -101,7 +110,9 @@ def _number(each: Claim, model: str) -> str:
         return ""
     value = over(each.cells(model)[each.value]) if each.value and each.value != each.level else None
     own = f", of {value.show()}" if value is not None and value.n and "less" in each.measured else ""
-    return f", {found.show()}{own} ({found.n} draw{'' if found.n == 1 else 's'})"
+    held, tried = each.with_every_control(model)
+    every = f", supported in {held} of the {tried} with every control" if tried else ""
+    return f", {found.show()}{own} ({found.n} draw{'' if found.n == 1 else 's'}{every})"
 
 
 def full_controls() -> str:

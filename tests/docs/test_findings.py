@@ -95,10 +95,12 @@ def test_the_claims_are_those_of_the_cells() -> None:
     assert (found.value, found.n) == (pytest.approx(sum(excess) / len(excess)), len(excess))
     assert claimed["predictions"].mean("qwen2.5-coder-1.5b").value == pytest.approx(own["agreement"].mean())
     for level in ("predictions", "representations"):
-        supported = [str(outcome) == "supported" for outcome in own[f"verdict_{level}"]]
-        assert claimed[level].verdicts("qwen2.5-coder-1.5b") == f"{sum(supported)} of {len(supported)}"
+        outcomes = [list(part[f"verdict_{level}"]) for part in (own, own[own["controls"] == "full"])]
+        every, full = (f"{outcome.count('supported')} of {len(outcome)}" for outcome in outcomes)
+        assert claimed[level].verdicts("qwen2.5-coder-1.5b") == f"{every}; {full} with every control"
     answers = {claim.answer(model) for claim in front.CLAIMS for model in front.SIZES}
-    assert answers <= {"**yes**", "**yes**, small", "**no**", "unclear", "not testable", "not run"}
+    no = {"**no**", "**no** with every control"}
+    assert answers <= {"**yes**", "**yes**, small", *no, "unclear", "not testable", "not run"}
 
 
 def test_the_meta_gradients_are_those_of_their_file() -> None:

@@ -48,12 +48,27 @@ def test_a_draw_counts_once_by_the_latest_version_then_by_full_controls(monkeypa
         assert claimed["accuracy"].mean("qwen2.5-coder-1.5b").n == 4
         excess = claimed["representations"].mean("qwen2.5-coder-1.5b")
         assert (excess.n, excess.value) == (3, pytest.approx((0.12 + 0.12 + 0.07) / 3 - 0.05))  # no floor of another
-        assert claimed["predictions"].verdicts("qwen2.5-coder-1.5b") == "3 of 3"
+        assert claimed["predictions"].verdicts("qwen2.5-coder-1.5b") == "3 of 3; 2 of 2 with every control"
         assert claimed["order"].mean("qwen2.5-coder-1.5b").n == 3 and claimed["order"].answer("embedded") == "not run"
         assert "versions 12 (2) and 7 (1) of" in front._note("1.5B", claimed["predictions"].cells("qwen2.5-coder-1.5b"))
         assert front.versions(front.draws().query("key == 'b12'")) == "version 12"
     finally:
         front.from_records.cache_clear()
+
+
+@pytest.mark.parametrize(("supported", "answer"), [(2, "**yes**"), (1, "**no** with every control")])
+def test_what_most_draws_with_every_control_do_not_support_is_answered_no(
+    supported: int, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = pd.DataFrame({"x": [0.5, 0.4, 0.6, 0.5], "controls": ["full", "full", "full", "quick"]})
+    cells["verdict_labels"] = ["supported"] * supported + ["not supported"] * (3 - supported) + ["supported"]
+    monkeypatch.setattr(front, "models", lambda: ["embedded"])
+    monkeypatch.setattr(front.Claim, "cells", lambda *_: cells)
+    claim = front.Claim("", "", "", lambda cells: cells["x"], level="labels")
+    assert claim.answer("embedded") == answer
+    assert claim.verdicts("embedded") == f"{supported + 1} of 4; {supported} of 3 with every control"
+    monkeypatch.setattr(front.Claim, "cells", lambda *_: cells[1:])  # two with every control tell nothing
+    assert claim.answer("embedded") == "**yes**"
 
 
 def test_new_cells_replace_older_ones_of_the_same_options_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
