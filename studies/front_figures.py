@@ -43,6 +43,10 @@ def forest() -> Figure:
             for side, marker in ((-1, "<"), (1, ">")):
                 if side * found.value + found.half > edge:  # the interval goes on beyond the axis
                     axes.plot(side * edge, at, marker, color=how.colour, markersize=4, clip_on=False)
+            against = claim.against_every_control(model)
+            if against.n >= LEAST and against.half is not None:
+                line = axes.errorbar(against.value, at, xerr=against.half, fmt=how.marker, color=how.colour, capsize=2)
+                line.lines[0].set(markersize=5, markerfacecolor="white")
             if claim.value is not None:
                 axes.plot(over(cells[claim.value]).value, at, "|", color=how.colour, markersize=9, alpha=0.6)
     axes.axvline(0, color=BLACK, linewidth=0.7)
@@ -53,16 +57,18 @@ def forest() -> Figure:
     legend(axes, columns=3)
     small_print(
         made,
-        "The claims, with what is left of each once its controls are taken away",
+        "The claims, with what is left of each once its floors are taken away",
         "Mean over draws in which ICL and FT both learn, natural label words; bars: 95 % interval over draws. "
-        "A tick marks the value itself, before its floor is taken away; an arrow, an interval that goes on.",
+        "A tick marks the value itself, before its floor is taken away; an arrow, an interval that goes on. "
+        "Filled: the floors that every draw has; hollow: every control, where enough draws have them all.",
     )
     return made
 
 
 def _edge(model: str) -> float:
     """How far the axis reaches on either side: what this model needs. A wider interval of few draws is cut."""
-    means = [mean for claim in CLAIMS if (mean := claim.mean(model)).n >= LEAST]
+    found = [mean for claim in CLAIMS for mean in (claim.mean(model), claim.against_every_control(model))]
+    means = [mean for mean in found if mean.n >= LEAST]
     return 1.05 * max((abs(mean.value) + (mean.half or 0) for mean in means), default=1.0)
 
 

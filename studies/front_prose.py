@@ -11,7 +11,21 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 import second
 from aggregate import TASKS, Mean, over
-from front import CLAIMS, NO_FLOOR, SIZES, UNTRAINED, Claim, draws, floor, models, once, source, table, versions
+from front import (
+    CLAIMS,
+    LEAST,
+    SIZES,
+    UNTRAINED,
+    Claim,
+    draws,
+    every_floor,
+    floor,
+    models,
+    once,
+    source,
+    table,
+    versions,
+)
 from layout import grid
 
 from dualview.store.cell_key import asked_id
@@ -55,12 +69,12 @@ def _both(cells: pd.DataFrame) -> str:
 
 
 def _every_control_clause(model: str) -> str:
-    """In how many lists the representations hold against every control, where some have them all."""
-    claim = next(claim for claim in CLAIMS if claim.level == "representations")
-    held, tried = claim.with_every_control(model)
-    but = "and" if 2 * held >= tried else "but"
-    count = held or "none"
-    return f", {but} more than every control in {count} of the {tried} lists that have them all" if tried else ""
+    """How far the representations are from the highest of all floors, where every control was run."""
+    against = next(claim for claim in CLAIMS if claim.level == "representations").against_every_control(model)
+    if against.n < LEAST:
+        return ""
+    size, side = f"{abs(against.value):.3f} ± {against.half or 0:.3f}", "less" if against.value < 0 else "more"
+    return f" but {size} {side} than the highest control in the {against.n} lists where every control was run"
 
 
 def _untrained_clause(model: str) -> str:
@@ -110,9 +124,9 @@ def _number(each: Claim, model: str) -> str:
         return ""
     value = over(each.cells(model)[each.value]) if each.value and each.value != each.level else None
     own = f", of {value.show()}" if value is not None and value.n and "less" in each.measured else ""
-    held, tried = each.with_every_control(model)
-    every = f", supported in {held} of the {tried} with every control" if tried else ""
-    return f", {found.show()}{own} ({found.n} draw{'' if found.n == 1 else 's'}{every})"
+    against = each.against_every_control(model)
+    every = f"; against every control {against.show()} ({against.n})" if against.n >= LEAST else ""
+    return f", {found.show()}{own} ({found.n} draw{'' if found.n == 1 else 's'}){every}"
 
 
 def full_controls() -> str:
@@ -130,7 +144,7 @@ def full_controls() -> str:
 
 def _above_all(cells: pd.DataFrame) -> pd.Series:
     """Raw SimAOU, less every floor that full controls have."""
-    return cells["sim_aou_raw"] - floor(cells, "sim_aou", set(table("controls")["name"]) - {NO_FLOOR})
+    return cells["sim_aou_raw"] - floor(cells, "sim_aou", every_floor())
 
 
 def _with_count(found: Mean) -> str:

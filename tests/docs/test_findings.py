@@ -95,11 +95,18 @@ def test_the_claims_are_those_of_the_cells() -> None:
     assert (found.value, found.n) == (pytest.approx(sum(excess) / len(excess)), len(excess))
     assert claimed["predictions"].mean("qwen2.5-coder-1.5b").value == pytest.approx(own["agreement"].mean())
     for level in ("predictions", "representations"):
-        outcomes = [list(part[f"verdict_{level}"]) for part in (own, own[own["controls"] == "full"])]
-        every, full = (f"{outcome.count('supported')} of {len(outcome)}" for outcome in outcomes)
-        assert claimed[level].verdicts("qwen2.5-coder-1.5b") == f"{every}; {full} with every control"
+        supported = [str(outcome) == "supported" for outcome in own[f"verdict_{level}"]]
+        assert claimed[level].verdicts("qwen2.5-coder-1.5b") == f"{sum(supported)} of {len(supported)}"
+    full = own[own["controls"] == "full"]
+    floors = controls[(controls["metric"] == "sim_aou") & (controls["kind"] == "floor")]
+    floors = floors[floors["name"] != "zsl_shifted"].groupby("key")["value"].max()
+    against = claimed["representations"].against_every_control("qwen2.5-coder-1.5b")
+    assert (against.n, against.value) == (
+        len(full),
+        pytest.approx((full["sim_aou_raw"] - full["key"].map(floors)).mean()),
+    )
     answers = {claim.answer(model) for claim in front.CLAIMS for model in front.SIZES}
-    no = {"**no**", "**no** with every control"}
+    no = {"**no**", "**no**, against every control", "unclear, against every control"}
     assert answers <= {"**yes**", "**yes**, small", *no, "unclear", "not testable", "not run"}
 
 

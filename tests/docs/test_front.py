@@ -48,7 +48,7 @@ def test_a_draw_counts_once_by_the_latest_version_then_by_full_controls(monkeypa
         assert claimed["accuracy"].mean("qwen2.5-coder-1.5b").n == 4
         excess = claimed["representations"].mean("qwen2.5-coder-1.5b")
         assert (excess.n, excess.value) == (3, pytest.approx((0.12 + 0.12 + 0.07) / 3 - 0.05))  # no floor of another
-        assert claimed["predictions"].verdicts("qwen2.5-coder-1.5b") == "3 of 3; 2 of 2 with every control"
+        assert claimed["predictions"].verdicts("qwen2.5-coder-1.5b") == "3 of 3"
         assert claimed["order"].mean("qwen2.5-coder-1.5b").n == 3 and claimed["order"].answer("embedded") == "not run"
         assert "versions 12 (2) and 7 (1) of" in front._note("1.5B", claimed["predictions"].cells("qwen2.5-coder-1.5b"))
         assert front.versions(front.draws().query("key == 'b12'")) == "version 12"
@@ -56,19 +56,29 @@ def test_a_draw_counts_once_by_the_latest_version_then_by_full_controls(monkeypa
         front.from_records.cache_clear()
 
 
-@pytest.mark.parametrize(("supported", "answer"), [(2, "**yes**"), (1, "**no** with every control")])
-def test_what_most_draws_with_every_control_do_not_support_is_answered_no(
-    supported: int, answer: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("floor", "answer"),
+    [(0.1, "**yes**"), (0.9, "**no**, against every control"), (0.49, "unclear, against every control")],
+)
+def test_what_is_not_above_every_control_is_not_answered_yes(
+    floor: float, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = pd.DataFrame({"x": [0.5, 0.4, 0.6, 0.5], "controls": ["full", "full", "full", "quick"]})
-    cells["verdict_labels"] = ["supported"] * supported + ["not supported"] * (3 - supported) + ["supported"]
-    monkeypatch.setattr(front, "models", lambda: ["embedded"])
+    model = "qwen2.5-coder-1.5b"
+    cells = pd.DataFrame(
+        {"x": [0.5, 0.4, 0.6, 0.5], "controls": ["full", "full", "full", "quick"], "key": list("abcd")}
+    )
+    kept = {"metric": "sim_aou", "kind": "floor"}
+    rows = [{**kept, "key": key, "name": "rotated", "value": 0.0} for key in "abcd"]
+    rows += [{**kept, "key": key, "name": "untrained", "value": floor} for key in "abc"]
+    monkeypatch.setattr(front, "models", lambda: [model])
+    monkeypatch.setattr(front, "table", {"controls": pd.DataFrame(rows)}.__getitem__)
     monkeypatch.setattr(front.Claim, "cells", lambda *_: cells)
-    claim = front.Claim("", "", "", lambda cells: cells["x"], level="labels")
-    assert claim.answer("embedded") == answer
-    assert claim.verdicts("embedded") == f"{supported + 1} of 4; {supported} of 3 with every control"
+    claim = front.Claim("", "", "", lambda cells: cells["x"], "x", metric="sim_aou")
+    assert claim.answer(model) == answer
+    assert claim.against_every_control(model).value == pytest.approx(0.5 - floor)
+    assert front.Claim("", "", "", lambda cells: cells["x"], "x").answer(model) == "**yes**"  # it has no such floors
     monkeypatch.setattr(front.Claim, "cells", lambda *_: cells[1:])  # two with every control tell nothing
-    assert claim.answer("embedded") == "**yes**"
+    assert claim.answer(model) == "**yes**"
 
 
 def test_new_cells_replace_older_ones_of_the_same_options_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
