@@ -60,6 +60,25 @@ def test_a_norm_whose_weight_is_one_more_is_left_alone(name: str) -> None:
     assert found_in(make(name, dtype=torch.float32)) == (0, 1)
 
 
+def test_a_norm_that_cannot_be_tried_is_left_alone() -> None:
+    model = make("llama", dtype=torch.float32)
+    model.model.norm.variance_epsilon = None
+    model.model.layers[0].input_layernorm.to(torch.float8_e4m3fn)
+    type(model.model.layers[1]).__module__, before = "not.imported", type(model.model.layers[1]).__module__
+    try:
+        assert found_in(model) == (5, 1)
+    finally:
+        type(model.model.layers[1]).__module__ = before
+
+
+def test_a_norm_of_another_width_is_left_to_itself(worth: None) -> None:
+    norm: Any = make("llama", dtype=torch.float32).model.norm
+    norm.weight = torch.nn.Parameter(torch.full((1,), 2.0))  # applies to any width
+    x = torch.randn(3, 32)
+    with fused(norm, CPU):
+        assert torch.equal(norm(x), type(norm).forward(norm, x))
+
+
 def test_norms_that_round_to_single_precision_stay_so_in_a_double_model() -> None:
     assert found_in(make("llama", dtype=torch.float64))[0] == 0
 

@@ -492,6 +492,9 @@ def test_rates_that_gave_no_size_are_left() -> None:
     assert next_rate([(0.3, diverged)]) == pytest.approx(0.01)
     assert next_rate([(0.3, diverged), (0.01, 0.2), (0.05, diverged)]) == pytest.approx((0.01 * 0.05) ** 0.5)
     assert next_rate([(-0.01, 0.2), (-0.05, diverged)]) == pytest.approx(-((0.01 * 0.05) ** 0.5))
+    assert next_rate([(1.0, diverged), (1 / 30, 0.2)]) == pytest.approx(1 / 6)  # straight on, where that is short of it
+    assert next_rate([(1.0, 0.3), (4.0, 0.0)]) == pytest.approx(2.0)  # the same training would give the same again
+    assert nearest([(0.3, diverged), (0.01, 0.0)]) == (0.01, 0.0)
     assert next_rate([(0.1, 1e-9)]) == pytest.approx(3.0)  # never more than 30 times
     assert next_rate([(0.1, 0.5), (0.2, 0.500001)]) == pytest.approx(
         0.2 * 2**4, rel=1e-3

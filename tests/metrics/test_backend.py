@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from close import assert_same_json
 from dualview.metrics import arrays, recompute
+from dualview.metrics._blas import one_thread_each
 from dualview.metrics.floors.rotations import block_chunks
 from dualview.metrics.recompute import measure
 from dualview.records import Records, Setting, TokenScores
@@ -76,6 +77,20 @@ def test_no_product_is_divided_while_it_measures(monkeypatch: pytest.MonkeyPatch
     measure(synthetic())
     assert seen == [[1] * len(before)]
     assert counts() == before
+
+
+def test_the_last_of_several_restores_the_threads() -> None:
+    def counts() -> list[int]:
+        return [one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]
+
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before, first, second = counts(), one_thread_each(), one_thread_each()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)  # as in two threads: the first to begin is the first to end
+        assert counts() == [1] * len(before)
+        second.__exit__(None, None, None)
+        assert counts() == before
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

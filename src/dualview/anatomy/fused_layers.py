@@ -48,16 +48,16 @@ def fused_layers(model: nn.Module, device: torch.device) -> Generator[None]:
     norms, rotary = _known[model]
     # Who replaced a norm's forward wants it called; of a pass within a pass, all is fused already.
     mine = [norm for norm in norms if "forward" not in norm.__dict__]
-    for norm in mine:
-        norm.forward = MethodType(_norm, norm)
     own = {file: getattr(file, _ROTARY) for file in rotary if not isinstance(getattr(file, _ROTARY), _Rotary)}
-    for file, function in own.items():
-        setattr(file, _ROTARY, _Rotary(function))
     try:
+        for norm in mine:
+            norm.forward = MethodType(_norm, norm)
+        for file, function in own.items():
+            setattr(file, _ROTARY, _Rotary(function))
         yield
     finally:
         for norm in mine:
-            del norm.forward
+            norm.__dict__.pop("forward", None)
         for file, function in own.items():
             setattr(file, _ROTARY, function)
 
@@ -72,7 +72,8 @@ def _worth(device: torch.device) -> bool:
 
 def _fusable(model: nn.Module, device: torch.device) -> tuple[list[nn.Module], list[ModuleType]]:
     norms = [module for module in model.modules() if _is_plain_norm(module)]
-    files = [sys.modules[name] for name in dict.fromkeys(type(module).__module__ for module in model.modules())]
+    names = dict.fromkeys(type(module).__module__ for module in model.modules())
+    files = [file for name in names if (file := sys.modules.get(name)) is not None]
     return norms, [
         file for file in files if hasattr(file, _ROTARY) and _is_plain_rotary(getattr(file, _ROTARY), device)
     ]
@@ -84,27 +85,31 @@ def _is_plain_norm(module: nn.Module) -> bool:
         return False
     if weight.dim() != 1 or weight.is_meta or not any(hasattr(module, name) for name in _EPSILONS):
         return False
-    x = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
-    with torch.no_grad():
-        return _same(type(module).forward, (module, x), functional.rms_norm(x, weight.shape, weight, _epsilon(module)))
+    x = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.device)
+    return _agree(
+        lambda: type(module).forward(module, x.to(weight.dtype)),
+        lambda: functional.rms_norm(x.to(weight.dtype), weight.shape, weight, _epsilon(module)),
+    )
 
 
 def _is_plain_rotary(function: Callable[..., Any], device: torch.device) -> bool:
     draw = torch.Generator().manual_seed(0)
     q, k, cos, sin = (torch.randn(*shape, generator=draw).to(device) for shape in _PROBES)
-    with torch.no_grad():
-        wanted = torch.cat([_rotated(x, cos[:, None], _signed(sin)[:, None]) for x in (q, k)], 1)
-        return _same(lambda *given: torch.cat(function(*given), 1), (q, k, cos, sin), wanted)
+    return _agree(
+        lambda: torch.cat(function(q, k, cos, sin), 1),
+        lambda: torch.cat([_rotated(x, cos[:, None], _signed(sin)[:, None]) for x in (q, k)], 1),
+    )
 
 
 _PROBES = (1, 2, 3, 8), (1, 1, 3, 8), (1, 3, 8), (1, 3, 8)
 """Shapes of q, k, cos and sin. Random cosines have unequal halves, which tells what is rotated with what."""
 
 
-def _same(function: Callable[..., Any], given: tuple[Any, ...], wanted: Tensor) -> bool:
+def _agree(own: Callable[[], Any], fewer: Callable[[], Tensor]) -> bool:
     try:
-        found = function(*given)
-    except Exception:  # another signature: whatever it computes, it is not this
+        with torch.no_grad():
+            found, wanted = own(), fewer()
+    except Exception:  # another signature, or a dtype that one of them cannot take: it is not this
         return False
     if not isinstance(found, Tensor) or found.shape != wanted.shape or found.dtype != wanted.dtype:
         return False
@@ -118,8 +123,9 @@ def _epsilon(module: nn.Module) -> float:
 
 def _norm(module: Any, x: Float[Tensor, "*batch width"], *args: Any, **kwargs: Any) -> Float[Tensor, "*batch width"]:
     weight = module.weight
+    usual = not (args or kwargs) and x.dtype == weight.dtype and x.shape[-1:] == weight.shape
     # Passes that carry tangents need operations that forward differentiation knows.
-    if args or kwargs or x.dtype != weight.dtype or forward_ad.unpack_dual(x).tangent is not None:
+    if not usual or forward_ad.unpack_dual(x).tangent is not None:
         return type(module).forward(module, x, *args, **kwargs)
     return functional.rms_norm(x, weight.shape, weight, _epsilon(module))
 

@@ -214,8 +214,9 @@ def is_close(size: float) -> bool:
 
 
 def nearest(tried: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Of rates and the sizes over the wanted one that they gave: where the size is nearest, as a factor."""
-    return min(tried, key=lambda each: abs(np.log(each[1])) if each[1] > 0 else float("inf"))
+    """Of rates and the sizes over the wanted one that they gave: where the size is nearest, as a factor; the smallest
+    rate, where none has a size."""
+    return min(tried, key=lambda each: (abs(np.log(each[1])) if each[1] > 0 else float("inf"), _rate(each)))
 
 
 def next_rate(tried: Sequence[tuple[float, float]]) -> float:
@@ -229,12 +230,16 @@ def next_rate(tried: Sequence[tuple[float, float]]) -> float:
     if less and more:
         (low, little), (high, much) = max(less, key=_rate), min(more, key=_rate)
         if abs(low) < abs(high):
-            share = np.log(little) / np.log(little / much) if np.isfinite(much) else 0.5
-            return float(low * (high / low) ** share)
+            if np.isfinite(much):
+                return float(low * (high / low) ** (np.log(little) / np.log(little / much)))
+            straight = low / little
+            return straight if abs(straight) < 0.9 * abs(high) else float(low * (high / low) ** 0.5)
     known = [each for each in tried if 0 < each[1] < float("inf")]
     if not known:  # a much smaller rate is the only way back
         return tried[-1][0] / _LARGEST_CORRECTION
     rate, size = known[-1]
+    if tried[-1] != known[-1]:  # the last has no size: between it and the last that has one
+        return float(rate * np.sqrt(tried[-1][0] / rate))
     power = 1.0
     if len(known) > 1:
         rate_before, size_before = known[-2]

@@ -88,7 +88,10 @@ def dequantize(pool: Executor, packed: np.ndarray, kind: gguf.GGMLQuantizationTy
         piece = blocks[start : start + step]
         results[start : start + step] = _dequantize(piece.reshape(1, -1), kind).reshape(-1, numbers)
 
-    list(pool.map(unpack, range(0, len(blocks), step)))
+    try:
+        list(pool.map(unpack, range(0, len(blocks), step)))
+    except RuntimeError:  # somebody kept this function, and its threads have ended
+        return _dequantize(packed, kind)
     return unpacked
 
 
