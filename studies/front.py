@@ -296,9 +296,9 @@ def _note(size: str, learnt: pd.DataFrame) -> str:
         f"**Yes**: above 0 by that interval, small if under {SMALL}; **no**: below 0, or within ±{NEGLIGIBLE}; not "
         f"testable: fewer than {LEAST} such draws; not run: none of them has the control. Verdicts: draws in which "
         "dualview's own verdict supports the level, each by itself, against every control that was run. Against every "
-        f"control: less the highest of all floors, untrained weights, random labels and other tasks' demonstrations "
-        f"among them, over the draws with full controls ({LEAST} at least); where it is not above 0, neither is the "
-        "answer yes. Agreement and the label contrast have the same floors in every draw."
+        "control: less the highest of all floors, untrained weights, random labels and other tasks' demonstrations "
+        f"among them, over the draws with full controls ({LEAST} at least); where it is not above 0, the answer "
+        "is not yes either. Agreement and the label contrast have the same floors in every draw."
     )
 
 
