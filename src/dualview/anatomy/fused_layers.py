@@ -1,9 +1,8 @@
 """RMS norms and rotary positions in fewer kernels on a GPU.
 
 Hugging Face writes both as they stand in the papers, one operation after another: a norm is six kernels and sixteen
-more to differentiate, rotary positions of q and k ten and twenty. A pass of a small model takes as long as its kernels
-take to launch, and a large one moves its activations through memory once for each. Here a norm is torch's own fused one
-(Zhang and Sennrich 2019),
+more to differentiate, rotary positions of q and k ten and twenty. Each moves the activations through memory once more,
+and of a small model takes longer to launch than to run. Here a norm is torch's own fused one (Zhang and Sennrich 2019),
 
     y = w · x / √(mean(x²) + ε),
 
